@@ -1,0 +1,109 @@
+"""What the router is told. Events are facts with no clock in them: time comes beside them, as `now_s`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdded:
+    """Discovery found a worker, or changed what it says of one that is known."""
+
+    worker: str
+    weight: float = 1.0
+    device: str = ""
+    """Device kind, such as `A100`; empty: unknown until a report says it."""
+    memory_bytes: int = 0
+    """Device memory; 0: unknown until a report says it."""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRemoved:
+    """Discovery no longer lists the worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One version of one model on one worker. Counters are cumulative, so a lost report loses nothing."""
+
+    model: str
+    version: str
+    ready: bool
+    pending: float = 0.0
+    """Requests queued at Triton, not yet executing."""
+    executing: float = 0.0
+    """Mean number executing since the last report (Little's law over the compute-time counter)."""
+    succeeded: int = 0
+    failed: int = 0
+    max_batch_rows: int = 1
+    """1 for a model that does not batch."""
+    instances: int = 1
+    batches: tuple[tuple[int, int, float], ...] = ()
+    """(rows, executions, seconds of compute in all) for each batch size seen, cumulative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker's agent says of it, 20 to 100 times a second."""
+
+    worker: str
+    incarnation: int
+    """Grows with every start of the agent or its Triton; counters start anew with it."""
+    number: int
+    """Grows by one with every report of an incarnation."""
+    ready: bool
+    models: tuple[ModelReport, ...] = ()
+    balancers: int = 1
+    """How many balancers this agent reports to: each sees about one share of the traffic."""
+    device: str = ""
+    memory_bytes: int = 0
+    memory_used_bytes: int = 0
+    utilisation: float = float("nan")
+    """Of the device, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportsLost:
+    """The report stream of a worker broke: its agent, or the way to it, is gone."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """This balancer picked a worker for a request."""
+
+    number: int
+    worker: str
+    model: str
+    rows: float = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The outcome of a request, as Envoy's access log tells it."""
+
+    number: int
+    """Of the `Sent` it ends; -1 where this balancer did not pick."""
+    worker: str
+    """That served, which a retry makes differ from the one picked; empty: none did."""
+    latency_s: float
+    ok: bool
+    """False for what the worker or the way to it got wrong; a client's mistake or hang-up is no worker's error."""
+
+
+Event = WorkerAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished
+
+__all__ = [
+    "Event",
+    "Finished",
+    "ModelReport",
+    "Report",
+    "ReportsLost",
+    "Sent",
+    "WorkerAdded",
+    "WorkerRemoved",
+]

@@ -1,0 +1,150 @@
+"""What a policy is: a pure function from a view of the fleet to a probability for each worker.
+
+A pick samples the probabilities, a table publishes them, policy gradient differentiates their logarithm, off-policy
+evaluation divides by them, and a test compares them exactly. Whatever has memory (in-flight counts, latency averages,
+tokens) is an estimator of `balancer.core` and reaches a policy as a column of the view, so a policy can be swapped,
+shadowed or simulated at any moment without warming up.
+
+Arrays carry optional leading batch axes: production passes `(n,)`, the simulator `(environments, n)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+UintArray = npt.NDArray[np.uint64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What routing may know of a request; none of it needs the tensors.
+
+    Numeric fields broadcast against `(..., n)`: a scalar in production, `(..., 1)` in the simulator.
+    """
+
+    model: str
+    version: str = ""
+    """Empty: any version that the model table permits."""
+    rows: float | FloatArray = 1
+    """Batch size: the first dimension of the inputs of a batching model."""
+    number: int | UintArray = 0
+    """The how-manieth request of this router; round robin and tie-breaking count on it."""
+    key: int | UintArray | None = None
+    """64-bit hash of the routing key, or None."""
+    deadline_s: float | FloatArray = float("inf")
+    """Time that the client will still wait."""
+    priority: int | FloatArray = 0
+    """As Triton's: 0 is the model's default, 1 the highest, larger is lower."""
+    tenant: str = ""
+
+
+class FleetView(Protocol):
+    """The fleet as every policy sees it, for one request: read-only columns of shape `(..., n)`.
+
+    Columns are computed when first read and must not be written to.
+    """
+
+    @property
+    def eligible(self) -> BoolArray:
+        """Whether the worker may be picked for this request. Policies give all others probability zero."""
+
+    @property
+    def weight(self) -> FloatArray:
+        """Relative capacity, > 0, as configured at the worker."""
+
+    @property
+    def name_hash(self) -> UintArray:
+        """Stable 64-bit hash of the worker's name, equal in every balancer."""
+
+    @property
+    def in_flight(self) -> FloatArray:
+        """Requests that this balancer sent there and has not seen finish; exact, but blind to other balancers."""
+
+    @property
+    def reported_pending(self) -> FloatArray:
+        """Requests queued at the worker as its last report says, from all balancers; old by `report_age_s`."""
+
+    @property
+    def pending(self) -> FloatArray:
+        """Requests queued or executing at the worker now, from all balancers, dead-reckoned since the last report."""
+
+    @property
+    def backlog_s(self) -> FloatArray:
+        """Seconds until the worker has finished all that is there now (batch-aware, dead-reckoned)."""
+
+    @property
+    def completion_s(self) -> FloatArray:
+        """Expected seconds until this request would be complete if sent there now (batch-aware, dead-reckoned)."""
+
+    @property
+    def service_s(self) -> FloatArray:
+        """Expected seconds of service for this request, alone on an idle worker."""
+
+    @property
+    def latency_s(self) -> FloatArray:
+        """Peak-sensitive moving average of latency; 0 where nothing finished yet. A fast error does not lower it."""
+
+    @property
+    def error_rate(self) -> FloatArray:
+        """Moving average of the share of requests that failed, 0 to 1."""
+
+    @property
+    def tokens(self) -> FloatArray:
+        """Tokens in the worker's bucket now; the refill rate follows its queue. A pick costs one."""
+
+    @property
+    def report_age_s(self) -> FloatArray:
+        """Seconds since the last report was received; infinite where none was."""
+
+
+def option(default: Any, doc: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Any:
+    """Declare one option of a policy: its default, one line of documentation with unit, and its bounds.
+
+    The config schema is generated from these, so the bounds are enforced and the page of options cannot go stale.
+    """
+    bounds = {name: value for name, value in (("ge", ge), ("gt", gt), ("le", le)) if value is not None}
+    return dataclasses.field(default=default, metadata={"doc": doc, **bounds})
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy(ABC):
+    """A frozen dataclass whose fields (made by `option`) are the policy's options, and one pure function."""
+
+    name: ClassVar[str]
+    """As config files spell it."""
+    summary: ClassVar[str]
+    """One line for `balancer policies`."""
+    source: ClassVar[str]
+    """The paper, RFC or implementation it follows."""
+    equivariant: ClassVar[bool] = True
+    """Whether reordering the workers only reorders the probabilities."""
+    needs_key: ClassVar[bool] = False
+    """Whether requests without a routing key should get a random one."""
+
+    @abstractmethod
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """The probability of each worker, shape `(..., n)`.
+
+        Sums to 1 over the last axis and is 0 where not eligible. All zero where no worker is eligible, or where the
+        policy sheds the request. Does not write to the view; equal inputs give equal outputs.
+        """
+
+
+def uniform_over(chosen: BoolArray) -> FloatArray:
+    """Equal shares for the chosen workers, all zero where none is; shape `(..., n)`."""
+    count = chosen.sum(axis=-1, keepdims=True)
+    shares: FloatArray = chosen / np.maximum(count, 1)
+    return shares
+
+
+def least(cost: FloatArray, eligible: BoolArray) -> FloatArray:
+    """Equal shares for the eligible workers of least cost; ties share. `cost` is finite where eligible; `(..., n)`."""
+    masked = np.where(eligible, cost, np.inf)
+    return uniform_over((masked == masked.min(axis=-1, keepdims=True)) & eligible)
