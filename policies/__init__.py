@@ -1,0 +1,33 @@
+"""Policies: pure functions from a view of the fleet to a probability for each worker (see README.md)."""
+
+from __future__ import annotations
+
+from policies.base import Policy
+from policies.consistent_hash import ConsistentHash
+from policies.expected_latency import ExpectedLatency
+from policies.least_requests import LeastRequests
+from policies.peak_ewma import PeakEwma
+from policies.power_of_two import PowerOfTwo
+from policies.prequal import Prequal
+from policies.random_choice import RandomChoice
+from policies.round_robin import RoundRobin
+from policies.token_bucket import TokenBucket
+from policies.wlpr import WeightedLeastPending
+
+_POLICIES: tuple[type[Policy], ...] = (
+    RandomChoice,
+    RoundRobin,
+    LeastRequests,
+    WeightedLeastPending,
+    TokenBucket,
+    ConsistentHash,
+    PowerOfTwo,
+    PeakEwma,
+    Prequal,
+    ExpectedLatency,
+)
+
+BUILTIN: dict[str, type[Policy]] = {policy.name: policy for policy in _POLICIES}
+"""The policies that come with the balancer, by the name that config files use."""
+
+__all__ = ["BUILTIN", "Policy"]

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 UintArray = npt.NDArray[np.uint64]
+
+WORST = 1e30
+"""What an infinite or unknown (NaN) cost counts as: beyond any real one, yet equal to its like, so they tie."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Request:
     priority: int | FloatArray = 0
     """As Triton's: 0 is the model's default, 1 the highest, larger is lower."""
     tenant: str = ""
+    sequence: bool = False
+    """Whether the key is that of a stateful sequence, all of which one worker must serve."""
 
 
 class FleetView(Protocol):
@@ -128,6 +134,12 @@ class Policy(ABC):
     needs_key: ClassVar[bool] = False
     """Whether requests without a routing key should get a random one."""
 
+    def __post_init__(self) -> None:
+        """Check every option against what it declares; a ValueError names policy, option, value and remedy."""
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check_option(self.name, field, hints[field.name], getattr(self, field.name))
+
     @abstractmethod
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """The probability of each worker, shape `(..., n)`.
@@ -137,14 +149,47 @@ class Policy(ABC):
         """
 
 
+def _check_option(policy: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    limits = field.metadata
+    wrong = ""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            wrong = "one of " + ", ".join(map(repr, get_args(hint)))
+    elif "ge" in limits and not value >= limits["ge"]:
+        wrong = f"at least {limits['ge']}"
+    elif "gt" in limits and not value > limits["gt"]:
+        wrong = f"above {limits['gt']}"
+    elif "le" in limits and not value <= limits["le"]:
+        wrong = f"at most {limits['le']}"
+    if wrong:
+        raise ValueError(f"policy {policy}: option {field.name} is {value!r}, must be {wrong}")
+
+
+def count_of(chosen: BoolArray) -> int | IntArray:
+    """How many workers are chosen: an int for shape `(n,)`, else shape `(..., 1)`.
+
+    An int broadcasts like `(1,)` and costs a tenth, which is felt in the one request at a time of production.
+    """
+    if chosen.ndim == 1:
+        return int(np.count_nonzero(chosen))
+    counts: IntArray = np.count_nonzero(chosen, axis=-1, keepdims=True)
+    return counts
+
+
+def masked_cost(cost: FloatArray, eligible: BoolArray) -> FloatArray:
+    """The cost where eligible, at most `WORST`; infinite elsewhere; shape `(..., n)`."""
+    return np.where(eligible, np.fmin(cost, WORST), np.inf)
+
+
 def uniform_over(chosen: BoolArray) -> FloatArray:
     """Equal shares for the chosen workers, all zero where none is; shape `(..., n)`."""
-    count = chosen.sum(axis=-1, keepdims=True)
-    shares: FloatArray = chosen / np.maximum(count, 1)
+    count = count_of(chosen)
+    shares: FloatArray = chosen / (max(count, 1) if isinstance(count, int) else np.maximum(count, 1))
     return shares
 
 
 def least(cost: FloatArray, eligible: BoolArray) -> FloatArray:
-    """Equal shares for the eligible workers of least cost; ties share. `cost` is finite where eligible; `(..., n)`."""
-    masked = np.where(eligible, cost, np.inf)
-    return uniform_over((masked == masked.min(axis=-1, keepdims=True)) & eligible)
+    """Equal shares for the eligible workers of least cost; ties share, infinite and NaN come last; `(..., n)`."""
+    masked = masked_cost(cost, eligible)
+    lowest = np.minimum.reduce(masked, axis=-1, keepdims=True, initial=np.inf)
+    return uniform_over((masked == lowest) & eligible)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from policies.base import FloatArray, UintArray
@@ -39,3 +41,22 @@ def unit(value: int) -> float:
 def unit_array(values: UintArray) -> FloatArray:
     """`unit` for arrays, element by element."""
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def key_of(text: str) -> int:
+    """A stable 64-bit hash of a text (a routing key, a worker's name): the first 8 bytes of its BLAKE2b (RFC 7693)."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
+
+
+def rendezvous_cost(key: int | UintArray, name_hash: UintArray, weight: FloatArray) -> FloatArray:
+    """What each worker bids for a key, in `(0, inf)`: the least bid wins; shape `(..., n)`.
+
+    The bid is `-ln(u) / weight`, with `u` uniform in (0, 1) from the hash of key and worker, so a worker wins in
+    proportion to its weight, and one that comes or goes moves only the keys that it wins or held. `key` is an int or of
+    shape `(..., 1)`. Source: Thaler, Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 1998;
+    the weighted form: Resch, "New hashing algorithms for data storage", SNIA SDC 2015.
+    """
+    mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
+    u = unit_array(mix_array(name_hash ^ mixed)) + 2.0**-54  # never 0, whose logarithm is infinite
+    bids: FloatArray = -np.log(u) / weight
+    return bids

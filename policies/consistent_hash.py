@@ -1,0 +1,53 @@
+"""Consistent hash: weighted rendezvous hashing with bounded load."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from policies.base import FleetView, FloatArray, Policy, Request, least, option
+from policies.hashing import rendezvous_cost
+
+
+@dataclasses.dataclass(frozen=True)
+class ConsistentHash(Policy):
+    """The worker that wins the request's key, unless it is too busy; then the key's next.
+
+    All balancers agree without talking, a worker that comes or goes moves only its own share of the keys, and no worker
+    holds more than `balance_factor` times its weighted share of the load (rounded up to a whole request). A request
+    without a key is hashed by its number, which spreads but sticks to nothing.
+    """
+
+    name: ClassVar[str] = "consistent_hash"
+    summary: ClassVar[str] = "One worker per routing key, the next one if it is too busy."
+    source: ClassVar[str] = (
+        "Thaler, Ravishankar, IEEE/ACM ToN 1998 (rendezvous); "
+        "Mirrokni, Thorup, Zadimoghaddam, Consistent hashing with bounded loads, SODA 2018"
+    )
+    needs_key: ClassVar[bool] = True
+
+    balance_factor: float = option(
+        1.25, "Largest load of a worker, as a multiple of its weighted share; infinite: unbounded", gt=1.0
+    )
+    load: Literal["pending", "in_flight"] = option(
+        "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own, exact)"
+    )
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """1 for the key's worker, `(..., n)`."""
+        key = request.number if request.key is None else request.key
+        cost = rendezvous_cost(key, fleet.name_hash, fleet.weight)
+        eligible = fleet.eligible
+        if self.balance_factor == np.inf:
+            return least(cost, eligible)
+        weight = np.where(eligible, fleet.weight, 0.0)
+        load = np.where(eligible, fleet.pending if self.load == "pending" else fleet.in_flight, 0.0)
+        total_weight = np.add.reduce(weight, axis=-1, keepdims=True)
+        total_load = np.add.reduce(load, axis=-1, keepdims=True) + 1.0
+        share = self.balance_factor * total_load / np.where(total_weight > 0.0, total_weight, 1.0)
+        has_room = (load < np.ceil(share * weight)) & eligible
+        # A factor above 1 leaves room somewhere, unless a load is not a number: then the key's worker it is.
+        has_room |= eligible & ~np.logical_or.reduce(has_room, axis=-1, keepdims=True)
+        return least(cost, has_room)
