@@ -1,0 +1,243 @@
+"""The config file: how it is read, and what the core and Envoy are told of it (sections: `config_sections`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from balancer.config_sections import (
+    BalancerTlsSection,
+    DiscoverySection,
+    EnvoySection,
+    EstimatorsSection,
+    LimitsSection,
+    ListenSection,
+    LogSection,
+    ModelSection,
+    PolicySection,
+    RequestsSection,
+    TelemetrySection,
+    TlsSection,
+)
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
+from balancer.file_watch import read_file
+from balancer.policy_options import build_policy
+from balancer.schema import StrictModel, field_error, join_address, split_address, validate
+from balancer.yaml_document import ConfigError, Document, dump, read_document
+from policies.base import Policy
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to reach what listens on all interfaces."""
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _listener_tls(tls: TlsSection | None) -> ListenerTls | None:
+    if tls is None:
+        return None
+    return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
+
+
+def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
+    if tls is None:
+        return None
+    return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
+
+
+class Config(StrictModel):
+    """One config file, complete with defaults."""
+
+    policy: PolicySection = Field(default_factory=PolicySection)
+    """The rule that picks a worker."""
+    models: Mapping[str, ModelSection] = {}
+    """The model table, by model name. Models that are not listed have no restrictions."""
+    limits: LimitsSection = LimitsSection()
+    """When requests are turned away."""
+    estimators: EstimatorsSection = EstimatorsSection()
+    """Time constants and priors."""
+    requests: RequestsSection = RequestsSection()
+    """What is read of a request."""
+    telemetry: TelemetrySection = TelemetrySection()
+    """What is expected of the agents' reports."""
+    discovery: DiscoverySection = DiscoverySection()
+    """Which workers exist."""
+    listen: ListenSection = ListenSection()
+    """Where the balancer listens."""
+    tls: TlsSection | None = None
+    """TLS of the balancer's gRPC port; null: plain text."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Balancer processes, a core each. Every one decides alone, by the same policy."""
+    envoy: EnvoySection = EnvoySection()
+    """Envoy's bootstrap."""
+    log: LogSection = LogSection()
+    """Logs."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the sampling of decisions. Equal seeds and equal inputs give equal decisions."""
+
+    @model_validator(mode="after")
+    def _ports_apart(self) -> Self:
+        (grpc_host, grpc_port), (admin_host, admin_port) = map(split_address, (self.listen.grpc, self.listen.admin))
+        if self.processes > 1 and 0 in (grpc_port, admin_port):
+            raise field_error(("processes",), self.processes, "must be 1 where a port of listen is 0; name the ports")
+        if max(grpc_port, admin_port) + self.processes > 65535:
+            rule = "needs one port for each process above those that listen names; name lower ones"
+            raise field_error(("processes",), self.processes, rule)
+        grpc_ports = range(grpc_port, grpc_port + self.processes + 1)
+        admin_ports = range(admin_port, admin_port + self.processes)
+        shared = sorted(set(grpc_ports) & set(admin_ports)) if grpc_port and admin_port else []
+        if shared and grpc_host == admin_host:
+            rule = (
+                f"port {shared[0]} is needed for listen.grpc, which takes {grpc_ports[0]} to {grpc_ports[-1]}; move it"
+            )
+            raise field_error(("listen", "admin"), self.listen.admin, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _tls_on_both_sides(self) -> Self:
+        if (self.tls is None) != (self.envoy.balancer_tls is None):
+            rule = "must be set exactly where the balancer's tls is: they are the two ends of one connection"
+            value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
+            raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @property
+    def hash(self) -> str:
+        """12 hexadecimal digits that are equal exactly for equal effective configs."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def build_policy(self) -> Policy:
+        """The policy with its options."""
+        return build_policy(self.policy.name, self.policy.options)
+
+    def settings(self) -> Settings:
+        """What the core is configured with."""
+        limits = self.limits.model_dump()
+        estimators = {name: value for name, value in self.estimators if name != "tokens"}
+        for name in ("max_pending_per_worker", "sheddable_max_pending_per_worker"):
+            limits[name] = math.inf if limits[name] is None else limits[name]
+        return Settings(
+            models={
+                name: ModelSettings(int(row.memory_bytes), row.devices, row.versions)
+                for name, row in self.models.items()
+            },
+            limits=Limits(**limits),
+            estimators=EstimatorSettings(**estimators, tokens=TokenSettings(**dict(self.estimators.tokens))),
+            reports_required=self.telemetry.required,
+            stale_after_s=self.telemetry.stale_after_s,
+            sticky_keys=self.requests.sticky_keys,
+            max_fallbacks=self.requests.max_fallbacks,
+            outcome_timeout_s=self.requests.outcome_timeout_s,
+        )
+
+    def own_grpc_address(self, process: int) -> str:
+        """The address that process number `process` (from 0) alone listens on, beside the shared one."""
+        host, port = split_address(self.listen.grpc)
+        return join_address(host, port + 1 + process if port else 0)
+
+    def admin_address(self, process: int) -> str:
+        """The admin address of process number `process` (from 0)."""
+        host, port = split_address(self.listen.admin)
+        return join_address(host, port + process if port else 0)
+
+    def bootstrap_options(self) -> BootstrapOptions:
+        """What Envoy's bootstrap is printed from."""
+        listener_address, listener_port = split_address(self.envoy.listen)
+        admin_address, admin_port = split_address(self.envoy.admin)
+        return BootstrapOptions(
+            listener_address=listener_address,
+            listener_port=listener_port,
+            admin_address=admin_address,
+            admin_port=admin_port,
+            balancers=self.envoy.balancers or self._balancers(),
+            node_id=self.envoy.node_id,
+            message_timeout_s=self.envoy.message_timeout_s,
+            flush_interval_s=self.envoy.access_log_flush_s,
+            request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
+            access_log=self.envoy.access_log or "",
+            listener_tls=_listener_tls(self.envoy.tls),
+            balancer_tls=_balancer_tls(self.envoy.balancer_tls),
+        )
+
+    def _balancers(self) -> tuple[str, ...]:
+        """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
+        addresses = map(split_address, map(self.own_grpc_address, range(self.processes)))
+        return tuple(join_address(_LOOPBACK.get(host, host), port) for host, port in addresses)
+
+    def discovery_file(self, config_path: Path) -> Path | None:
+        """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""
+        return config_path.parent / self.discovery.file if self.discovery.file is not None else None
+
+
+RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "envoy")
+"""Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
+
+
+def parse(content: bytes | str, source: str) -> Config:
+    """The config that a file's content says.
+
+    Raises:
+        ConfigError: with every problem found: `source` and line, field, value, what is allowed.
+    """
+    return validate(Config, read_document(content, source))
+
+
+def load(path: Path) -> Config:
+    """The config in the file at `path`.
+
+    Raises:
+        ConfigError: it cannot be read, or a problem is in it.
+    """
+    return parse(read_file(path), str(path))
+
+
+def from_mapping(data: Mapping[str, Any], source: str = "config") -> Config:
+    """A config from plain data in the shape of the file.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    return validate(Config, Document(source, data))
+
+
+def effective_yaml(config: Config) -> str:
+    """A config file with every field, which parses to `config`."""
+    return dump(config.model_dump(mode="json"))
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The dotted fields that differ and are taken over by a restart only, sorted; empty where all can be swapped."""
+    before, after = _leaves(old.model_dump(mode="json")), _leaves(new.model_dump(mode="json"))
+    differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted(name for name in differing if any(f"{name}.".startswith(f"{field}.") for field in RESTART_FIELDS))
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+__all__ = [
+    "RESTART_FIELDS",
+    "Config",
+    "ConfigError",
+    "effective_yaml",
+    "from_mapping",
+    "load",
+    "needs_restart",
+    "parse",
+]

@@ -1,0 +1,240 @@
+"""The sections of the config file. The text under a field is its documentation, in `docs/config.md` too.
+
+Defaults of what the core and Envoy's bootstrap use are theirs, not repeated here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
+
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.discovery.workers import WorkerList
+from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.policy_options import checked_options, policy_class
+from balancer.schema import Address, Bytes, HeaderName, StrictModel, join_address
+
+_SETTINGS = Settings()
+_LIMITS = Limits()
+_ESTIMATORS = EstimatorSettings()
+_TOKENS = TokenSettings()
+_BOOTSTRAP = BootstrapOptions()
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BufferBytes = Annotated[ByteSize, Field(gt=0, lt=2**32)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _known_policy(name: str) -> str:
+    policy_class(name)
+    return name
+
+
+def _texts(value: Any) -> Any:
+    """`[1, 2]` as `("1", "2")`: versions are numbers to whoever writes them, and text to Triton."""
+    if not isinstance(value, list):
+        return value
+    return tuple(str(item) if type(item) is int else item for item in value)
+
+
+class PolicySection(StrictModel):
+    """The rule that picks a worker."""
+
+    name: Annotated[str, AfterValidator(_known_policy)] = "expected_latency"
+    """One of `balancer policies`."""
+    options: Mapping[str, Any] = Field(default={}, validate_default=True)
+    """The policy's own options, listed at the end of this page and by `balancer policies`."""
+
+    @field_validator("options")
+    @classmethod
+    def _fits_policy(cls, options: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+        return checked_options(policy_class(info.data["name"]), options) if "name" in info.data else options
+
+
+class ModelSection(StrictModel):
+    """One row of the model table."""
+
+    memory_bytes: Bytes = ByteSize(ModelSettings().memory_bytes)
+    """Device memory that the model needs, in bytes or as text such as `12GiB`; a worker known to have less is not
+    eligible."""
+    devices: tuple[str, ...] = ModelSettings().devices
+    """Device kinds that it may run on; empty: any."""
+    versions: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ModelSettings().versions
+    """Versions that may be served (pinning); empty: all that are loaded."""
+
+
+class LimitsSection(StrictModel):
+    """When requests are turned away (429, RESOURCE_EXHAUSTED) rather than queued."""
+
+    max_pending_per_worker: Positive | None = _finite(_LIMITS.max_pending_per_worker)
+    """Workers with this many requests queued or executing take no more; null: no limit."""
+    sheddable_priority: int = Field(default=_LIMITS.sheddable_priority, ge=0)
+    """Requests with this priority number or a larger (less important) one are sheddable; 0: none is."""
+    sheddable_max_pending_per_worker: Positive | None = _finite(_LIMITS.sheddable_max_pending_per_worker)
+    """The lower limit that holds for sheddable requests; null: none."""
+    shed_late: bool = _LIMITS.shed_late
+    """Whether to shed a request whose deadline no worker is expected to meet."""
+
+
+class TokensSection(StrictModel):
+    """The token bucket that every worker has; the policy `token_bucket` picks by it."""
+
+    capacity: float = Field(default=_TOKENS.capacity, ge=1)
+    """Tokens in a full bucket, so the largest burst to one worker."""
+    refill_per_s: Positive = _TOKENS.refill_per_s
+    """Tokens a second into the bucket of a worker with an empty queue."""
+    target_pending: Positive = _TOKENS.target_pending
+    """Pending requests at which the refill stops; it falls linearly towards there."""
+
+
+class EstimatorsSection(StrictModel):
+    """Time constants and priors of what is estimated of each worker."""
+
+    latency_decay_s: Positive = _ESTIMATORS.latency_decay_s
+    """Time constant, in seconds, with which the latency average forgets a peak."""
+    error_decay_s: Positive = _ESTIMATORS.error_decay_s
+    """Time constant, in seconds, with which the error rate forgets."""
+    service_memory: Positive = _ESTIMATORS.service_memory
+    """Executions after which a batch's measured service time has lost 63% of its say."""
+    default_service_s: Positive = _ESTIMATORS.default_service_s
+    """Service time, in seconds, assumed of a worker and model of which nothing is known yet, nor of the model
+    elsewhere."""
+    tokens: TokensSection = TokensSection()
+    """Token buckets."""
+
+
+class RequestsSection(StrictModel):
+    """What is read of a request, and how its worker is chosen beside the policy.
+
+    A header wins over what Envoy extracted from the message, and is the only way for what the message does not say.
+    """
+
+    model_header: HeaderName = "x-model-name"
+    """Header with the model's name."""
+    rows_header: HeaderName = "x-batch-rows"
+    """Header with the batch size, in rows; over HTTP nothing else tells."""
+    routing_key_header: HeaderName = "x-routing-key"
+    """Header whose value keeps requests together; `consistent_hash` and `sticky_keys` go by it."""
+    sequence_header: HeaderName = "x-sequence-id"
+    """Header with the sequence id of a stateful model; over HTTP nothing else tells."""
+    priority_header: HeaderName = "x-priority"
+    """Header with the priority as Triton numbers it: 1 is the highest, 0 the model's default."""
+    deadline_header: HeaderName = "x-deadline-ms"
+    """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
+    tenant_header: HeaderName = "x-tenant"
+    """Header with the tenant's name."""
+    sticky_keys: bool = _SETTINGS.sticky_keys
+    """Whether a request with a routing key goes to the key's worker whatever the policy."""
+    max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=16)
+    """Workers named after the pick, for Envoy to try where nothing was executed."""
+    outcome_timeout_s: Positive = _SETTINGS.outcome_timeout_s
+    """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
+
+
+class TelemetrySection(StrictModel):
+    """What is expected of the agents' reports."""
+
+    required: bool = _SETTINGS.reports_required
+    """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""
+    stale_after_s: Positive = _SETTINGS.stale_after_s
+    """Workers whose last report is older, in seconds, are avoided while others are fresh."""
+
+
+class DiscoverySection(StrictModel):
+    """Which workers exist: a file that lists them, or a list right here."""
+
+    file: str | None = None
+    """A YAML or JSON file with `workers:`, the list below; watched. Relative to the folder of the config file."""
+    workers: WorkerList = ()
+    """The workers, where there is no file."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.file is not None and self.workers:
+            raise ValueError("names a file and lists workers; keep one of file and workers")
+        return self
+
+
+class ListenSection(StrictModel):
+    """Where the balancer listens; port 0 takes any free one, with a single process."""
+
+    grpc: Address = "127.0.0.1:9002"
+    """Picks (ext_proc), endpoints (ADS), access log and reports. All processes share the port (SO_REUSEPORT), and
+    process i, counted from 0, has its own as well: this port + 1 + i."""
+    admin: Address = "127.0.0.1:8090"
+    """HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port + i."""
+
+
+class TlsSection(StrictModel):
+    """Certificate of a listener, in PEM files."""
+
+    cert_file: str
+    """Certificate chain of the server."""
+    key_file: str
+    """Its private key."""
+    client_ca_file: str | None = None
+    """Authority that clients' certificates must come from; null: clients need none."""
+
+
+class BalancerTlsSection(StrictModel):
+    """What Envoy trusts and shows towards the balancer, in PEM files."""
+
+    ca_file: str
+    """Authority that the balancer's certificate must come from."""
+    server_name: Annotated[str, Field(min_length=1)]
+    """A name in the balancer's certificate; sent as SNI and required."""
+    cert_file: str | None = None
+    """Certificate chain that Envoy shows, where the balancer asks for one; with `key_file`."""
+    key_file: str | None = None
+    """Its private key."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together; give both or neither")
+        return self
+
+
+class EnvoySection(StrictModel):
+    """What `balancer envoy` and `balancer up` write into Envoy's bootstrap."""
+
+    listen: Address = join_address(_BOOTSTRAP.listener_address, _BOOTSTRAP.listener_port)
+    """Where clients send requests, gRPC and HTTP on one port."""
+    admin: Address = join_address(_BOOTSTRAP.admin_address, _BOOTSTRAP.admin_port)
+    """Envoy's admin interface; never expose it."""
+    message_timeout_s: Positive = _BOOTSTRAP.message_timeout_s
+    """Seconds that Envoy waits for a pick before it falls back to its own least-request."""
+    access_log_flush_s: Positive = _BOOTSTRAP.flush_interval_s
+    """Seconds for which Envoy gathers outcomes before it sends them to the balancer."""
+    request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
+    """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
+    the model's name out of a message holds the message until it is complete."""
+    access_log: str | None = None
+    """File, or `/dev/stdout`, for one JSON object a request; null: none."""
+    node_id: str = _BOOTSTRAP.node_id
+    """Tells Envoys apart in the balancer's logs."""
+    balancers: tuple[Address, ...] = ()
+    """The gRPC address of each balancer process as Envoy reaches it, in the order of their numbers; empty: where the
+    processes of `listen.grpc` listen, on the same machine where that says all interfaces."""
+    tls: TlsSection | None = None
+    """TLS of the listener; null: plain text."""
+    balancer_tls: BalancerTlsSection | None = None
+    """TLS towards the balancer; needed exactly where the balancer's `tls` is set."""
+
+
+class LogSection(StrictModel):
+    """Structured logs on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe level that is written."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`json`: one object a line; `console`: for people; `auto`: console where stderr is a terminal."""
+    decisions_share: Fraction = 0.0
+    """The share of decisions that are logged, a line each: 0 is none, 1 all."""

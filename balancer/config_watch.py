@@ -1,0 +1,102 @@
+"""The config file followed while the balancer runs, and the state of the config that `/config` and metrics show."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from balancer.config import Config, ConfigError, needs_restart, parse
+from balancer.file_watch import versions
+
+
+async def watch(
+    path: Path,
+    on_change: Callable[[Config], None],
+    on_error: Callable[[ConfigError], None],
+    stop: asyncio.Event,
+    *,
+    running: Config | None = None,
+) -> None:
+    """Report every content of the config file at `path` until `stop` is set, on the event loop's thread.
+
+    A content that fits goes to `on_change`, also where its effective config is the one in force (a comment edited, a
+    bad file put right); one that does not, or a file that cannot be read, goes to `on_error`. What the file says at
+    the start is reported only where it is not `running`, so that nothing written between load and watch is lost.
+    """
+    first = True
+    async with contextlib.aclosing(versions(path, stop)) as contents:
+        async for content in contents:
+            try:
+                if isinstance(content, ConfigError):
+                    raise content
+                # In a thread: parsing takes milliseconds, for which requests need not wait.
+                config = await asyncio.to_thread(parse, content, str(path))
+            except ConfigError as error:
+                on_error(error)
+            else:
+                if not (first and config == running):
+                    on_change(config)
+            first = False
+
+
+@dataclass(slots=True)
+class ConfigState:
+    """The config in force, where it came from, and how the last attempts to replace it went."""
+
+    config: Config
+    source: str
+    loaded_at_s: float
+    """Unix time at which the config in force was accepted."""
+    applied: int = 0
+    """Files that replaced the config in force since the start."""
+    refused: int = 0
+    """Files that were refused since the start."""
+    last_error: ConfigError | None = None
+    """Why the newest file is not in force; None where it is."""
+    last_error_at_s: float = 0.0
+    """Unix time at which `last_error` was found."""
+    started: Config = field(init=False)
+    """The config that the process started with, which still holds for `config.RESTART_FIELDS`."""
+
+    def __post_init__(self) -> None:
+        self.started = self.config
+
+    def accept(self, config: Config, now_s: float) -> bool:
+        """Take note that the newest file is good; whether its config differs from that in force, and now is it."""
+        self.last_error = None
+        if config == self.config:
+            return False
+        self.config, self.loaded_at_s = config, now_s
+        self.applied += 1
+        return True
+
+    def refuse(self, error: ConfigError, now_s: float) -> None:
+        """Take note that the newest file is bad; the config in force stays."""
+        self.last_error, self.last_error_at_s = error, now_s
+        self.refused += 1
+
+    @property
+    def waiting_for_restart(self) -> list[str]:
+        """Dotted fields whose values in the file are not in force before a restart."""
+        return needs_restart(self.started, self.config)
+
+    def as_json(self) -> dict[str, Any]:
+        """The state as `/config` shows it; times are Unix times in seconds."""
+        error = self.last_error
+        return {
+            "source": self.source,
+            "hash": self.config.hash,
+            "loaded_at_s": self.loaded_at_s,
+            "applied": self.applied,
+            "refused": self.refused,
+            "newest_file_in_force": error is None,
+            "last_error": None
+            if error is None
+            else {"at_s": self.last_error_at_s, "problems": [str(problem) for problem in error.problems]},
+            "waiting_for_restart": self.waiting_for_restart,
+            "config": self.config.model_dump(mode="json"),
+        }

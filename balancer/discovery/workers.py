@@ -1,0 +1,109 @@
+"""Which workers exist: one record for each, the source that tells, and what changed from one list to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Annotated, Protocol
+
+from pydantic import AfterValidator, ByteSize, Field, StringConstraints
+
+from balancer.core.events import Event, WorkerAdded, WorkerRemoved
+from balancer.schema import Bytes, StrictModel, field_error, join_address
+
+
+def _ip(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError("must be an IP address without port, because Envoy resolves no names it gets by EDS") from None
+
+
+def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    for position, worker in enumerate(workers):
+        endpoints = {"grpc_port": worker.grpc_endpoint, "http_port": worker.http_endpoint}
+        for field, value in {"name": worker.name, **endpoints}.items():
+            first = seen.setdefault(("name" if field == "name" else "endpoint", value), (position, field))
+            if first != (position, field):
+                rule = f"is the {first[1]} of workers[{first[0]}] too; every worker needs a name and ports of its own"
+                raise field_error((position, field), value, rule)
+    return workers
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class WorkerSpec(StrictModel):
+    """One worker: a Triton server, where it listens and what it is."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
+    """Unique and stable, such as the pod's name. Reports, metrics and hashing go by it."""
+    address: Annotated[str, AfterValidator(_ip)]
+    """IP address."""
+    grpc_port: Port
+    """Triton's gRPC port."""
+    http_port: Port
+    """Triton's HTTP port."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Capacity relative to the other workers."""
+    device: str = ""
+    """Device kind, such as `A100`; empty: what its agent reports."""
+    memory_bytes: Bytes = ByteSize(0)
+    """Device memory; 0: what its agent reports."""
+    draining: bool = False
+    """Whether it finishes what it has and is given nothing new."""
+
+    @property
+    def grpc_endpoint(self) -> str:
+        """`address:grpc_port`, as a pick names it for a gRPC request."""
+        return join_address(self.address, self.grpc_port)
+
+    @property
+    def http_endpoint(self) -> str:
+        """`address:http_port`, as a pick names it for an HTTP request."""
+        return join_address(self.address, self.http_port)
+
+    def added(self) -> WorkerAdded:
+        """What the router is told of it."""
+        return WorkerAdded(self.name, self.weight, self.device, int(self.memory_bytes), self.draining)
+
+
+WorkerList = Annotated[tuple[WorkerSpec, ...], AfterValidator(_distinct)]
+"""Workers of distinct names and endpoints."""
+
+
+class WorkerSource(Protocol):
+    """Something that knows which workers exist."""
+
+    def updates(self, stop: asyncio.Event) -> AsyncIterator[tuple[WorkerSpec, ...]]:
+        """Yield the whole list, first as it is and then after every change, until `stop` is set.
+
+        A list that cannot be had or read is no change: the last good one stays in force.
+        """
+
+
+def changes(old: Iterable[WorkerSpec], new: Iterable[WorkerSpec]) -> list[Event]:
+    """What to tell the router when `new` replaces `old`: removals first, then what came or changed, as listed.
+
+    A worker whose address or port changed is removed and added: another process answers there, and what was in flight
+    at the former does not burden it.
+    """
+    before = {worker.name: worker for worker in old}
+    after = {worker.name: worker for worker in new}
+
+    def moved(worker: WorkerSpec) -> bool:
+        known = before.get(worker.name)
+        return known is not None and (known.grpc_endpoint, known.http_endpoint) != (
+            worker.grpc_endpoint,
+            worker.http_endpoint,
+        )
+
+    gone = [name for name in before if name not in after or moved(after[name])]
+    came = [
+        worker
+        for worker in after.values()
+        if worker.name not in before or moved(worker) or before[worker.name].added() != worker.added()
+    ]
+    return [*(WorkerRemoved(name) for name in gone), *(worker.added() for worker in came)]

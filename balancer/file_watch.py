@@ -1,0 +1,119 @@
+"""A file followed through every way that files change: rename over it, truncate and write, symlink swap, removal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import watchfiles
+
+from balancer.yaml_document import ConfigError, Problem
+
+_log = logging.getLogger(__name__)
+
+_STEP_MS = 20
+"""Changes within this time of each other are one."""
+_DEBOUNCE_MS = 50
+"""A file that never rests is looked at this often."""
+_SETTLE_S = 0.03
+"""A content is believed when it reads the same twice this far apart: writers truncate first."""
+_MAX_SETTLES = 20
+_POLL_S = 1.0
+"""Bind mounts and network file systems may not notify, so the file is read this often anyway."""
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}; put the file there or name another"
+        raise ConfigError([Problem(str(path), None, "", message)]) from error
+
+
+async def versions(path: Path, stop: asyncio.Event) -> AsyncGenerator[bytes | ConfigError, None]:
+    """Yield the content of `path`, first as it is and then whenever it differs, until `stop` is set.
+
+    Where the file cannot be read, the error is yielded in its place, once for each time that it goes or its reason
+    changes. A writer that pauses for longer than the settling time in the middle of a file is seen half done: renaming
+    a complete file over the old one is always seen whole.
+    """
+    last: bytes | str | None = None
+    async with contextlib.aclosing(_wakes(path.parent, stop)) as wakes:
+        async for _ in wakes:
+            content = await _settled(path)
+            seen = _comparable(content)
+            if seen != last:
+                last = seen
+                yield content
+
+
+async def _settled(path: Path) -> bytes | ConfigError:
+    """The content of `path` once it has stopped changing, or why it cannot be read."""
+    content = _read(path)
+    for _ in range(_MAX_SETTLES):
+        await asyncio.sleep(_SETTLE_S)
+        again = _read(path)
+        if _comparable(again) == _comparable(content):
+            break
+        content = again
+    return content
+
+
+def _read(path: Path) -> bytes | ConfigError:
+    try:
+        return read_file(path)
+    except ConfigError as error:
+        return error
+
+
+def _comparable(content: bytes | ConfigError) -> bytes | str:
+    return str(content) if isinstance(content, ConfigError) else content
+
+
+class _Stop(asyncio.Event):
+    """Set when `stop` is; awatch sets its event when it is cancelled, which must not stop anything else."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._stop.is_set()
+
+
+async def _wakes(folder: Path, stop: asyncio.Event) -> AsyncGenerator[None, None]:
+    """Yield at once, after every change in `folder`, and every `_POLL_S` seconds, until `stop` is set.
+
+    The folder is watched rather than the file, because what a rename or a swap of Kubernetes' `..data` replaces is
+    not the file but its name.
+    """
+    yield
+    watched = watchfiles.awatch(
+        folder,
+        watch_filter=None,
+        step=_STEP_MS,
+        debounce=_DEBOUNCE_MS,
+        stop_event=_Stop(stop),
+        rust_timeout=int(_POLL_S * 1000),
+        yield_on_timeout=True,
+        recursive=False,
+    )
+    try:
+        async with contextlib.aclosing(watched):
+            async for _ in watched:
+                yield
+    except (OSError, RuntimeError) as error:
+        # No more inotify instances, say, or the folder is not there yet.
+        _log.warning("cannot watch, polling instead", extra={"folder": str(folder), "reason": str(error)})
+    while not stop.is_set():
+        yield
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _POLL_S)
