@@ -19,7 +19,7 @@ def sampled_least(cost: FloatArray, eligible: BoolArray, choices: int) -> FloatA
     workers of one cost, at ranks a to b, share what this loses between a and b + 1.
     """
     count = count_of(eligible)
-    if choices == 0 or (isinstance(count, int) and choices >= count):
+    if choices == 0 or (isinstance(count, int) and choices >= count) or eligible.size == 0:
         return least(cost, eligible)
     masked = masked_cost(cost, eligible)
     n = masked.shape[-1]

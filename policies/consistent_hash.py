@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request, least, option
+from policies.base import WORST, FleetView, FloatArray, Policy, Request, least, option
 from policies.hashing import rendezvous_cost
 
 
@@ -29,7 +29,7 @@ class ConsistentHash(Policy):
     needs_key: ClassVar[bool] = True
 
     balance_factor: float = option(
-        1.25, "Largest load of a worker, as a multiple of its weighted share; infinite: unbounded", gt=1.0
+        1.25, "Largest load of a worker, as a multiple of its weighted share; a large one binds nothing", gt=1.0
     )
     load: Literal["pending", "in_flight"] = option(
         "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own, exact)"
@@ -43,11 +43,11 @@ class ConsistentHash(Policy):
         if self.balance_factor == np.inf:
             return least(cost, eligible)
         weight = np.where(eligible, fleet.weight, 0.0)
-        load = np.where(eligible, fleet.pending if self.load == "pending" else fleet.in_flight, 0.0)
+        load = fleet.pending if self.load == "pending" else fleet.in_flight
+        load = np.where(eligible, np.fmin(load, WORST), 0.0)
         total_weight = np.add.reduce(weight, axis=-1, keepdims=True)
         total_load = np.add.reduce(load, axis=-1, keepdims=True) + 1.0
         share = self.balance_factor * total_load / np.where(total_weight > 0.0, total_weight, 1.0)
-        has_room = (load < np.ceil(share * weight)) & eligible
-        # A factor above 1 leaves room somewhere, unless a load is not a number: then the key's worker it is.
-        has_room |= eligible & ~np.logical_or.reduce(has_room, axis=-1, keepdims=True)
-        return least(cost, has_room)
+        # Somebody has room: if all were at their bounds, the loads would sum to more than they do. Workers that are not
+        # eligible have no weight, so no room.
+        return least(cost, load < np.ceil(share * weight))

@@ -12,6 +12,8 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
+_GAMMA_U64, _M1_U64, _M2_U64 = np.uint64(_GAMMA), np.uint64(_M1), np.uint64(_M2)
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_TO_53 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
 def mix(value: int) -> int:
@@ -27,10 +29,13 @@ def mix(value: int) -> int:
 
 def mix_array(values: UintArray) -> UintArray:
     """`mix` for arrays, element by element."""
-    values = values + np.uint64(_GAMMA)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_M1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_M2)
-    return values ^ (values >> np.uint64(31))
+    values = values + _GAMMA_U64  # a copy: what follows works in place, as allocation is half of its cost
+    values ^= values >> _SHIFT_1
+    values *= _M1_U64
+    values ^= values >> _SHIFT_2
+    values *= _M2_U64
+    values ^= values >> _SHIFT_3
+    return values
 
 
 def unit(value: int) -> float:
@@ -40,23 +45,23 @@ def unit(value: int) -> float:
 
 def unit_array(values: UintArray) -> FloatArray:
     """`unit` for arrays, element by element."""
-    return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (values >> _SHIFT_TO_53).astype(np.float64) * 2.0**-53
 
 
 def key_of(text: str) -> int:
     """A stable 64-bit hash of a text (a routing key, a worker's name): the first 8 bytes of its BLAKE2b (RFC 7693)."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def rendezvous_cost(key: int | UintArray, name_hash: UintArray, weight: FloatArray) -> FloatArray:
-    """What each worker bids for a key, in `(0, inf)`: the least bid wins; shape `(..., n)`.
+    """What each worker bids for a key, finite and >= 0: the least bid wins; shape `(..., n)`.
 
-    The bid is `-ln(u) / weight`, with `u` uniform in (0, 1) from the hash of key and worker, so a worker wins in
+    The bid is `-ln(u) / weight`, with `u` uniform in (0, 1] from the hash of key and worker, so a worker wins in
     proportion to its weight, and one that comes or goes moves only the keys that it wins or held. `key` is an int or of
     shape `(..., 1)`. Source: Thaler, Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 1998;
     the weighted form: Resch, "New hashing algorithms for data storage", SNIA SDC 2015.
     """
     mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
-    u = unit_array(mix_array(name_hash ^ mixed)) + 2.0**-54  # never 0, whose logarithm is infinite
-    bids: FloatArray = -np.log(u) / weight
+    bids: FloatArray = np.log(1.0 - unit_array(mix_array(name_hash ^ mixed)))  # 1 - u is never 0, as u may be
+    bids /= -weight
     return bids

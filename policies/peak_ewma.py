@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request, option
+from policies.base import WORST, FleetView, FloatArray, Policy, Request, option
 from policies.choices import sampled_least
 
 
@@ -30,7 +30,7 @@ class PeakEwma(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """The probability to be the least cost of a sample, `(..., n)`; ties share."""
-        latency_s, in_flight = fleet.latency_s, fleet.in_flight
+        latency_s, in_flight = fleet.latency_s, np.fmin(fleet.in_flight, WORST)
         warm = latency_s * (in_flight + 1.0)
         cold = (self.cold_penalty_s + in_flight) * (in_flight > 0.0)
         return sampled_least(np.where(latency_s > 0.0, warm, cold), fleet.eligible, self.choices)

@@ -60,6 +60,8 @@ def _lower_quantile(values: FloatArray, eligible: BoolArray, quantile: float) ->
         place = int(quantile * (count - 1))
         masked.partition(place)
         return float(masked[place])
+    if masked.size == 0:
+        return np.inf
     masked.sort(axis=-1)
     places = (quantile * np.maximum(count - 1, 0)).astype(np.int64)
     return np.take_along_axis(masked, places, axis=-1)

@@ -1,0 +1,114 @@
+"""Hand-computed expectations for peak_ewma, prequal and expected_latency."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support.views import make_view, probabilities
+
+from policies.base import Request
+from policies.expected_latency import ExpectedLatency
+from policies.peak_ewma import PeakEwma
+from policies.prequal import Prequal
+
+
+def test_peak_ewma_multiplies_latency_by_requests() -> None:
+    # Costs 0.03, 0.02, 0.05: the draws {0,1} and {1,2} go to 1, {0,2} to 0.
+    view = make_view(latency_s=[0.01, 0.02, 0.05], in_flight=[2, 0, 0])
+    assert probabilities(PeakEwma(), view) == pytest.approx([1 / 3, 2 / 3, 0])
+    assert probabilities(PeakEwma(choices=0), view) == [0, 1, 0]
+
+
+def test_peak_ewma_probes_a_cold_worker_once() -> None:
+    policy = PeakEwma(choices=0)
+    assert probabilities(policy, make_view(latency_s=[0.01, 0], in_flight=[0, 0])) == [0, 1]
+    assert probabilities(policy, make_view(latency_s=[0.01, 0], in_flight=[50, 1])) == [1, 0]
+
+
+def test_peak_ewma_spreads_over_a_wholly_cold_fleet_by_requests() -> None:
+    assert probabilities(PeakEwma(choices=0), make_view(latency_s=[0, 0, 0], in_flight=[2, 1, 3])) == [0, 1, 0]
+
+
+def test_peak_ewma_with_infinite_columns_still_picks() -> None:
+    assert probabilities(PeakEwma(), make_view(latency_s=[np.inf, np.inf, 0.1])) == pytest.approx([1 / 6, 1 / 6, 2 / 3])
+
+
+# Five workers: the 0.84 quantile of pending is the fourth smallest (lower order statistic), 8.
+PENDING = [1, 2, 4, 8, 50]
+
+
+def test_prequal_takes_the_least_latency_among_cold_workers() -> None:
+    view = make_view(pending=PENDING, latency_s=[0.05, 0.04, 0.03, 0.02, 0.01])
+    assert probabilities(Prequal(), view) == [0, 0, 0, 1, 0]
+    assert probabilities(Prequal(hot_quantile=1.0), view) == [0, 0, 0, 0, 1]
+    assert probabilities(Prequal(hot_quantile=0.5), view) == [0, 0, 1, 0, 0]
+    assert probabilities(Prequal(hot_quantile=0.0), view) == [1, 0, 0, 0, 0]
+
+
+def test_prequal_falls_back_to_least_pending_where_the_whole_sample_is_hot() -> None:
+    # Only worker 0 is cold. Draws of two: four of ten have it; the other six go to the shorter queue.
+    view = make_view(pending=PENDING, latency_s=[0.05, 0.04, 0.03, 0.02, 0.01])
+    expected = [4 / 10, 3 / 10, 2 / 10, 1 / 10, 0]
+    assert probabilities(Prequal(hot_quantile=0.0, pool=2), view) == pytest.approx(expected)
+
+
+def test_prequal_judges_hot_among_the_eligible_only() -> None:
+    view = make_view(pending=[3, 4, 9, 9, 9], latency_s=[2, 1, 1, 1, 1], eligible=[True, True, False, False, False])
+    assert probabilities(Prequal(hot_quantile=0.5), view) == [1, 0, 0, 0, 0]
+
+
+def test_prequal_takes_service_time_where_no_latency_was_observed() -> None:
+    view = make_view(latency_s=[0.02, 0, 0], service_s=[0.01, 0.03, 0.015])
+    assert probabilities(Prequal(), view) == [0, 0, 1]
+
+
+def test_prequal_by_expected_latency() -> None:
+    view = make_view(latency_s=[1, 2, 3], completion_s=[3, 1, 2])
+    assert probabilities(Prequal(latency="expected"), view) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.84, 1.0])
+def test_prequal_threshold_is_the_lower_quantile(quantile: float) -> None:
+    pending = np.random.default_rng(3).gamma(2.0, 2.0, 37)
+    threshold = np.quantile(pending, quantile, method="lower")
+    view = make_view(pending=pending, latency_s=1.0)
+    result = np.array(probabilities(Prequal(hot_quantile=quantile, pool=0), view))
+    assert (result > 0).tolist() == (pending <= threshold).tolist()
+
+
+def test_expected_latency_at_temperature_zero_takes_the_best() -> None:
+    view = make_view(completion_s=[0.03, 0.01, 0.02], eligible=[True, False, True])
+    assert probabilities(ExpectedLatency(temperature=0.0), view) == [0, 0, 1]
+    assert probabilities(ExpectedLatency(temperature=0.0), make_view(completion_s=[0.02, 0.01, 0.01])) == [0, 0.5, 0.5]
+
+
+def test_expected_latency_falls_by_e_for_each_temperature_above_the_best() -> None:
+    view = make_view(completion_s=[0.100, 0.110, 0.120])
+    weights = [1, math.exp(-1), math.exp(-2)]
+    expected = [weight / sum(weights) for weight in weights]
+    assert probabilities(ExpectedLatency(temperature=0.1), view) == pytest.approx(expected)
+
+
+def test_expected_latency_is_the_same_in_any_unit_of_time() -> None:
+    fast, slow = make_view(completion_s=[0.001, 0.0011]), make_view(completion_s=[1, 1.1])
+    policy = ExpectedLatency()
+    assert probabilities(policy, fast) == pytest.approx(probabilities(policy, slow))
+
+
+def test_expected_latency_charges_errors() -> None:
+    # A broken worker answers fast and looks idle: 0.01 s, but half of it fails.
+    view = make_view(completion_s=[0.3, 0.01], error_rate=[0, 0.5])
+    assert probabilities(ExpectedLatency(temperature=0.0), view) == [1, 0]
+    assert probabilities(ExpectedLatency(temperature=0.0, error_penalty_s=0.0), view) == [0, 1]
+
+
+@pytest.mark.parametrize("completion_s", [0.0, math.inf, math.nan])
+def test_expected_latency_of_degenerate_estimates_is_uniform(completion_s: float) -> None:
+    assert probabilities(ExpectedLatency(), make_view(completion_s=[completion_s] * 4)) == [0.25] * 4
+
+
+def test_expected_latency_of_rows_without_eligible_workers_is_zero() -> None:
+    view = make_view(completion_s=[1, 1], eligible=[[False, False], [True, True]])
+    assert ExpectedLatency().probabilities(Request("m"), view).tolist() == [[0, 0], [0.5, 0.5]]
