@@ -14,6 +14,8 @@ from rich.logging import RichHandler
 from balancer.config_sections import LogSection
 from policies.hashing import mix, unit
 
+Reason = Literal["picked", "unknown_model", "no_worker", "shed", "per_server"]
+"""What became of a decision."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 _decisions = logging.getLogger("balancer.decisions")
 
@@ -90,7 +92,7 @@ class DecisionLog:
         policy: str,
         propensity: float,
         fallbacks: tuple[str, ...] = (),
-        reason: Literal["picked", "unknown_model", "no_worker", "shed"] = "picked",
+        reason: Reason = "picked",
     ) -> None:
         """Log one decision; `worker` is empty where there was none, for `reason`."""
         _decisions.info(

@@ -90,7 +90,8 @@ class Finished:
     """Of the `Sent` it ends; -1 where this balancer did not pick."""
     worker: str
     """That served, which a retry makes differ from the one picked; empty: none did."""
-    latency_s: float
+    latency_s: float | None
+    """Of the worker's answer; None where that is no measure of the worker, such as the duration of a stream."""
     ok: bool
     """False for what the worker or the way to it got wrong; a client's mistake or hang-up is no worker's error."""
 

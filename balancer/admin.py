@@ -1,0 +1,174 @@
+"""The admin HTTP interface: what an SRE looks at. JSON everywhere, but /metrics (Prometheus) and the index (HTML)."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from balancer.core.errors import RoutingError
+from balancer.core.router import Router
+from balancer.metrics import Metrics
+from balancer.schema import split_address
+from policies.base import Request
+from policies.hashing import key_of
+
+_PAGES = {
+    "/ready": "200 once picks can be made, else 503 and why",
+    "/live": "200 while the process answers",
+    "/metrics": "Prometheus metrics",
+    "/workers": "the fleet as the policy sees it",
+    "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
+    "(also: version, rows, key, priority, deadline_ms)",
+    "/config": "the config in force, its hash, and the last refusal",
+}
+_COLUMNS = (
+    *("weight", "in_flight", "reported_pending", "pending", "backlog_s", "completion_s", "service_s", "latency_s"),
+    *("error_rate", "tokens", "report_age_s"),
+)
+
+
+class Admin:
+    """Serves the pages of one process."""
+
+    def __init__(
+        self,
+        router: Router,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        readiness: Callable[[], str],
+        config: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """`readiness` returns why picks cannot be made, empty if they can; `config` what /config shows."""
+        self._router = router
+        self._metrics_of_process = metrics
+        self._clock = clock
+        self._readiness = readiness
+        self._config_shown = config
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, address: str) -> int:
+        """Listen at `host:port`; returns the port, which matters where 0 was asked for."""
+        host, port = split_address(address)
+        application = web.Application()
+        application.router.add_get("/", self._index)
+        pages = (self._ready, self._live, self._metrics, self._workers, self._explain, self._config)
+        for page in pages:
+            application.router.add_get(f"/{page.__name__.strip('_')}", page)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _index(self, _: web.Request) -> web.Response:
+        rows = "".join(
+            f'<tr><td><a href="{html.escape(path.replace("NAME", ""))}">{html.escape(path)}</a></td>'
+            f"<td>{html.escape(what)}</td></tr>"
+            for path, what in _PAGES.items()
+        )
+        page = (
+            '<!doctype html><meta charset="utf-8"><title>balancer</title>'
+            "<style>body{font:16px system-ui;margin:2rem}td{padding:.2rem 1.5rem .2rem 0}</style>"
+            f"<h1>balancer</h1><p>policy in force: <b>{html.escape(self._router.policy.name)}</b></p>"
+            f"<table>{rows}</table>"
+        )
+        return web.Response(text=page, content_type="text/html")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        why = self._readiness()
+        return _json({"ready": not why, "reason": why}, status=503 if why else 200)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return _json({"live": True})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics_of_process.exposition(), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
+
+    async def _workers(self, _: web.Request) -> web.Response:
+        return _json({"policy": self._router.policy.name, "workers": self._router.snapshot(self._clock())})
+
+    async def _config(self, _: web.Request) -> web.Response:
+        return _json(dict(self._config_shown()))
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        try:
+            asked = read_question(request.query)
+        except ValueError as error:
+            return _json({"error": str(error)}, status=400)
+        return _json(explain(self._router, asked, self._clock()))
+
+
+def read_question(query: Mapping[str, str]) -> Request:
+    """The request that `/explain` is asked about; ValueError names the parameter, its value and the remedy."""
+    if not query.get("model"):
+        raise ValueError("model is missing; ask as /explain?model=NAME, see /workers for the names")
+    numbers: dict[str, float] = {}
+    for name in ("rows", "priority", "deadline_ms"):
+        if name in query:
+            try:
+                numbers[name] = float(query[name])
+            except ValueError:
+                raise ValueError(f"{name} is {query[name]!r}; give a number") from None
+    return Request(
+        model=query["model"],
+        version=query.get("version", ""),
+        rows=numbers.get("rows", 1.0),
+        key=key_of(query["key"]) if query.get("key") else None,
+        priority=int(numbers.get("priority", 0)),
+        deadline_s=numbers.get("deadline_ms", math.inf) / 1000,
+    )
+
+
+def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
+    """The probabilities that the policy would give now, what it sees, and why each ineligible worker is so."""
+    answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name}
+    reasons = router.reasons(request, now_s)
+    try:
+        view = router.view(request, now_s)
+        probabilities = router.probabilities(request, now_s)
+    except RoutingError as error:
+        workers = [{"worker": name, "eligible": False, "why_not": why} for name, why in reasons.items()]
+        return answer | {"refused": str(error), "workers": workers}
+    columns = {name: getattr(view, name) for name in _COLUMNS}
+    return answer | {
+        "workers": [
+            {
+                "worker": name,
+                "probability": float(probabilities[row]),
+                "eligible": bool(view.eligible[row]),
+                "why_not": reasons[name],
+                "sees": {column: float(values[row]) for column, values in columns.items()},
+            }
+            for row, name in enumerate(router.fleet.names)
+        ]
+    }
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        text=json.dumps(_finite(value), indent=1) + "\n", status=status, content_type="application/json"
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for both."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,270 @@
+"""One balancer process: wires the parts together, and is the only reader of the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from balancer.admin import Admin
+from balancer.config import Config
+from balancer.config_watch import ConfigState, watch
+from balancer.core.events import Event
+from balancer.core.router import Router
+from balancer.discovery.file import FileSource
+from balancer.discovery.workers import WorkerSpec, changes
+from balancer.frontends.access_log import AccessLog
+from balancer.frontends.ads import Ads, Endpoint, State
+from balancer.frontends.pick.endpoints import Endpoints
+from balancer.frontends.pick.kserve import HeaderNames
+from balancer.frontends.pick.picker import Picker
+from balancer.frontends.pick.service import SERVICE, ExternalProcessor
+from balancer.metrics import Metrics
+from balancer.recorder import Recorder
+from balancer.telemetry.collector import Collector
+from balancer.yaml_document import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_SETTLE_S = 2.0
+"""After a start, how long to wait for workers whose agents do not report before picks are made without them."""
+_GRPC_OPTIONS = [
+    # A report stream whose other end vanished without a word is noticed within seconds.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class AddressInUseError(RuntimeError):
+    """A port that the config names is taken."""
+
+
+class App:
+    """One process of the balancer, from its config to its ports."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Path | None,
+        process: int = 0,
+        overrides: Callable[[Config], Config] = lambda config: config,
+    ) -> None:
+        """`source`: the config file, watched if there is one; `process`: the number of this process, from 0;
+        `overrides`: what is set over every later content of the file, as it already is over `config`.
+        """
+        self.state = ConfigState(config, str(source) if source else "defaults", time.time())
+        self._source = source
+        self._process = process
+        self._overrides = overrides
+        self._clock = time.monotonic
+        self._started_s = self._clock()
+        self._workers: tuple[WorkerSpec, ...] | None = None
+        self._endpoint_states: tuple[State, ...] = ()
+        # Each process draws its own numbers: equal draws would send all processes to the same worker.
+        self.router = Router(config.build_policy(), config.settings(), seed=config.seed + process)
+        self._picker = Picker(self.router, self._clock, str(process))
+        self.metrics = Metrics(self.router, self._clock, str(process))
+        self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock)
+        self._names = HeaderNames()
+        self._ads = Ads()
+        self._health = health.aio.HealthServicer()
+        self._was_ready: bool | None = None
+        self._settled = False
+        self.admin = Admin(self.router, self.metrics, self._clock, self.not_ready, self.state.as_json)
+        self._apply(config)
+
+    def not_ready(self) -> str:
+        """Why picks cannot be made; empty: they can."""
+        if self._workers is None:
+            return "discovery has not listed the workers yet"
+        fleet = self.router.fleet
+        if not fleet.workers:
+            return "discovery lists no worker"
+        silent = [worker.name for worker in fleet.workers if worker.number < 0]
+        required = self.router.settings.reports_required
+        # Once ready, a new worker that has not reported yet is no reason to stop picking.
+        self._settled = self._settled or not silent or self._clock() - self._started_s > _SETTLE_S
+        if required and silent and not self._settled:
+            return f"waiting for the first report of {', '.join(silent[:5])}"
+        if not fleet.servable("", "").any():
+            why = "; ".join(f"{w.name}: {', '.join(fleet.objections(w, '', ''))}" for w in fleet.workers[:5])
+            return f"no worker is ready ({why})"
+        return ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set.
+
+        Raises:
+            AddressInUseError: naming the field of the config, the address and the remedy.
+        """
+        server = await self._serve_grpc()
+        config = self.state.config
+        try:
+            try:
+                port = await self.admin.start(config.admin_address(self._process))
+            except OSError as error:
+                raise _in_use("listen.admin", config.admin_address(self._process)) from error
+            logger.info("serving", extra={"grpc": config.listen.grpc, "admin_port": port, "process": self._process})
+            async with asyncio.TaskGroup() as tasks:
+                followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
+                if self._source is not None:
+                    followers.append(tasks.create_task(self._follow_config(self._source, stop)))
+                await stop.wait()
+                for follower in followers:
+                    follower.cancel()
+        finally:
+            await self._health.enter_graceful_shutdown()
+            await self.admin.stop()
+            await server.stop(grace=0.5)
+
+    async def _serve_grpc(self) -> grpc.aio.Server:
+        config = self.state.config
+        # Several processes share the port; a single one wants to be told when somebody else has it.
+        options = [*_GRPC_OPTIONS, ("grpc.so_reuseport", int(config.processes > 1))]
+        server = grpc.aio.server(options=options)
+        processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, lambda: not self.not_ready())
+        server.add_generic_rpc_handlers((processor.handler(),))
+        AccessLog(self._recorder.outcomes).add_to(server)
+        self._ads.add_to(server)
+        Collector(self._observe).add_to(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self._announce_readiness()
+        for address in dict.fromkeys((config.listen.grpc, config.own_grpc_address(self._process))):
+            try:
+                if config.tls is None:
+                    server.add_insecure_port(address)
+                else:
+                    server.add_secure_port(address, _credentials(config))
+            except RuntimeError as error:
+                raise _in_use("listen.grpc", address) from error
+        await server.start()
+        return server
+
+    def _observe(self, event: Event) -> None:
+        self.router.observe(event, self._clock())
+
+    def _apply(self, config: Config) -> None:
+        """Make the swappable part of a config the one in force, all at once: nothing here waits."""
+        self.router.configure(config.build_policy(), config.settings())
+        requests = config.requests
+        self._names = HeaderNames(
+            model=requests.model_header,
+            rows=requests.rows_header,
+            key=requests.routing_key_header,
+            sequence=requests.sequence_header,
+            priority=requests.priority_header,
+            tenant=requests.tenant_header,
+            deadline=requests.deadline_header,
+        )
+        self._recorder.decision_log.share = config.log.decisions_share
+
+    def _accept(self, config: Config) -> None:
+        try:
+            config = self._overrides(config)
+        except ConfigError as error:
+            self._refuse(error)
+            return
+        if self.state.accept(config, time.time()):
+            self._apply(config)
+            self.metrics.config_loads.labels("applied").inc()
+            extra: dict[str, Any] = {"policy": config.policy.name, "config_hash": config.hash}
+            logger.info("config applied", extra=extra)
+            if waiting := self.state.waiting_for_restart:
+                logger.warning("these fields change with a restart only: %s", ", ".join(waiting))
+
+    def _refuse(self, error: ConfigError) -> None:
+        self.state.refuse(error, time.time())
+        self.metrics.config_loads.labels("refused").inc()
+        logger.error("config refused, the last good one stays in force: %s", error)
+
+    async def _follow_config(self, source: Path, stop: asyncio.Event) -> None:
+        await watch(source, self._accept, self._refuse, stop, running=self.state.config)
+
+    async def _follow_workers(self, stop: asyncio.Event) -> None:
+        config = self.state.config
+        file = config.discovery_file(self._source or Path())
+        if file is None:
+            self._discovered(tuple(config.discovery.workers))
+            return
+        source = FileSource(file, lambda error: logger.error("workers refused, the last good list stays: %s", error))
+        async for workers in source.updates(stop):
+            self._discovered(workers)
+
+    def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
+        """A new list of workers: router, addresses and Envoy learn of it in one step."""
+        old = self._workers or ()
+        for event in changes(old, workers):
+            self._observe(event)
+        self._picker.endpoints = Endpoints(workers)
+        self._workers = workers
+        self._endpoint_states = ()
+        self._tell_envoy()
+        self.metrics.forget({worker.name for worker in old} - {worker.name for worker in workers})
+        logger.info("workers discovered", extra={"workers": len(workers)})
+
+    def _tell_envoy(self) -> None:
+        """Endpoints with what Envoy's own fallback should avoid, sent where they changed."""
+        if self._workers is None:
+            return
+        fleet = self.router.fleet
+        ready = dict(zip(fleet.names, fleet.servable("", ""), strict=True))
+        states = tuple(_state(worker, bool(ready[worker.name]), self._settled) for worker in self._workers)
+        if states == self._endpoint_states:
+            return
+        self._endpoint_states = states
+        self._ads.update(
+            [
+                Endpoint(worker.name, worker.address, worker.grpc_port, worker.http_port, state)
+                for worker, state in zip(self._workers, states, strict=True)
+            ]
+        )
+
+    async def _tick(self, stop: asyncio.Event) -> None:
+        """What has to happen with time alone: forgetting, and telling others what has changed."""
+        while not stop.is_set():
+            self.router.expire(self._clock())
+            self._tell_envoy()
+            await self._announce_readiness()
+            await asyncio.sleep(_TICK_S)
+
+    async def _announce_readiness(self) -> None:
+        ready = not self.not_ready()
+        if ready == self._was_ready:
+            return
+        self._was_ready = ready
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", "readiness", SERVICE):
+            await self._health.set(service, status)
+        logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
+
+
+def _state(worker: WorkerSpec, ready: bool, settled: bool) -> State:
+    """Until the agents have had time to report, silence is no reason for Envoy to avoid a worker."""
+    if worker.draining:
+        return "draining"
+    return "healthy" if ready or not settled else "unhealthy"
+
+
+def _in_use(field: str, address: str) -> AddressInUseError:
+    return AddressInUseError(
+        f"{field}: cannot listen on {address}; something else does, or the address is not this machine's. "
+        "Stop it or name another address in the config"
+    )
+
+
+def _credentials(config: Config) -> grpc.ServerCredentials:
+    tls = config.tls
+    assert tls is not None  # the caller looked
+    pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
+    authority = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

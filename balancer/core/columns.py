@@ -1,0 +1,61 @@
+"""Estimator state as named arrays: one row a worker, and where it matters one column a model.
+
+State is a dataclass whose fields are arrays of shape `(..., n)` or `(..., n, m)`. Production holds one fleet and lets
+rows come and go; the simulator allocates `(environments, n, m)` once and passes `state[environment]` views to the same
+update functions, which touch one element at a time and so compile as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+State = TypeVar("State")
+
+
+def per_worker(fill: float = 0.0) -> Any:
+    """Declare an array of shape `(..., n)`; a new worker starts at `fill`."""
+    return dataclasses.field(metadata={"fill": fill, "model_axis": False})
+
+
+def per_model(fill: float = 0.0) -> Any:
+    """Declare an array of shape `(..., n, m)`; a new worker or model starts at `fill`."""
+    return dataclasses.field(metadata={"fill": fill, "model_axis": True})
+
+
+def allocate(kind: type[State], workers: int, models: int, batch: tuple[int, ...] = ()) -> State:
+    """A state of `workers` rows and `models` columns behind the leading axes `batch`, all at their fill values."""
+    arrays = {
+        f.name: np.full(
+            (*batch, workers, models) if f.metadata["model_axis"] else (*batch, workers), f.metadata["fill"]
+        )
+        for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # every State is a dataclass; TypeVar cannot say so
+    }
+    return kind(**arrays)
+
+
+def add_worker(state: Any) -> None:
+    """Append a row at fill values to every array."""
+    for f in dataclasses.fields(state):
+        array = getattr(state, f.name)
+        row = np.full((1, *array.shape[1:]), f.metadata["fill"])
+        setattr(state, f.name, np.concatenate([array, row]))
+
+
+def remove_worker(state: Any, worker: int) -> None:
+    """Delete a row from every array; later workers move up by one."""
+    for f in dataclasses.fields(state):
+        setattr(state, f.name, np.delete(getattr(state, f.name), worker, axis=0))
+
+
+def add_model(state: Any) -> None:
+    """Append a column at fill values to every per-model array."""
+    for f in dataclasses.fields(state):
+        if f.metadata["model_axis"]:
+            array = getattr(state, f.name)
+            column = np.full((*array.shape[:-1], 1), f.metadata["fill"])
+            setattr(state, f.name, np.concatenate([array, column], axis=-1))

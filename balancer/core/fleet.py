@@ -1,0 +1,271 @@
+"""Which workers exist, what each can serve, and the estimators' state of each; fed by events alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from balancer.core import columns, latency, queue, service, tokens
+from balancer.core.columns import FloatArray
+from balancer.core.events import ModelReport, Report, WorkerAdded
+from balancer.core.settings import ModelSettings, Settings
+from policies.base import BoolArray, UintArray
+from policies.hashing import key_of
+
+ANY_MODEL = "*"
+"""Column 0: calls that concern a server and no model, and every model where no reports are required, so that names
+that nobody checked cannot grow the state."""
+
+
+@dataclass
+class Worker:
+    """What is known of one worker beside the estimators' numbers."""
+
+    name: str
+    weight: float = 1.0
+    device: str = ""
+    memory_bytes: int = 0
+    draining: bool = False
+    ready: bool = False
+    incarnation: int = -1
+    number: int = -1
+    utilisation: float = float("nan")
+    memory_used_bytes: int = 0
+    versions: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Ready versions of each loaded model."""
+    batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
+    """The cumulative counters last seen for each (model, version, rows)."""
+
+
+class Fleet:
+    """Rows are workers, in order of arrival; columns are models, in order of first sight."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.workers: list[Worker] = []
+        self.index: dict[str, int] = {}
+        self.models: dict[str, int] = {}
+        self.queue = columns.allocate(queue.Queue, 0, 0)
+        self.service = columns.allocate(service.Service, 0, 0)
+        self.latency = columns.allocate(latency.Latency, 0, 0)
+        self.tokens = columns.allocate(tokens.Tokens, 0, 0)
+        self.reported_s: FloatArray = np.zeros(0)
+        """When each worker's last report was received; minus infinity: none, or its stream broke."""
+        self.weight: FloatArray = np.zeros(0)
+        self.name_hash: UintArray = np.zeros(0, np.uint64)
+        self.reports: Counter[str] = Counter()
+        """Reports by what became of them: accepted, lost, late."""
+        self._servable: dict[tuple[str, str], BoolArray] = {}
+        self.model_column(ANY_MODEL)
+
+    @property
+    def names(self) -> list[str]:
+        """Workers in the order of the rows."""
+        return [worker.name for worker in self.workers]
+
+    def configure(self, settings: Settings) -> None:
+        """Swap the settings; the estimators' state stays."""
+        self.settings = settings
+        self._servable.clear()
+
+    def model_column(self, model: str) -> int:
+        """The column of a model, made on first sight."""
+        column = self.models.get(model)
+        if column is None:
+            column = self.models[model] = len(self.models)
+            for state in (self.queue, self.service):
+                columns.add_model(state)
+            for w in range(len(self.workers)):
+                service.borrow(self.service, w, column, self.settings.estimators.default_service_s)
+        return column
+
+    def add(self, event: WorkerAdded) -> None:
+        """A worker appears, or discovery's word about a known one changes; its state stays then."""
+        if event.worker not in self.index:
+            self.index[event.worker] = len(self.workers)
+            self.workers.append(Worker(event.worker))
+            for state in (self.queue, self.service, self.latency, self.tokens):
+                columns.add_worker(state)
+            self.reported_s = np.append(self.reported_s, -np.inf)
+            for column in self.models.values():
+                service.borrow(self.service, len(self.workers) - 1, column, self.settings.estimators.default_service_s)
+        worker = self.workers[self.index[event.worker]]
+        worker.weight, worker.draining = event.weight, event.draining
+        worker.device = event.device or worker.device
+        worker.memory_bytes = event.memory_bytes or worker.memory_bytes
+        self._changed()
+
+    def remove(self, name: str) -> None:
+        """Forget a worker; unknown names are ignored, since discovery may repeat itself."""
+        row = self.index.get(name)
+        if row is None:
+            return
+        del self.workers[row]
+        self.index = {worker.name: i for i, worker in enumerate(self.workers)}
+        for state in (self.queue, self.service, self.latency, self.tokens):
+            columns.remove_worker(state, row)
+        self.reported_s = np.delete(self.reported_s, row)
+        self._changed()
+
+    def lose(self, name: str) -> None:
+        """The worker's reports broke off: treat what is known of it as stale from now on."""
+        row = self.index.get(name)
+        if row is not None:
+            self.reported_s[row] = -np.inf
+
+    def _changed(self) -> None:
+        self._servable.clear()
+        self.weight = np.array([worker.weight for worker in self.workers])
+        self.name_hash = np.array([key_of(worker.name) for worker in self.workers], np.uint64)
+
+    def report(self, event: Report, now_s: float) -> bool:
+        """Take over a report; False for one that is late, repeated, or of an unknown worker."""
+        row = self.index.get(event.worker)
+        if row is None:
+            self.reports["unknown_worker"] += 1
+            return False
+        worker = self.workers[row]
+        if (event.incarnation, event.number) <= (worker.incarnation, worker.number):
+            self.reports["late"] += 1
+            return False
+        if event.incarnation == worker.incarnation:
+            self.reports["lost"] += event.number - worker.number - 1
+        else:
+            worker.batches.clear()
+        self.reports["accepted"] += 1
+        worker.incarnation, worker.number = event.incarnation, event.number
+        self._take_identity(worker, event)
+        self._take_queue(row, worker, event, now_s)
+        self.reported_s[row] = now_s
+        return True
+
+    def _take_identity(self, worker: Worker, event: Report) -> None:
+        """Readiness, loaded versions and the device: what eligibility rests on."""
+        ready: dict[str, list[str]] = {}
+        for model in event.models:
+            if model.ready:
+                ready.setdefault(model.model, []).append(model.version)
+        versions = {model: frozenset(names) for model, names in ready.items()}
+        device = event.device or worker.device
+        memory_bytes = event.memory_bytes or worker.memory_bytes
+        if (event.ready, versions, device, memory_bytes) != (
+            worker.ready,
+            worker.versions,
+            worker.device,
+            worker.memory_bytes,
+        ):
+            worker.ready, worker.versions = event.ready, versions
+            worker.device, worker.memory_bytes = device, memory_bytes
+            self._servable.clear()
+        worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
+
+    def _take_queue(self, row: int, worker: Worker, event: Report, now_s: float) -> None:
+        """Queues and service times."""
+        pending = executing = work_s = 0.0
+        for model in event.models:
+            column = self.model_column(model.model)
+            self.service.max_batch_rows[row, column] = max(model.max_batch_rows, 1)
+            self.service.instances[row, column] = max(model.instances, 1)
+            if self._learn(row, column, worker, model):
+                queue.recount(self.queue, self.service, row, column)
+            pending += model.pending
+            executing += model.executing
+            there = model.pending + model.executing
+            if there > 0:
+                work_s += queue.batch_work_s(self.service, row, column, there)[1]
+        queue.reported(self.queue, row, pending, executing, work_s, event.balancers, now_s)
+        self._refill(row, now_s)
+
+    def _learn(self, row: int, column: int, worker: Worker, model: ModelReport) -> bool:
+        """Feed what was executed since the last report to the service-time fit; True where there was any."""
+        learned = False
+        for rows, executions, seconds in model.batches:
+            key = (model.model, model.version, rows)
+            before = worker.batches.get(key, (0, 0.0))
+            new = executions - before[0]
+            if new > 0:
+                memory = self.settings.estimators.service_memory
+                service.observe(self.service, row, column, rows, new, seconds - before[1], memory)
+                worker.batches[key] = (executions, seconds)
+                learned = True
+        return learned
+
+    def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
+        """Count a pick of ours in and take its token."""
+        row = self.index[worker]
+        queue.sent(self.queue, self.service, row, column, rows, now_s)
+        self._refill(row, now_s)
+        tokens.take(self.tokens, row)
+
+    def ended(self, worker: str, column: int, rows: float, now_s: float) -> None:
+        """Count a request of ours out."""
+        row = self.index.get(worker)
+        if row is not None:
+            queue.ended(self.queue, self.service, row, column, rows, now_s)
+            self._refill(row, now_s)
+
+    def outcome(self, worker: str, latency_s: float | None, ok: bool, now_s: float) -> None:
+        """Learn latency and error rate from one outcome."""
+        row = self.index.get(worker)
+        if row is not None:
+            e = self.settings.estimators
+            latency.observe(self.latency, row, latency_s, ok, now_s, e.latency_decay_s, e.error_decay_s)
+
+    def _refill(self, row: int, now_s: float) -> None:
+        pending = self.queue.in_flight[row] + self.queue.others[row]
+        tokens.advance(self.tokens, row, pending, self.settings.estimators.tokens, now_s)
+
+    def knows(self, model: str) -> bool:
+        """Whether any worker has reported the model or the table names it."""
+        return model in self.models or model in self.settings.models or not self.settings.reports_required
+
+    def servable(self, model: str, version: str) -> BoolArray:
+        """Workers that may serve the model by what changes rarely, `(n,)`; cached until an event changes it."""
+        mask = self._servable.get((model, version))
+        if mask is None:
+            reasons = (next(self.objections(worker, model, version), None) for worker in self.workers)
+            mask = np.array([reason is None for reason in reasons], bool)
+            self._servable[model, version] = mask
+        return mask
+
+    def objections(self, worker: Worker, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
+        """Why a worker may not serve a model, in words; none: it may. `drain`: one that is draining may as well.
+
+        An empty model stands for calls that concern the server and not a model.
+        """
+        if worker.draining and not drain:
+            yield "draining"
+        if not self.settings.reports_required and worker.number < 0:
+            return
+        if worker.number < 0:
+            yield "no report from its agent yet"
+            return
+        if not worker.ready:
+            yield "not ready"
+        if not model:
+            return
+        loaded = worker.versions.get(model, frozenset())
+        if not loaded:
+            yield f"model {model} is not loaded"
+        elif version and version not in loaded:
+            yield f"version {version} of {model} is not loaded (it has {', '.join(sorted(loaded))})"
+        yield from _table_objections(worker, self.settings.models.get(model), model, version, loaded)
+
+
+def _table_objections(
+    worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: frozenset[str]
+) -> Iterator[str]:
+    """What the model table holds against a worker."""
+    if row is None:
+        return
+    # A request that names no version is served the latest by Triton, so that is the one to be permitted.
+    served = version or max(loaded, key=lambda v: (len(v), v), default="")
+    if row.versions and served and served not in row.versions:
+        yield f"version {served} of {model} is not permitted (pinned to {', '.join(row.versions)})"
+    if row.devices and worker.device and worker.device not in row.devices:
+        yield f"device {worker.device} is not one of {', '.join(row.devices)}"
+    if row.memory_bytes and worker.memory_bytes and row.memory_bytes > worker.memory_bytes:
+        yield f"needs {row.memory_bytes} bytes of device memory, has {worker.memory_bytes}"

@@ -1,0 +1,144 @@
+"""How much waits at each worker: own requests counted exactly, everybody else's dead-reckoned between reports.
+
+A balancer knows its own picks at once and their ends within milliseconds. What others sent it knows only through
+reports, which are old by the time they are used. Between two reports it assumes that the others send as it does (each
+of `balancers` sees about one share of the traffic) and that the device works through its queue at one second of work a
+second, divided among own and others' work as it lies there.
+
+Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
+share that cost (see `balancer.core.service`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from balancer.core.columns import FloatArray, per_model, per_worker
+from balancer.core.service import Service
+
+
+@dataclass
+class Queue:
+    """What is known to lie at each worker; times are seconds of the router's clock."""
+
+    in_flight: FloatArray = per_worker()
+    """Own requests sent and not seen finish."""
+    own_rows: FloatArray = per_model()
+    own_work_model_s: FloatArray = per_model()
+    """Device seconds for the own rows of one model."""
+    own_batches: FloatArray = per_model()
+    """Executions that the own rows of one model need."""
+    own_work_s: FloatArray = per_worker()
+    batches: FloatArray = per_worker()
+    progress_s: FloatArray = per_worker(-np.inf)
+    """When the device last finished something or stopped being idle: the executing batch started about then."""
+    reported_pending: FloatArray = per_worker()
+    """As the last report says: queued, not executing."""
+    others: FloatArray = per_worker()
+    """Requests of others, at `others_s`."""
+    others_work_s: FloatArray = per_worker()
+    """Device seconds of others' requests, at `others_s`."""
+    others_s: FloatArray = per_worker(-np.inf)
+    balancers: FloatArray = per_worker(1.0)
+
+
+def batch_work_s(s: Service, w: int, m: int, rows: float) -> tuple[float, float]:
+    """Executions, and device seconds, for `rows` rows of model `m` queued together on worker `w`."""
+    batches = math.ceil(rows / s.max_batch_rows[w, m])
+    return batches, (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.instances[w, m]
+
+
+def recount(q: Queue, s: Service, w: int, m: int) -> None:
+    """Bring the own work of one worker and model up to date after its rows or its service time changed."""
+    batches, work_s = batch_work_s(s, w, m, q.own_rows[w, m])
+    q.batches[w] += batches - q.own_batches[w, m]
+    q.own_work_s[w] += work_s - q.own_work_model_s[w, m]
+    q.own_batches[w, m] = batches
+    q.own_work_model_s[w, m] = work_s
+
+
+def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
+    """Count an own request in; the others are assumed to have sent as much as we did."""
+    if q.in_flight[w] <= 0:
+        q.progress_s[w] = now_s
+    before_s = q.own_work_s[w]
+    q.in_flight[w] += 1
+    q.own_rows[w, m] += rows
+    recount(q, s, w, m)
+    peers = q.balancers[w] - 1
+    if peers > 0:
+        _drain(q, w, now_s)
+        q.others[w] += peers
+        q.others_work_s[w] += peers * max(q.own_work_s[w] - before_s, 0.0)
+
+
+def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
+    """Count an own request out."""
+    q.in_flight[w] = max(q.in_flight[w] - 1, 0.0)
+    # The rows of the last request out are taken as they are, so that rounding cannot leave a residue behind.
+    q.own_rows[w, m] = max(q.own_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
+    recount(q, s, w, m)
+    if not q.in_flight[w]:
+        q.own_work_s[w] = q.batches[w] = 0.0
+        q.own_rows[w] = q.own_batches[w] = q.own_work_model_s[w] = 0.0
+    q.progress_s[w] = now_s
+
+
+def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
+    """Take over what a report says lies at worker `w`: `pending` queued and `executing` requests, `work_s` in all.
+
+    With one balancer the executing requests are its own; counting their lagging average beside the exact own count
+    would only add noise, so then just what is queued beyond the own requests is somebody else's.
+    """
+    q.reported_pending[w] = pending
+    q.balancers[w] = balancers
+    total = pending + executing if balancers > 1 else pending
+    own = q.in_flight[w]
+    others = max(total - own, 0.0)
+    q.others[w] = others
+    q.others_work_s[w] = work_s * others / total if others > 0 else 0.0
+    q.others_s[w] = now_s
+
+
+def _drain(q: Queue, w: int, now_s: float) -> None:
+    """Advance the others' share of worker `w` to now."""
+    work_s = q.others_work_s[w]
+    if work_s > 0:
+        share = work_s / (work_s + q.own_work_s[w])
+        left = max(1 - (now_s - q.others_s[w]) * share / work_s, 0.0)
+        q.others[w] *= left
+        q.others_work_s[w] *= left
+    else:
+        q.others[w] = 0.0
+    q.others_s[w] = now_s
+
+
+def others_left(q: Queue, now_s: float | FloatArray) -> FloatArray:
+    """The share of the others' requests that should still be there now, `(..., n)`, 0 to 1."""
+    total_s = q.others_work_s + q.own_work_s
+    left = 1 - (now_s - q.others_s) / np.maximum(total_s, 1e-9)
+    return np.clip(np.where(q.others_work_s > 0, left, 0.0), 0.0, 1.0)
+
+
+def pending_now(q: Queue, now_s: float | FloatArray) -> FloatArray:
+    """Requests at each worker now, queued or executing, `(..., n)`."""
+    if not q.others.any():
+        return q.in_flight
+    return q.in_flight + q.others * others_left(q, now_s)
+
+
+def backlog_now_s(q: Queue, now_s: float | FloatArray) -> FloatArray:
+    """Seconds until each worker has worked off what is there now, `(..., n)`.
+
+    The batch that executes has been under way since the last sign of progress, so that much of it is done; more than
+    one mean batch cannot be, whatever the silence.
+    """
+    mean_batch_s = q.own_work_s / np.maximum(q.batches, 1.0)
+    done_s = np.clip(now_s - q.progress_s, 0.0, mean_batch_s)
+    backlog_s = q.own_work_s - done_s
+    if q.others.any():
+        backlog_s = backlog_s + q.others_work_s * others_left(q, now_s)
+    return np.maximum(backlog_s, 0.0)

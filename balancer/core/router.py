@@ -1,0 +1,329 @@
+"""The router: events in, decisions out. Production and the simulator run this same code.
+
+No I/O, no clock, no random state: time is an argument, and the randomness of the decision numbered k is a hash of the
+seed and k, so the same seed, events and requests give the same decisions, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, WorkerAdded, WorkerRemoved
+from balancer.core.fleet import ANY_MODEL, Fleet
+from balancer.core.settings import Settings
+from balancer.core.view import LiveView
+from policies.base import BoolArray, FloatArray, Policy, Request, least
+from policies.consistent_hash import ConsistentHash
+from policies.hashing import mix, unit
+
+_EXPIRED_PER_TICK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, and how that came about."""
+
+    number: int
+    worker: str
+    fallbacks: tuple[str, ...]
+    """Workers to try next where nothing was executed, best first."""
+    propensity: float
+    """The probability that the policy gave the worker."""
+    policy: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    worker: str
+    column: int
+    rows: float
+    at_s: float
+
+
+class Router:
+    """Owns the fleet's state; asks the policy; samples its answer."""
+
+    def __init__(self, policy: Policy, settings: Settings | None = None, seed: int = 0) -> None:
+        self.fleet = Fleet(settings or Settings())
+        self.policy = policy
+        self.failures: Counter[str] = Counter()
+        """Invalid answers by policy; each was replaced by the least pending worker."""
+        self.last_failure = ""
+        self.outcomes: Counter[str] = Counter()
+        """Outcomes by what became of them: matched, unmatched, expired."""
+        self._seed = mix(seed)
+        self._number = 0
+        self._in_flight: dict[int, _InFlight] = {}
+        self._sticky = ConsistentHash()
+        self._unbounded = ConsistentHash(balance_factor=math.inf)
+
+    @property
+    def settings(self) -> Settings:
+        """What is in force."""
+        return self.fleet.settings
+
+    def configure(self, policy: Policy, settings: Settings) -> None:
+        """Swap policy and settings at once; estimators and requests in flight stay."""
+        self.policy = policy
+        self.fleet.configure(settings)
+
+    def observe(self, event: Event, now_s: float) -> None:
+        """Take in a fact, received at `now_s`."""
+        match event:
+            case Report():
+                self.fleet.report(event, now_s)
+            case Sent():
+                self._sent(event, now_s)
+            case Finished():
+                self._finished(event, now_s)
+            case WorkerAdded():
+                self.fleet.add(event)
+            case WorkerRemoved():
+                self.fleet.remove(event.worker)
+                gone = [number for number, sent in self._in_flight.items() if sent.worker == event.worker]
+                for number in gone:
+                    del self._in_flight[number]
+            case ReportsLost():
+                self.fleet.lose(event.worker)
+
+    def expire(self, now_s: float) -> None:
+        """Stop counting requests whose outcome never came (Envoy died, say); the clock's owner calls it now and then.
+
+        Requests are in the order they were sent, so this looks only at those that are due.
+        """
+        timeout_s = self.settings.outcome_timeout_s
+        for number, sent in list(islice(self._in_flight.items(), _EXPIRED_PER_TICK)):
+            if now_s - sent.at_s < timeout_s:
+                break
+            del self._in_flight[number]
+            self.outcomes["expired"] += 1
+            self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+
+    def route(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> Decision:
+        """Pick a worker, and count the request in flight there.
+
+        Args:
+            request: What is known of it; its `number` is set here.
+            now_s: The same clock as in `observe`.
+            subset: Names of the only workers that may be picked; None: all may.
+
+        Raises:
+            UnknownModel: no worker has it and no table names it.
+            NoEligibleWorker: none may serve it now.
+            Shed: limits or the policy turn it away.
+        """
+        number = self._number
+        self._number = number + 1
+        request = dataclasses.replace(request, number=number)
+        view = self.view(request, now_s, subset)
+        policy = self._policy_for(request)
+        probabilities = self._ask(policy, request, view)
+        total = probabilities.sum()
+        if total <= 0:
+            raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
+        cumulative = probabilities.cumsum()
+        draw = unit(mix(self._seed ^ number)) * float(cumulative[-1])
+        row = int(cumulative.searchsorted(draw, side="right"))
+        names = self.fleet.workers
+        decision = Decision(
+            number=number,
+            worker=names[row].name,
+            fallbacks=() if request.sequence else self._fallbacks(view, row),
+            propensity=float(probabilities[row] / total),
+            policy=policy.name,
+            at_s=now_s,
+        )
+        self.observe(Sent(number, decision.worker, request.model, float(request.rows)), now_s)
+        return decision
+
+    def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
+        """The fleet as a policy would see it for this request; raises as `route` does."""
+        fleet = self.fleet
+        if request.model and not fleet.knows(request.model):
+            raise UnknownModel(_unknown(request))
+        eligible = self._sequence_eligible(request) if request.sequence else self._eligible(request, now_s)
+        if subset is not None:
+            eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
+        if not eligible.any():
+            raise self._refusal(request)
+        view = LiveView(fleet, eligible, self._column(request.model), float(request.rows), now_s)
+        return view if request.sequence else self._within_limits(request, view)
+
+    def reasons(self, request: Request, now_s: float) -> dict[str, list[str]]:
+        """For each worker why it would not be picked for this request, in words; empty: it may be."""
+        fleet = self.fleet
+        limit = self._pending_limit(request)
+        stale_after_s = self.settings.stale_after_s
+        found: dict[str, list[str]] = {}
+        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self._column(request.model), 1.0, now_s)
+        eligible = self._eligible(request, now_s)
+        for row, worker in enumerate(fleet.workers):
+            why = list(fleet.objections(worker, request.model, request.version))
+            age_s = view.report_age_s[row]
+            if not why and not eligible[row]:
+                since = "its report stream broke" if math.isinf(age_s) else f"its last report is {age_s:.1f} s old"
+                why.append(f"{since} (limit {stale_after_s} s) and others are fresh")
+            if view.pending[row] >= limit:
+                why.append(f"{view.pending[row]:.0f} requests pending, the limit is {limit:.0f}")
+            found[worker.name] = why
+        return found
+
+    def probabilities(self, request: Request, now_s: float) -> FloatArray:
+        """What the policy in force would answer now, `(n,)`; nothing is counted. Raises as `route` does."""
+        request = dataclasses.replace(request, number=self._number)
+        return self._ask(self._policy_for(request), request, self.view(request, now_s))
+
+    def _column(self, model: str) -> int:
+        return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
+
+    def _policy_for(self, request: Request) -> Policy:
+        if request.key is None:
+            return self.policy
+        if request.sequence:
+            return self._unbounded
+        return self._sticky if self.settings.sticky_keys and not self.policy.needs_key else self.policy
+
+    def _ask(self, policy: Policy, request: Request, view: LiveView) -> FloatArray:
+        """The policy's answer, or the least pending worker where that is no distribution over eligible workers."""
+        try:
+            probabilities = policy.probabilities(request, view)
+            total = probabilities.sum()
+            # Comparisons with NaN are false, so NaN is invalid here too.
+            valid = (total == 0 or abs(total - 1) < 1e-6) and probabilities.min() >= 0
+            if valid and not probabilities[~view.eligible].any():
+                return probabilities
+            self.last_failure = (
+                f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
+            )
+        except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
+            self.last_failure = f"{type(error).__name__}: {error}"
+        self.failures[policy.name] += 1
+        return least(view.pending, view.eligible)
+
+    def _eligible(self, request: Request, now_s: float) -> BoolArray:
+        """Workers that can serve the request, stale ones only where no fresh one is left."""
+        servable = self.fleet.servable(request.model, request.version)
+        if not self.settings.reports_required:
+            return servable
+        fresh = servable & (now_s - self.fleet.reported_s <= self.settings.stale_after_s)
+        return fresh if fresh.any() else servable
+
+    def _sequence_eligible(self, request: Request) -> BoolArray:
+        """Members of the hash of a sequence: its worker must not change because it drains or reports late."""
+        fleet = self.fleet
+        return np.array(
+            [not any(fleet.objections(w, request.model, request.version, drain=True)) for w in fleet.workers], bool
+        )
+
+    def _pending_limit(self, request: Request) -> float:
+        limits = self.settings.limits
+        sheddable = 0 < limits.sheddable_priority <= float(np.max(request.priority))
+        lower = limits.sheddable_max_pending_per_worker if sheddable else math.inf
+        return min(limits.max_pending_per_worker, lower)
+
+    def _within_limits(self, request: Request, view: LiveView) -> LiveView:
+        """The view less the workers that are full, or would be late where that sheds."""
+        limit = self._pending_limit(request)
+        if math.isfinite(limit):
+            view.eligible = view.eligible & (view.pending < limit)
+            if not view.eligible.any():
+                raise Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
+        if self.settings.limits.shed_late and math.isfinite(float(np.max(request.deadline_s))):
+            best_s = float(view.completion_s[view.eligible].min())
+            if best_s > request.deadline_s:
+                raise Shed(
+                    f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
+                    f"the deadline is in {float(np.max(request.deadline_s)) * 1000:.0f} ms"
+                )
+        return view
+
+    def _fallbacks(self, view: LiveView, picked: int) -> tuple[str, ...]:
+        """The eligible workers with the least pending, after the one picked."""
+        count = self.settings.max_fallbacks
+        if count <= 0:
+            return ()
+        cost = np.where(view.eligible, view.pending, np.inf)
+        cost[picked] = np.inf
+        found = []
+        for _ in range(min(count, len(cost) - 1)):
+            row = int(cost.argmin())
+            if cost[row] == np.inf:
+                break
+            found.append(self.fleet.workers[row].name)
+            cost[row] = np.inf
+        return tuple(found)
+
+    def _refusal(self, request: Request) -> RoutingError:
+        """Why nobody is eligible: the version is unknown to all, or the workers are not there just now."""
+        workers = self.fleet.workers
+        if request.version and not any(request.version in w.versions.get(request.model, ()) for w in workers):
+            loaded = any(request.model in worker.versions for worker in workers)
+            if loaded:
+                return UnknownModel(_unknown(request))
+        return NoEligibleWorker(
+            f"no worker may serve model {request.model!r} now ({len(workers)} known; /explain?model={request.model} "
+            "says why)"
+        )
+
+    def _sent(self, event: Sent, now_s: float) -> None:
+        column = self._column(event.model)
+        self._in_flight[event.number] = _InFlight(event.worker, column, event.rows, now_s)
+        self.fleet.sent(event.worker, column, event.rows, now_s)
+
+    def _finished(self, event: Finished, now_s: float) -> None:
+        sent = self._in_flight.pop(event.number, None)
+        self.outcomes["unmatched" if sent is None else "matched"] += 1
+        if sent is not None:
+            self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+            if event.worker != sent.worker:
+                # Retried elsewhere, or never served: the worker picked did not take it.
+                self.fleet.outcome(sent.worker, None, False, now_s)
+        if event.worker:
+            self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
+
+    def snapshot(self, now_s: float) -> list[dict[str, Any]]:
+        """The fleet as policies see it, a record a worker, for people to read."""
+        fleet = self.fleet
+        view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
+        names = ("weight", "in_flight", "reported_pending", "pending", "backlog_s", "latency_s", "error_rate", "tokens")
+        numbers = {name: getattr(view, name) for name in (*names, "report_age_s")}
+        return [
+            {
+                "worker": worker.name,
+                "ready": worker.ready,
+                "draining": worker.draining,
+                "device": worker.device,
+                "memory_bytes": worker.memory_bytes,
+                "memory_used_bytes": worker.memory_used_bytes,
+                "utilisation": worker.utilisation,
+                **{name: float(column[row]) for name, column in numbers.items()},
+                "models": {model: sorted(versions) for model, versions in sorted(worker.versions.items())},
+                "service": {
+                    model: {
+                        "fixed_s": float(fleet.service.fixed_s[row, column]),
+                        "per_row_s": float(fleet.service.per_row_s[row, column]),
+                        "max_batch_rows": int(fleet.service.max_batch_rows[row, column]),
+                    }
+                    for model, column in fleet.models.items()
+                    if fleet.service.weight[row, column] > 0
+                },
+            }
+            for row, worker in enumerate(fleet.workers)
+        ]
+
+
+def _unknown(request: Request) -> str:
+    """Triton's own words, so that clients which look at them see no difference."""
+    if request.version:
+        return f"Request for unknown model: '{request.model}' version {request.version} is not found"
+    return f"Request for unknown model: '{request.model}' is not found"

@@ -1,0 +1,154 @@
+"""The ext_proc service: one short stream a request, its headers in and the pick out.
+
+`read` and `write` rather than iterators, and handlers registered by hand on raw bytes where that spares a copy: this is
+the hot path, and each layer left out is a tenth of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf import struct_pb2
+
+from balancer.core.router import Decision
+from balancer.frontends.pick import responses
+from balancer.frontends.pick.kserve import EXTRACTION, Call, HeaderNames, read_call
+from balancer.frontends.pick.picker import Pick, Picker
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+_SUBSET = "x-gateway-destination-endpoint-subset"
+_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+_SERVED = "x-gateway-destination-endpoint-served"
+_FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+
+Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a request ended, for gateways that send the response headers here instead of an access log."""
+
+    decision: Decision
+    endpoint: str
+    latency_s: float
+    status: int
+    """HTTP status; 0: the stream ended without response headers."""
+
+
+class Listener(Protocol):
+    """Who is told what the service did."""
+
+    def picked(self, call: Call, pick: Pick, seconds: float) -> None:
+        """A call was answered, in that many seconds of this process."""
+
+    def served(self, call: Call, served: Served) -> None:
+        """A gateway said how a request ended."""
+
+
+class ExternalProcessor:
+    """Serves `Process`. Until `ready`, picks cannot be made: streams fail and the gateway falls back."""
+
+    def __init__(
+        self, picker: Picker, listener: Listener, names: Callable[[], HeaderNames], ready: Callable[[], bool]
+    ) -> None:
+        self._picker = picker
+        self._listener = listener
+        self._names = names
+        self._ready = ready
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To be added to a server."""
+        process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
+            self.process, request_deserializer=ext_proc.ProcessingRequest.FromString, response_serializer=None
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+
+    async def process(self, _: object, stream: Stream) -> None:
+        """One request of a client, from its headers to the end of what the gateway tells of it."""
+        message = await stream.read()
+        if not isinstance(message, ext_proc.ProcessingRequest) or not message.HasField("request_headers"):
+            return
+        if not self._ready():
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, "the balancer does not know its workers yet")
+        start_s = time.perf_counter()
+        call, subset = read_request(message, self._names())
+        pick = self._picker.pick(call, subset)
+        self._listener.picked(call, pick, time.perf_counter() - start_s)
+        await stream.write(pick.answer)
+        if pick.decision is None:
+            return
+        echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
+        await self._follow(stream, call, pick.decision, start_s, echo)
+
+    async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
+        """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
+        endpoint, status = "", 0
+        seen_response = False
+        while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
+            kind = message.WhichOneof("request")
+            if kind == "response_headers":
+                seen_response = True
+                headers = read_headers(message.response_headers)
+                status = int(headers.get(":status", "0"))
+                served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
+                endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
+            await stream.write(unchanged(message, kind or "", echo).SerializeToString())
+        if seen_response:
+            latency_s = time.perf_counter() - start_s
+            self._listener.served(call, Served(decision, endpoint, latency_s, status))
+
+
+def read_request(message: ext_proc.ProcessingRequest, names: HeaderNames) -> tuple[Call, list[str] | None]:
+    """The call, and the endpoints that the gateway allows (None: all)."""
+    metadata = message.metadata_context.filter_metadata
+    extracted = metadata.get(EXTRACTION)
+    fields: dict[str, Sequence[object]] = {}
+    if extracted is not None:
+        fields = {path: flatten(value) for path, value in extracted.fields.items()}
+    hint = metadata.get(_SUBSET_NAMESPACE)
+    subset = None
+    if hint is not None and _SUBSET in hint.fields:
+        values = flatten(hint.fields[_SUBSET])
+        subset = [part.strip() for value in values for part in str(value).split(",") if part.strip()]
+    return read_call(read_headers(message.request_headers), fields, names), subset
+
+
+def read_headers(headers: ext_proc.HttpHeaders) -> Mapping[str, str]:
+    """Names, in lower case as HTTP/2 has them, to values; the last of a repeated header counts."""
+    return {h.key: h.raw_value.decode("latin-1") or h.value for h in headers.headers.headers}
+
+
+def flatten(value: struct_pb2.Value) -> list[object]:
+    """The leaves of a metadata value, in order: Envoy nests lists where fields repeat within fields that repeat."""
+    match value.WhichOneof("kind"):
+        case "list_value":
+            return [leaf for item in value.list_value.values for leaf in flatten(item)]
+        case "string_value":
+            return [value.string_value]
+        case "number_value":
+            return [value.number_value]
+        case "bool_value":
+            return [value.bool_value]
+    return []
+
+
+def _string(metadata: struct_pb2.Struct | None, key: str) -> str:
+    return metadata.fields[key].string_value if metadata is not None and key in metadata.fields else ""
+
+
+def unchanged(message: ext_proc.ProcessingRequest, kind: str, echo: bool) -> ext_proc.ProcessingResponse:
+    """The answer that changes nothing; a body in full-duplex mode has to be sent back to be passed on."""
+    response = ext_proc.ProcessingResponse()
+    part = getattr(response, kind)
+    part.SetInParent()
+    if kind.endswith("_body") and echo:
+        body = getattr(message, kind)
+        part.response.body_mutation.streamed_response.body = body.body
+        part.response.body_mutation.streamed_response.end_of_stream = body.end_of_stream
+    return response

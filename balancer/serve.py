@@ -1,0 +1,130 @@
+"""Runs the balancer: one process in the foreground, or several that share the port, each restarted if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from balancer.app import App
+from balancer.config import Config, from_mapping, load
+from balancer.logs import configure
+
+logger = logging.getLogger(__name__)
+
+_RESTART_S = 1.0
+"""Between the death of a process and its replacement: a process that cannot start must not spin."""
+_PARENT_CHECK_S = 0.5
+
+
+class Overrides:
+    """What the command line sets over the file, now and after every edit of it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """`values` by dotted field, such as `listen.admin`."""
+        self._values = dict(values)
+
+    def __call__(self, config: Config) -> Config:
+        """The config with the overrides in place; ConfigError where they do not fit."""
+        if not self._values:
+            return config
+        data = config.model_dump(mode="json")
+        for field, value in self._values.items():
+            *sections, name = field.split(".")
+            section = data
+            for part in sections:
+                section = section[part]
+            section[name] = value
+        return from_mapping(data, "command line over config")
+
+
+def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config_path: The config file, watched while it runs; None: defaults.
+        values: By dotted field, what the command line sets over the file.
+
+    Raises:
+        ConfigError: the config does not fit.
+        AddressInUseError: a port is taken.
+    """
+    overrides = Overrides(values)
+    config = overrides(load(config_path) if config_path else Config())
+    if config.processes == 1:
+        _run(config_path, overrides, config, 0)
+        return
+    _supervise(config_path, overrides, config)
+
+
+def _run(config_path: Path | None, overrides: Overrides, config: Config, process: int) -> None:
+    configure(config.log)
+    app = App(config, config_path, process, overrides)
+    parent = os.getppid() if process or config.processes > 1 else None
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        watcher = asyncio.create_task(_stop_with_parent(parent, stop)) if parent is not None else None
+        await app.run(stop)
+        if watcher is not None:
+            watcher.cancel()
+
+    uvloop.run(main())
+
+
+async def _stop_with_parent(parent: int, stop: asyncio.Event) -> None:
+    """A process whose supervisor was killed must not hold on to the port."""
+    while os.getppid() == parent:
+        await asyncio.sleep(_PARENT_CHECK_S)
+    stop.set()
+
+
+def _supervise(config_path: Path | None, overrides: Overrides, config: Config) -> None:
+    """Keep `config.processes` processes running until told to stop."""
+    configure(config.log)
+    context = multiprocessing.get_context("spawn")
+    stop = threading.Event()
+    wake_read, wake_write = os.pipe()
+
+    def on_signal(number: int, _: object) -> None:
+        stop.set()
+        os.write(wake_write, b"x")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+
+    def start(process: int) -> SpawnProcess:
+        child = context.Process(target=_run, args=(config_path, overrides, config, process), daemon=True)
+        child.start()
+        return child
+
+    children = {process: start(process) for process in range(config.processes)}
+    while not stop.is_set():
+        connection.wait([*(child.sentinel for child in children.values()), wake_read])
+        if stop.is_set():
+            break
+        time.sleep(_RESTART_S)
+        for process, child in children.items():
+            if not child.is_alive():
+                logger.error("process died, starting another", extra={"process": process, "exit": child.exitcode})
+                children[process] = start(process)
+    for child in children.values():
+        child.terminate()
+    for child in children.values():
+        child.join(timeout=5)
+        if child.is_alive():
+            child.kill()
