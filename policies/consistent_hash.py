@@ -34,6 +34,9 @@ class ConsistentHash(Policy):
     load: Literal["pending", "in_flight"] = option(
         "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own, exact)"
     )
+    floor: float = option(
+        0.0, "Requests that a worker may hold whatever the others' load: few requests alone are no imbalance", ge=0.0
+    )
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """1 for the key's worker, `(..., n)`."""
@@ -48,6 +51,5 @@ class ConsistentHash(Policy):
         total_weight = np.add.reduce(weight, axis=-1, keepdims=True)
         total_load = np.add.reduce(load, axis=-1, keepdims=True) + 1.0
         share = self.balance_factor * total_load / np.where(total_weight > 0.0, total_weight, 1.0)
-        # Somebody has room: if all were at their bounds, the loads would sum to more than they do. Workers that are not
-        # eligible have no weight, so no room.
-        return least(cost, load < np.ceil(share * weight))
+        # Somebody has room: if all were at their bounds, the loads would sum to more than they do.
+        return least(cost, (load < np.maximum(np.ceil(share * weight), self.floor)) & eligible)

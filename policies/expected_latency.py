@@ -15,14 +15,22 @@ _LEAST_SCALE_S = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedLatency(Policy):
-    """Least `completion_s + error_penalty_s * error_rate`, by a softmin whose scale is `temperature` times the best."""
+    """Least `completion_s + error_penalty_s * error_rate`, by a softmin whose scale is `temperature` times the best.
+
+    On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
+    What prevents it is in the estimate and not in the choice: every pick counts at once, for the others' picks too, so
+    the worker just picked looks longer to the next request. The softmin therefore only needs to part near ties. A
+    wider one buys nothing, even with many balancers and old reports, and costs where there are few: see README.md.
+
+    A worker that fails fast looks idle; what an error costs the client in seconds keeps it from being the best.
+    """
 
     name: ClassVar[str] = "expected_latency"
     summary: ClassVar[str] = "Least expected completion time: batch-aware, dead-reckoned, speed and queue in one."
-    source: ClassVar[str] = "Selen et al., Steady-state analysis of shortest expected delay routing, QUESTA 2016"
+    source: ClassVar[str] = "Selen et al., Steady-state analysis of shortest expected delay routing, Queueing Systems 2016"
 
     temperature: float = option(
-        0.05,
+        0.02,
         "Relative spread: a worker this share slower is picked e times less often; 0: only the best",
         ge=0.0,
     )

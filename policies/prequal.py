@@ -21,7 +21,8 @@ class Prequal(Policy):
 
     Prequal probes servers at random and keeps a small pool of answers. Here reports tell of all, so the threshold is
     exact and the pool is sampled afresh for each request (in closed form), which keeps what matters of it: balancers
-    compare different workers, so they do not herd.
+    compare different workers, so they do not herd. A pool of the whole fleet does: a latency average answers too late
+    for requests not to pile up on whoever has the lowest.
     """
 
     name: ClassVar[str] = "prequal"
@@ -31,7 +32,7 @@ class Prequal(Policy):
     hot_quantile: float = option(
         0.84, "Quantile of pending (0 to 1, lower order statistic) above which a worker is hot", ge=0.0, le=1.0
     )
-    pool: int = option(16, "Workers sampled for the comparison, as Prequal's probe pool; 0: all", ge=0)
+    pool: int = option(3, "Workers sampled for the comparison, as many as Prequal probes a query; 0: all", ge=0)
     latency: Literal["observed", "expected"] = option(
         "observed",
         "Latency compared among cold workers: observed (average of finished requests, service time where none has) or "

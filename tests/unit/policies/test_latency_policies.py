@@ -41,10 +41,10 @@ PENDING = [1, 2, 4, 8, 50]
 
 def test_prequal_takes_the_least_latency_among_cold_workers() -> None:
     view = make_view(pending=PENDING, latency_s=[0.05, 0.04, 0.03, 0.02, 0.01])
-    assert probabilities(Prequal(), view) == [0, 0, 0, 1, 0]
-    assert probabilities(Prequal(hot_quantile=1.0), view) == [0, 0, 0, 0, 1]
-    assert probabilities(Prequal(hot_quantile=0.5), view) == [0, 0, 1, 0, 0]
-    assert probabilities(Prequal(hot_quantile=0.0), view) == [1, 0, 0, 0, 0]
+    assert probabilities(Prequal(pool=0), view) == [0, 0, 0, 1, 0]
+    assert probabilities(Prequal(hot_quantile=1.0, pool=0), view) == [0, 0, 0, 0, 1]
+    assert probabilities(Prequal(hot_quantile=0.5, pool=0), view) == [0, 0, 1, 0, 0]
+    assert probabilities(Prequal(hot_quantile=0.0, pool=0), view) == [1, 0, 0, 0, 0]
 
 
 def test_prequal_falls_back_to_least_pending_where_the_whole_sample_is_hot() -> None:
@@ -56,17 +56,17 @@ def test_prequal_falls_back_to_least_pending_where_the_whole_sample_is_hot() -> 
 
 def test_prequal_judges_hot_among_the_eligible_only() -> None:
     view = make_view(pending=[3, 4, 9, 9, 9], latency_s=[2, 1, 1, 1, 1], eligible=[True, True, False, False, False])
-    assert probabilities(Prequal(hot_quantile=0.5), view) == [1, 0, 0, 0, 0]
+    assert probabilities(Prequal(hot_quantile=0.5, pool=0), view) == [1, 0, 0, 0, 0]
 
 
 def test_prequal_takes_service_time_where_no_latency_was_observed() -> None:
     view = make_view(latency_s=[0.02, 0, 0], service_s=[0.01, 0.03, 0.015])
-    assert probabilities(Prequal(), view) == [0, 0, 1]
+    assert probabilities(Prequal(pool=0), view) == [0, 0, 1]
 
 
 def test_prequal_by_expected_latency() -> None:
     view = make_view(latency_s=[1, 2, 3], completion_s=[3, 1, 2])
-    assert probabilities(Prequal(latency="expected"), view) == [0, 1, 0]
+    assert probabilities(Prequal(latency="expected", pool=0), view) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.84, 1.0])
