@@ -27,7 +27,7 @@ class ExpectedLatency(Policy):
 
     name: ClassVar[str] = "expected_latency"
     summary: ClassVar[str] = "Least expected completion time: batch-aware, dead-reckoned, speed and queue in one."
-    source: ClassVar[str] = "Selen et al., Steady-state analysis of shortest expected delay routing, Queueing Syst. 2016"
+    source: ClassVar[str] = "Selen et al. 2016, Steady-state analysis of shortest expected delay routing, QUESTA 84"
 
     temperature: float = option(
         0.02,
