@@ -1,0 +1,1 @@
+"""A load balancer for Triton inference fleets: Envoy asks it which worker serves each request."""

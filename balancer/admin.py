@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import math
@@ -13,6 +14,7 @@ from aiohttp import web
 from balancer.core.errors import RoutingError
 from balancer.core.router import Router
 from balancer.metrics import Metrics
+from balancer.recent import Summary
 from balancer.schema import split_address
 from policies.base import Request
 from policies.hashing import key_of
@@ -24,6 +26,7 @@ _PAGES = {
     "/workers": "the fleet as the policy sees it",
     "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
     "(also: version, rows, key, priority, deadline_ms)",
+    "/recent": "rate, p50, p99 and errors of the last seconds",
     "/config": "the config in force, its hash, and the last refusal",
 }
 _COLUMNS = (
@@ -41,6 +44,7 @@ class Admin:
         metrics: Metrics,
         clock: Callable[[], float],
         readiness: Callable[[], str],
+        recent: Callable[[], Summary],
         config: Callable[[], Mapping[str, Any]],
     ) -> None:
         """`readiness` returns why picks cannot be made, empty if they can; `config` what /config shows."""
@@ -48,6 +52,7 @@ class Admin:
         self._metrics_of_process = metrics
         self._clock = clock
         self._readiness = readiness
+        self._recent_of_process = recent
         self._config_shown = config
         self._runner: web.AppRunner | None = None
 
@@ -56,7 +61,7 @@ class Admin:
         host, port = split_address(address)
         application = web.Application()
         application.router.add_get("/", self._index)
-        pages = (self._ready, self._live, self._metrics, self._workers, self._explain, self._config)
+        pages = (self._ready, self._live, self._metrics, self._workers, self._explain, self._recent, self._config)
         for page in pages:
             application.router.add_get(f"/{page.__name__.strip('_')}", page)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
@@ -102,6 +107,9 @@ class Admin:
 
     async def _config(self, _: web.Request) -> web.Response:
         return _json(dict(self._config_shown()))
+
+    async def _recent(self, _: web.Request) -> web.Response:
+        return _json({"policy": self._router.policy.name, **dataclasses.asdict(self._recent_of_process())})
 
     async def _explain(self, request: web.Request) -> web.Response:
         try:

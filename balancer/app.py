@@ -19,6 +19,7 @@ from balancer.core.events import Event
 from balancer.core.router import Router
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
+from balancer.errors import OperatorError
 from balancer.frontends.access_log import AccessLog
 from balancer.frontends.ads import Ads, Endpoint, State
 from balancer.frontends.pick.endpoints import Endpoints
@@ -44,7 +45,7 @@ _GRPC_OPTIONS = [
 ]
 
 
-class AddressInUseError(RuntimeError):
+class AddressInUseError(OperatorError):
     """A port that the config names is taken."""
 
 
@@ -79,7 +80,14 @@ class App:
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
-        self.admin = Admin(self.router, self.metrics, self._clock, self.not_ready, self.state.as_json)
+        self.admin = Admin(
+            self.router,
+            self.metrics,
+            self._clock,
+            readiness=self.not_ready,
+            recent=lambda: self._recorder.recent.summary(self._clock()),
+            config=self.state.as_json,
+        )
         self._apply(config)
 
     def not_ready(self) -> str:
@@ -113,7 +121,8 @@ class App:
                 port = await self.admin.start(config.admin_address(self._process))
             except OSError as error:
                 raise _in_use("listen.admin", config.admin_address(self._process)) from error
-            logger.info("serving", extra={"grpc": config.listen.grpc, "admin_port": port, "process": self._process})
+            where = {"grpc": config.listen.grpc, "admin_port": port, "process_number": self._process}
+            logger.info("serving", extra=where)
             async with asyncio.TaskGroup() as tasks:
                 followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
                 if self._source is not None:
@@ -176,6 +185,8 @@ class App:
             return
         if self.state.accept(config, time.time()):
             self._apply(config)
+            if config.discovery.file is None:
+                self._discovered(tuple(config.discovery.workers))
             self.metrics.config_loads.labels("applied").inc()
             extra: dict[str, Any] = {"policy": config.policy.name, "config_hash": config.hash}
             logger.info("config applied", extra=extra)
@@ -202,6 +213,8 @@ class App:
 
     def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
         """A new list of workers: router, addresses and Envoy learn of it in one step."""
+        if workers == self._workers:
+            return
         old = self._workers or ()
         for event in changes(old, workers):
             self._observe(event)

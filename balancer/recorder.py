@@ -14,6 +14,7 @@ from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
 from balancer.logs import DecisionLog, Reason
 from balancer.metrics import Metrics
+from balancer.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Recorder:
         self._clock = clock
         self._failures = 0
         self.decision_log = DecisionLog(0.0)
+        self.recent = Recent()
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """Count a decision or a refusal."""
@@ -102,6 +104,7 @@ class Recorder:
         metrics = self._metrics
         label = metrics.model_label(model)
         self._router.observe(finished, now_s)
+        self.recent.add(now_s, finished.latency_s, finished.ok)
         metrics.requests_of(label, finished.worker, status).inc()
         if not finished.ok:
             metrics.errors.labels(label, finished.worker).inc()

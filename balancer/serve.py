@@ -120,7 +120,8 @@ def _supervise(config_path: Path | None, overrides: Overrides, config: Config) -
         time.sleep(_RESTART_S)
         for process, child in children.items():
             if not child.is_alive():
-                logger.error("process died, starting another", extra={"process": process, "exit": child.exitcode})
+                died = {"process_number": process, "exit_status": child.exitcode}
+                logger.error("process died, starting another", extra=died)
                 children[process] = start(process)
     for child in children.values():
         child.terminate()

@@ -64,7 +64,8 @@ class Router:
         self._seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
-        self._sticky = ConsistentHash()
+        # A key moves only from a worker with twice its share, and with enough to fill a batch or two.
+        self._sticky = ConsistentHash(balance_factor=2.0, floor=16.0)
         self._unbounded = ConsistentHash(balance_factor=math.inf)
 
     @property

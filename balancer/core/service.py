@@ -40,11 +40,14 @@ class Service:
 def observe(s: Service, w: int, m: int, rows: float, executions: float, seconds: float, memory: float) -> None:
     """Learn that `executions` batches of `rows` rows took `seconds` in all on worker `w` with model `m`."""
     keep = math.exp(-executions / memory)
-    s.weight[w, m] = s.weight[w, m] * keep + executions
-    s.rows[w, m] = s.rows[w, m] * keep + executions * rows
-    s.rows_squared[w, m] = s.rows_squared[w, m] * keep + executions * rows * rows
-    s.seconds[w, m] = s.seconds[w, m] * keep + seconds
-    s.rows_seconds[w, m] = s.rows_seconds[w, m] * keep + seconds * rows
+    # The executions of one observation fade among themselves too, so that a thousand at once weigh no more than memory.
+    gain = memory * (1 - keep)
+    time_s = seconds / executions
+    s.weight[w, m] = s.weight[w, m] * keep + gain
+    s.rows[w, m] = s.rows[w, m] * keep + gain * rows
+    s.rows_squared[w, m] = s.rows_squared[w, m] * keep + gain * rows * rows
+    s.seconds[w, m] = s.seconds[w, m] * keep + gain * time_s
+    s.rows_seconds[w, m] = s.rows_seconds[w, m] * keep + gain * time_s * rows
     weight = s.weight[w, m]
     mean_rows = s.rows[w, m] / weight
     mean_s = s.seconds[w, m] / weight

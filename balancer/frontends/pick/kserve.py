@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from policies.base import Request
 from policies.hashing import key_of, mix
@@ -131,7 +132,7 @@ def _rest_call(path: str) -> tuple[Kind, str, str]:
     if match is None or match["model"] == "stats":
         return Kind.SERVER, "", ""
     kind = {"infer": Kind.INFERENCE, "generate": Kind.INFERENCE, "generate_stream": Kind.STREAM}
-    return kind.get(match["verb"] or "", Kind.MODEL), match["model"], match["version"] or ""
+    return kind.get(match["verb"] or "", Kind.MODEL), unquote(match["model"]), match["version"] or ""
 
 
 def _first(fields: Mapping[str, Sequence[object]], path: str) -> object:

@@ -1,0 +1,5 @@
+"""`python -m balancer` is `balancer`."""
+
+from balancer.cli import main
+
+main()

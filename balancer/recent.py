@@ -1,0 +1,52 @@
+"""The last few seconds of traffic in numbers, for a person who looks on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+_MOST = 20_000
+"""Outcomes kept: beyond that many in the window, the newest stand for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Traffic within a window."""
+
+    window_s: float
+    rate_per_s: float
+    p50_s: float
+    """NaN where nothing was measured."""
+    p99_s: float
+    errors: int
+
+
+class Recent:
+    """A sliding window over outcomes."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._window_s = window_s
+        self._outcomes: deque[tuple[float, float, bool]] = deque(maxlen=_MOST)
+
+    def add(self, now_s: float, latency_s: float | None, ok: bool) -> None:
+        """Take in one outcome; without a latency it counts towards rate and errors alone."""
+        self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok))
+
+    def summary(self, now_s: float) -> Summary:
+        """The window that ends now."""
+        outcomes = self._outcomes
+        while outcomes and outcomes[0][0] < now_s - self._window_s:
+            outcomes.popleft()
+        span_s = now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s
+        latencies = np.array([latency_s for _, latency_s, ok in outcomes if ok])
+        measured = latencies[np.isfinite(latencies)]
+        p50_s, p99_s = np.quantile(measured, [0.5, 0.99]) if len(measured) else (np.nan, np.nan)
+        return Summary(
+            self._window_s,
+            len(outcomes) / max(span_s, 1e-9),
+            float(p50_s),
+            float(p99_s),
+            sum(not ok for _, _, ok in outcomes),
+        )

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from balancer.core import columns, latency, queue, service, tokens
+from balancer.core.latency import Latency
+from balancer.core.queue import Queue
+from balancer.core.service import Service
+from balancer.core.settings import TokenSettings
+from balancer.core.tokens import Tokens
+
+
+def make_service(workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4) -> Service:
+    s = columns.allocate(Service, workers, 1)
+    s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = fixed_s, per_row_s, max_batch
+    return s
+
+
+class TestService:
+    def test_recovers_an_affine_time_from_batches_of_several_sizes(self) -> None:
+        s = columns.allocate(Service, 1, 1)
+        for rows in (1, 4, 8, 16):
+            service.observe(s, 0, 0, rows, 50, 50 * (0.010 + 0.002 * rows), memory=1000)
+        assert s.fixed_s[0, 0] == pytest.approx(0.010, rel=0.02)
+        assert s.per_row_s[0, 0] == pytest.approx(0.002, rel=0.02)
+
+    def test_one_batch_size_is_predicted_exactly_and_both_parts_are_positive(self) -> None:
+        s = columns.allocate(Service, 1, 1)
+        service.observe(s, 0, 0, 8, 10, 0.5, memory=100)
+        assert s.fixed_s[0, 0] + 8 * s.per_row_s[0, 0] == pytest.approx(0.05)
+        assert s.fixed_s[0, 0] > 0
+        assert s.per_row_s[0, 0] > 0
+
+    def test_a_slowed_device_is_noticed_within_its_memory(self) -> None:
+        s = columns.allocate(Service, 1, 1)
+        service.observe(s, 0, 0, 1, 1000, 10.0, memory=100)
+        for _ in range(30):
+            service.observe(s, 0, 0, 1, 10, 0.3, memory=100)
+        assert s.fixed_s[0, 0] + s.per_row_s[0, 0] == pytest.approx(0.03, rel=0.1)
+
+    def test_a_new_worker_borrows_from_those_that_know_the_model(self) -> None:
+        s = columns.allocate(Service, 2, 1)
+        service.observe(s, 0, 0, 4, 10, 0.4, memory=100)
+        service.borrow(s, 1, 0, default_s=1.0)
+        assert s.fixed_s[1, 0] == s.fixed_s[0, 0]
+
+
+class TestQueue:
+    def test_requests_that_share_a_batch_share_its_fixed_time(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        for _ in range(4):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert q.own_work_s[0] == pytest.approx(0.08 + 4 * 0.01)
+        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert q.own_work_s[0] == pytest.approx(2 * 0.08 + 5 * 0.01)
+
+    def test_the_executing_batch_is_worked_off_with_time_but_no_more_than_one(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        for _ in range(3):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert queue.backlog_now_s(q, 0.0)[0] == pytest.approx(0.27)
+        assert queue.backlog_now_s(q, 0.05)[0] == pytest.approx(0.22)
+        assert queue.backlog_now_s(q, 9.0)[0] == pytest.approx(0.18)
+
+    def test_what_is_sent_and_ended_leaves_nothing_behind(self) -> None:
+        q, s = columns.allocate(Queue, 1, 2), columns.allocate(Service, 1, 2)
+        s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = 0.1, 0.03, 3
+        for m, rows in ((0, 1), (1, 7), (0, 2)):
+            queue.sent(q, s, 0, m, rows, 0.0)
+        for m, rows in ((1, 7), (0, 2), (0, 1)):
+            queue.ended(q, s, 0, m, rows, 1.0)
+        assert q.in_flight[0] == q.own_work_s[0] == q.batches[0] == 0
+
+    def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
+        q = columns.allocate(Queue, 1, 1)
+        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
+        assert queue.pending_now(q, 0.0)[0] == 10
+        assert queue.pending_now(q, 0.5)[0] == pytest.approx(5)
+        assert queue.pending_now(q, 2.0)[0] == 0
+
+    def test_other_balancers_are_assumed_to_send_as_we_do(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        queue.reported(q, 0, pending=0, executing=0, work_s=0.0, balancers=3, now_s=0.0)
+        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert queue.pending_now(q, 0.0)[0] == 3
+
+    def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        queue.reported(q, 0, pending=0, executing=4, work_s=0.5, balancers=1, now_s=0.0)
+        assert queue.pending_now(q, 0.0)[0] == 1
+
+
+class TestLatency:
+    def observe(self, x: Latency, latency_s: float | None, ok: bool, now_s: float) -> None:
+        latency.observe(x, 0, latency_s, ok, now_s, decay_s=10.0, error_decay_s=10.0)
+
+    def test_a_peak_is_taken_at_once_and_forgotten_slowly(self) -> None:
+        x = columns.allocate(Latency, 1, 0)
+        self.observe(x, 0.1, True, 0.0)
+        self.observe(x, 0.5, True, 1.0)
+        assert x.latency_s[0] == 0.5
+        self.observe(x, 0.1, True, 11.0)
+        assert x.latency_s[0] == pytest.approx(0.1 + 0.4 * np.exp(-1))
+
+    def test_a_fast_error_does_not_lower_it_and_a_slow_one_raises_it(self) -> None:
+        x = columns.allocate(Latency, 1, 0)
+        self.observe(x, 0.1, True, 0.0)
+        self.observe(x, 0.0001, False, 5.0)
+        assert x.latency_s[0] == 0.1
+        self.observe(x, 0.9, False, 6.0)
+        assert x.latency_s[0] == 0.9
+
+    def test_errors_show_in_the_error_rate_and_fade(self) -> None:
+        x = columns.allocate(Latency, 1, 0)
+        for k in range(500):
+            self.observe(x, None, False, k * 0.1)
+        assert latency.error_rate_now(x, 50.0, 10.0)[0] == pytest.approx(1.0, abs=0.05)
+        assert latency.error_rate_now(x, 150.0, 10.0)[0] < 0.001
+        assert x.latency_s[0] == 0
+
+
+class TestTokens:
+    settings = TokenSettings(capacity=10, refill_per_s=100, target_pending=4)
+
+    def test_starts_full_and_a_pick_takes_one(self) -> None:
+        t = columns.allocate(Tokens, 1, 0)
+        tokens.advance(t, 0, 0, self.settings, 0.0)
+        tokens.take(t, 0)
+        assert tokens.level_now(t, self.settings, 0.0)[0] == 9
+
+    @pytest.mark.parametrize(("pending", "refilled"), [(0, 5.0), (2, 2.5), (4, 0.0), (9, 0.0)])
+    def test_the_refill_follows_the_queue(self, pending: float, refilled: float) -> None:
+        t = columns.allocate(Tokens, 1, 0)
+        t.level[0] = 0
+        tokens.advance(t, 0, pending, self.settings, 0.0)
+        assert tokens.level_now(t, self.settings, 0.05)[0] == pytest.approx(refilled)
+
+    def test_never_above_capacity_nor_below_zero(self) -> None:
+        t = columns.allocate(Tokens, 1, 0)
+        tokens.advance(t, 0, 0, self.settings, 0.0)
+        for _ in range(20):
+            tokens.take(t, 0)
+        assert tokens.level_now(t, self.settings, 0.0)[0] == 0
+        assert tokens.level_now(t, self.settings, 99.0)[0] == 10
+
+
+def test_leading_axes_give_what_single_fleets_give() -> None:
+    rng = np.random.default_rng(1)
+    batched = columns.allocate(Queue, 5, 2, batch=(3,))
+    for f in ("in_flight", "own_work_s", "batches", "others", "others_work_s", "others_s", "progress_s"):
+        getattr(batched, f)[:] = rng.uniform(0, 3, (3, 5))
+    for e in range(3):
+        single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})
+        np.testing.assert_array_equal(queue.pending_now(batched, 2.0)[e], queue.pending_now(single, 2.0))
+        np.testing.assert_array_equal(queue.backlog_now_s(batched, 2.0)[e], queue.backlog_now_s(single, 2.0))

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.fleets import make_router, model, report
+
+from balancer.core.errors import NoEligibleWorker, Shed, UnknownModel
+from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.core.router import Router
+from balancer.core.settings import Limits, ModelSettings, Settings
+from policies.base import FleetView, FloatArray, Policy, Request
+from policies.least_requests import LeastRequests
+from policies.random_choice import RandomChoice
+from policies.round_robin import RoundRobin
+
+M = Request("m")
+
+
+def test_a_pick_counts_in_flight_until_its_outcome() -> None:
+    router = make_router()
+    decision = router.route(M, 0.1)
+    row = router.fleet.index[decision.worker]
+    assert router.fleet.queue.in_flight[row] == 1
+    router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.2)
+    assert not router.fleet.queue.in_flight.any()
+
+
+def test_least_requests_spreads_evenly_without_outcomes() -> None:
+    router = make_router(3)
+    assert Counter(router.route(M, 0.1).worker for _ in range(9)) == {"w0": 3, "w1": 3, "w2": 3}
+
+
+def test_propensity_is_the_probability_that_the_policy_gave() -> None:
+    assert make_router(4, RandomChoice()).route(M, 0.1).propensity == 0.25
+
+
+def test_equal_seeds_and_events_give_equal_decisions_and_other_seeds_others() -> None:
+    def picks(seed: int) -> list[str]:
+        router = make_router(4, RandomChoice(), seed=seed)
+        return [router.route(M, 0.1).worker for _ in range(30)]
+
+    assert picks(1) == picks(1) != picks(2)
+
+
+def test_fallbacks_are_other_eligible_workers_least_pending_first() -> None:
+    router = make_router(3, RoundRobin())
+    decisions = [router.route(M, 0.1) for _ in range(4)]
+    for decision in decisions:
+        assert decision.worker not in decision.fallbacks
+        assert len(decision.fallbacks) == 2
+    # The fourth goes to w0, which already has one as have w1 and w2: ties go in order of rows.
+    assert decisions[3].worker == decisions[0].worker
+
+
+def test_swapping_the_policy_keeps_what_is_in_flight() -> None:
+    router = make_router(2, RoundRobin())
+    router.route(M, 0.1)
+    before = router.fleet.queue.in_flight.copy()
+    router.configure(LeastRequests(), router.settings)
+    np.testing.assert_array_equal(router.fleet.queue.in_flight, before)
+    assert router.route(M, 0.1).policy == "least_requests"
+
+
+def test_unknown_model_and_version_are_told_in_tritons_words() -> None:
+    router = make_router()
+    with pytest.raises(UnknownModel, match="Request for unknown model: 'nope' is not found"):
+        router.route(Request("nope"), 0.1)
+    with pytest.raises(UnknownModel, match="'m' version 7 is not found"):
+        router.route(Request("m", version="7"), 0.1)
+
+
+def test_a_model_that_only_the_table_knows_is_unavailable_rather_than_unknown() -> None:
+    router = make_router(settings=Settings(models={"later": ModelSettings()}))
+    with pytest.raises(NoEligibleWorker, match="explain"):
+        router.route(Request("later"), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (ModelSettings(versions=("2",)), "version 1 of m is not permitted"),
+        (ModelSettings(devices=("A100",)), "device T4 is not one of A100"),
+        (ModelSettings(memory_bytes=17), "needs 17 bytes of device memory, has 16"),
+    ],
+)
+def test_the_model_table_keeps_workers_out_and_says_why(row: ModelSettings, why: str) -> None:
+    router = make_router(1, settings=Settings(models={"m": row}))
+    router.observe(report("w0", 2, device="T4", memory_bytes=16), 0.1)
+    with pytest.raises(NoEligibleWorker):
+        router.route(M, 0.1)
+    assert any(why in reason for reason in router.reasons(M, 0.1)["w0"])
+
+
+def test_not_ready_and_draining_workers_get_nothing() -> None:
+    router = make_router(3)
+    router.observe(report("w0", 2, ready=False), 0.1)
+    router.observe(WorkerAdded("w1", draining=True), 0.1)
+    assert {router.route(M, 0.1).worker for _ in range(5)} == {"w2"}
+    assert router.reasons(M, 0.1) == {"w0": ["not ready"], "w1": ["draining"], "w2": []}
+
+
+def test_stale_workers_are_avoided_while_others_are_fresh_and_used_when_none_is() -> None:
+    router = make_router(2)
+    router.observe(report("w0", 2), 5.0)
+    assert {router.route(M, 5.1).worker for _ in range(4)} == {"w0"}
+    assert "last report is 5.1 s old" in router.reasons(M, 5.1)["w1"][0]
+    assert {router.route(M, 50.0).worker for _ in range(20)} == {"w0", "w1"}
+
+
+def test_a_broken_report_stream_makes_a_worker_stale_at_once() -> None:
+    router = make_router(2)
+    router.observe(ReportsLost("w0"), 0.1)
+    assert {router.route(M, 0.1).worker for _ in range(4)} == {"w1"}
+    assert "its report stream broke" in router.reasons(M, 0.1)["w0"][0]
+
+
+def test_reports_that_repeat_or_come_late_change_nothing_and_lost_ones_are_counted() -> None:
+    router = make_router(1)
+    router.observe(report("w0", 5, [model(pending=4)]), 0.1)
+    router.observe(report("w0", 4, ready=False), 0.2)
+    router.observe(report("w0", 5, ready=False), 0.2)
+    assert router.fleet.workers[0].ready
+    assert router.fleet.queue.reported_pending[0] == 4
+    assert router.fleet.reports == {"accepted": 2, "lost": 3, "late": 2}
+
+
+def test_a_new_incarnation_starts_its_counters_anew() -> None:
+    router = make_router(1, models=[model(batches=((1, 100, 1.0),))])
+    router.observe(report("w0", 1, [model(batches=((1, 3, 0.3),))], incarnation=2), 1.0)
+    assert router.fleet.workers[0].batches["m", "1", 1] == (3, 0.3)
+
+
+def test_limits_shed_and_priorities_shed_first() -> None:
+    limits = Limits(max_pending_per_worker=2, sheddable_priority=3, sheddable_max_pending_per_worker=1)
+    router = make_router(1, settings=Settings(limits=limits))
+    router.route(M, 0.1)
+    with pytest.raises(Shed):
+        router.route(Request("m", priority=3), 0.1)
+    router.route(Request("m", priority=2), 0.1)
+    with pytest.raises(Shed, match="2 requests pending"):
+        router.route(M, 0.1)
+
+
+def test_late_requests_are_shed_where_asked_for() -> None:
+    settings = Settings(limits=Limits(shed_late=True))
+    router = make_router(1, settings=settings, models=[model(batches=((1, 10, 1.0),))])
+    router.route(Request("m", deadline_s=0.2), 0.1)
+    with pytest.raises(Shed, match="deadline is in 50 ms"):
+        router.route(Request("m", deadline_s=0.05), 0.1)
+
+
+def test_a_subset_is_honoured_and_an_empty_one_means_nobody() -> None:
+    router = make_router(3)
+    assert {router.route(M, 0.1, subset={"w2"}).worker for _ in range(3)} == {"w2"}
+    with pytest.raises(NoEligibleWorker):
+        router.route(M, 0.1, subset=set())
+
+
+def test_a_sequence_stays_on_its_worker_without_memory_and_has_no_fallback() -> None:
+    routers = [make_router(5, RoundRobin()), make_router(5, RandomChoice(), seed=9)]
+    for key in range(20):
+        request = Request("m", key=key, sequence=True)
+        decisions = [router.route(request, 0.1) for router in routers for _ in range(4)]
+        assert len({decision.worker for decision in decisions}) == 1
+        assert not any(decision.fallbacks for decision in decisions)
+
+
+def test_a_sequence_stays_while_its_worker_drains_or_reports_late() -> None:
+    router = make_router(4)
+    request = Request("m", key=3, sequence=True)
+    worker = router.route(request, 0.1).worker
+    router.observe(WorkerAdded(worker, draining=True), 0.2)
+    router.observe(ReportsLost(worker), 0.2)
+    assert router.route(request, 0.3).worker == worker
+
+
+def test_a_routing_key_sticks_under_any_policy_unless_told_not_to() -> None:
+    router = make_router(5, RoundRobin())
+    assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(2)}) == 1
+    router.configure(RoundRobin(), dataclasses.replace(router.settings, sticky_keys=False))
+    assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(5)}) == 5
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenPolicy(Policy):
+    name = "broken"
+    summary = source = ""
+    answer: object = None
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return np.array(self.answer, float)
+
+
+@pytest.mark.parametrize("answer", [[0.5, 0.6], [np.nan, 1.0], [2.0, -1.0], [0.0, 1.0], ValueError("no")])
+def test_an_invalid_policy_is_replaced_by_the_least_pending_worker(answer: object) -> None:
+    router = make_router(2, BrokenPolicy(answer=answer))
+    router.observe(report("w1", 2, ready=False), 0.1)
+    assert router.route(M, 0.1).worker == "w0"
+    assert router.failures["broken"] == 1
+    assert router.last_failure
+
+
+def test_a_policy_that_gives_nothing_sheds() -> None:
+    with pytest.raises(Shed, match="broken"):
+        make_router(2, BrokenPolicy(answer=[0.0, 0.0])).route(M, 0.1)
+
+
+def test_outcomes_that_never_come_stop_counting() -> None:
+    router = make_router(1, settings=Settings(outcome_timeout_s=10.0))
+    router.route(M, 0.0)
+    router.route(M, 5.0)
+    router.expire(10.0)
+    assert router.fleet.queue.in_flight[0] == 1
+    assert router.outcomes["expired"] == 1
+
+
+def test_a_removed_worker_takes_its_requests_along_and_outcomes_of_them_are_harmless() -> None:
+    router = make_router(2)
+    decisions = [router.route(M, 0.1) for _ in range(4)]
+    router.observe(WorkerRemoved("w0"), 0.2)
+    for decision in decisions:
+        router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.3)
+    assert router.fleet.names == ["w1"]
+    assert not router.fleet.queue.in_flight.any()
+
+
+def test_a_retry_elsewhere_counts_as_an_error_of_the_worker_picked() -> None:
+    router = make_router(2)
+    decision = router.route(M, 0.1)
+    other = next(name for name in router.fleet.names if name != decision.worker)
+    router.observe(Finished(decision.number, other, 0.01, True), 0.2)
+    errors = dict(zip(router.fleet.names, router.fleet.latency.errors, strict=True))
+    assert errors[decision.worker] > 0
+    assert errors[other] == 0
+
+
+def test_without_reports_every_worker_serves_every_model() -> None:
+    router = Router(RoundRobin(), Settings(reports_required=False))
+    for i in range(2):
+        router.observe(WorkerAdded(f"w{i}"), 0.0)
+    assert {router.route(Request(f"model-{k}"), 0.1).worker for k in range(4)} == {"w0", "w1"}
+    assert len(router.fleet.models) == 1
