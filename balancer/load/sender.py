@@ -17,6 +17,7 @@ import tritonclient.http as http_api
 import tritonclient.http.aio as http_client
 from tritonclient.utils import InferenceServerException
 
+from balancer.errors import OperatorError
 from balancer.load import inputs
 from balancer.load.result import OK
 
@@ -29,7 +30,7 @@ _DEADLINE_HEADER = "x-deadline-ms"
 _MAX_MESSAGE_BYTES = 2**31 - 1
 
 
-class LoadError(Exception):
+class LoadError(OperatorError):
     """The run cannot start; the message names the model or address, what is wrong, and the remedy."""
 
 

@@ -16,7 +16,7 @@ WORKER = b"fake-0"
 
 @dataclasses.dataclass
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Models `echo` (answers), `gated` (once `gate` is set), `broken` (UNAVAILABLE); at most 4 rows."""
+    """Models `echo` (answers), `gated` (once `gate` is set), `broken` (UNAVAILABLE); at most 8 rows."""
 
     gate: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     requests: list[Any] = dataclasses.field(default_factory=list)
@@ -41,7 +41,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         )
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelConfigResponse(config={"name": request.name, "max_batch_size": 4})
+        return service_pb2.ModelConfigResponse(config={"name": request.name, "max_batch_size": 8})
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.requests.append(request)

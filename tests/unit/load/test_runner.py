@@ -150,8 +150,8 @@ async def test_an_unknown_model_is_named_before_anything_is_sent(fake: FakeTrito
 
 
 async def test_too_many_rows_are_refused_with_the_limit(url: str) -> None:
-    with pytest.raises(LoadError, match=r"rows is 5.*at most 4"):
-        await drive(url, workload(3, "echo", rows="5"))
+    with pytest.raises(LoadError, match=r"rows is 9.*at most 8"):
+        await drive(url, workload(3, "echo", rows="9"))
 
 
 async def test_no_listener_is_said_so() -> None:
