@@ -16,6 +16,8 @@ from policies.hashing import mix, unit
 
 Reason = Literal["picked", "unknown_model", "no_worker", "shed", "per_server"]
 """What became of a decision."""
+
+_HANDLER = "balancer"
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 _decisions = logging.getLogger("balancer.decisions")
 
@@ -59,10 +61,10 @@ def configure(section: LogSection, *, stream: TextIO | None = None, terminal: bo
         handler = logging.StreamHandler(stream)
         handler.setFormatter(_Json())
     root = logging.getLogger()
-    for old in [each for each in root.handlers if getattr(each, "from_balancer", False)]:
+    for old in [each for each in root.handlers if each.name == _HANDLER]:
         root.removeHandler(old)
         old.close()
-    vars(handler)["from_balancer"] = True
+    handler.set_name(_HANDLER)
     root.addHandler(handler)
     root.setLevel(section.level.upper())
     # At debug it tells every look at the file, 50 a second.

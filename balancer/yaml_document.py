@@ -175,11 +175,8 @@ def read_document(content: bytes | str, source: str) -> Document:
     try:
         loader = _Loader(content if isinstance(content, str) else _text(content, source))
         node = loader.get_single_node()
-        if node is None:
-            message = "the file is empty; write {} where the defaults are really meant"
-            raise ConfigError([Problem(source, None, "", message)])
         reader = _Reader(loader, source)
-        data = reader.value(node, ())
+        data = None if node is None else reader.value(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = ", ".join(part for part in (error.context, error.problem) if part)
@@ -189,6 +186,9 @@ def read_document(content: bytes | str, source: str) -> Document:
         raise ConfigError([Problem(source, None, "", f"not YAML: {error}; mend the syntax")]) from error
     except RecursionError as error:
         raise ConfigError([Problem(source, None, "", "nested too deeply; no field needs that")]) from error
+    if node is None or data is None:
+        message = "the file is empty; write {} where the defaults are really meant"
+        raise ConfigError([Problem(source, None, "", message)])
     if not isinstance(data, dict):
         message = f"the top is {type(data).__name__}, but must be a mapping of sections, such as `policy: {{...}}`"
         raise ConfigError([Problem(source, node.start_mark.line + 1, "", message)])
@@ -197,4 +197,5 @@ def read_document(content: bytes | str, source: str) -> Document:
 
 def dump(data: Mapping[str, Any]) -> str:
     """Plain data as block-style YAML that `read_document` reads back as it was, keys in the order given."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    # ASCII, because PyYAML writes U+0085 unescaped otherwise, and reads it back as a line break.
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)

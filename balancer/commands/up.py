@@ -25,13 +25,14 @@ _PORT = click.IntRange(1, 65535)
 @click.command(epilog=_EPILOG)
 @click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Triton servers.")
 @click.option("--policy", metavar="NAME", help="One of `balancer policies` [default: what the config says].")
-@click.option("--port", type=_PORT, help="For requests, gRPC and HTTP [default: what the config says, or 8080].")
-@click.option("--admin-port", type=_PORT, help="Of the balancer [default: what the config says, or 8090].")
+@click.option("--port", type=_PORT, default=8080, show_default=True, help="For requests, gRPC and HTTP.")
+@click.option("--admin-port", type=_PORT, default=8090, show_default=True, help="Of the balancer; see its /ready.")
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Config file to start from [default: all defaults]. The one to edit while it runs is shown.",
+    help="Config file to follow; its addresses and workers give way to those of the stack. [default: one that is "
+    "written for the purpose, and shown]",
 )
 @click.option("--processes", type=click.IntRange(1, 64), help="Balancer processes [default: what the config says].")
 @click.option(
@@ -49,6 +50,9 @@ _PORT = click.IntRange(1, 65535)
     help="For logs, the list of workers, and the config file where none is given.",
 )
 def up(config_path: Path | None, **options: Any) -> None:
-    """Start Envoy, the balancer, and Triton servers with their agents, and stop all of it together."""
+    """Start Envoy, the balancer, and Triton servers with their agents, and stop all of it together.
+
+    Logs, the list of workers and the config file that is written go to out/up.
+    """
 
     run(UpOptions(config=config_path, **options))

@@ -1,0 +1,84 @@
+"""`balancer agent`: beside a Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+import uvloop
+
+from balancer.config_sections import LogSection
+from balancer.logs import configure
+from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
+
+_DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9002",))
+
+_EPILOG = """\b
+Examples:
+  balancer agent --worker triton-0 --balancer 10.0.0.5:9002
+  balancer agent --worker "$POD_NAME" --balancer balancer-headless:9003 --report-hz 100
+
+A balancer of several processes has a port for each, listen.grpc + 1 and up: name them all. A name that stands for
+several addresses, as that of a headless service does, stands for all of them. Neither a missing Triton nor a missing
+balancer ends the agent. Ctrl-C or SIGTERM does.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--worker", metavar="NAME", required=True, help="This worker's name, as discovery lists it.")
+@click.option(
+    "--balancer",
+    "balancers",
+    metavar="HOST:PORT",
+    required=True,
+    multiple=True,
+    help="Where a balancer takes reports; repeat for several.",
+)
+@click.option("--triton-grpc", metavar="HOST:PORT", default=_DEFAULTS.triton_grpc, show_default=True)
+@click.option("--triton-metrics", metavar="HOST:PORT", default=_DEFAULTS.triton_metrics, show_default=True)
+@click.option(
+    "--report-hz",
+    type=click.FloatRange(MIN_REPORT_HZ, MAX_REPORT_HZ),
+    default=_DEFAULTS.report_hz,
+    show_default=True,
+    help="Reports a second.",
+)
+@click.option("--device", default="", help="Device kind, such as A100 [default: as NVML says].")
+@click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def agent(
+    worker: str,
+    balancers: tuple[str, ...],
+    triton_grpc: str,
+    triton_metrics: str,
+    report_hz: float,
+    device: str,
+    memory_bytes: int,
+    log_level: str,
+) -> None:
+    """Read the Triton beside it 20 to 100 times a second, and report to every balancer.
+
+    Reports say what is ready, queued and executing, how long batches take, and how the device fares.
+    """
+    options = AgentOptions(
+        worker=worker,
+        balancers=balancers,
+        triton_grpc=triton_grpc,
+        triton_metrics=triton_metrics,
+        report_hz=report_hz,
+        device=device,
+        memory_bytes=memory_bytes,
+    )
+    configure(LogSection.model_validate({"level": log_level}))
+    uvloop.run(_run(options))
+
+
+async def _run(options: AgentOptions) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await run_agent(options, stop)

@@ -1,0 +1,39 @@
+"""`balancer check`: is a config file good, and what does it amount to?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from balancer import config as configs
+from balancer.discovery.file import load_workers
+
+_EPILOG = """\b
+Examples:
+  balancer check balancer.yaml
+  balancer check balancer.yaml > /dev/null && kubectl apply ...
+  echo '{}' | balancer check -               all defaults
+
+Every field is explained in docs/config.md.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def check(file: Path) -> None:
+    """Validate the config FILE (- for stdin) and print it with all defaults filled in.
+
+    Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Where the config names
+    a file of workers that exists here, that is validated too.
+    """
+    config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
+    workers_file = config.discovery_file(file)
+    if workers_file is not None and workers_file.exists():
+        workers = load_workers(workers_file)
+        click.echo(f"{workers_file}: {len(workers)} workers", err=True)
+    elif workers_file is not None:
+        click.echo(f"{workers_file}: not here, so not checked", err=True)
+    click.echo(f"# {file}, hash {config.hash}")
+    click.echo(configs.effective_yaml(config), nl=False)

@@ -1,0 +1,92 @@
+"""`balancer policies`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from balancer.policy_options import installed_policies, options_model, policy_class
+from policies.base import Policy
+
+_EPILOG = """\b
+Examples:
+  balancer policies
+  balancer policies power_of_two
+  balancer policies --json | jq '.[].name'
+
+In the config file:
+
+\b
+  policy:
+    name: power_of_two
+    options: {choices: 3}
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of tables.")
+def policies(names: tuple[str, ...], as_json: bool) -> None:
+    """List the policies, or those of the given names: what they do, their options, and where they are from."""
+    installed = installed_policies()
+    try:
+        chosen = [policy_class(name) for name in names] or list(installed.policies.values())
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    described = [_described(policy, installed.distributions[policy.name]) for policy in chosen]
+    for unavailable in installed.unavailable:
+        click.echo(str(unavailable), err=True)
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+    else:
+        _show(described)
+
+
+def _described(policy: type[Policy], distribution: str) -> dict[str, Any]:
+    properties = options_model(policy).model_json_schema().get("properties", {})
+    return {
+        "name": policy.name,
+        "summary": policy.summary,
+        "source": policy.source,
+        "distribution": distribution,
+        "needs_key": policy.needs_key,
+        "options": [{"name": name, **_option(schema)} for name, schema in properties.items()],
+    }
+
+
+def _option(schema: dict[str, Any]) -> dict[str, Any]:
+    names = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "enum": "allowed"}
+    return {
+        "type": schema.get("type"),
+        "default": schema.get("default"),
+        "doc": schema.get("description", ""),
+        **{ours: schema[theirs] for theirs, ours in names.items() if theirs in schema},
+    }
+
+
+def _show(described: list[dict[str, Any]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(ratio=1)
+    for policy in described:
+        origin = "" if policy["distribution"] == "balancer" else f" (from {policy['distribution']})"
+        lines = [f"{policy['summary'].rstrip('.')}.", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
+        for option in policy["options"]:
+            allowed = ", ".join(filter(None, (f"default {json.dumps(option['default'])}", _allowed(option))))
+            lines.append(f"[cyan]{option['name']}[/cyan] [dim]({escape(allowed)})[/dim]: {escape(option['doc'])}")
+        table.add_row(policy["name"], "\n".join(lines))
+        table.add_section()
+    Console().print(table)
+
+
+def _allowed(option: dict[str, Any]) -> str:
+    if "allowed" in option:
+        return " or ".join(map(str, option["allowed"]))
+    signs = {"gt": ">", "ge": "≥", "le": "≤"}
+    return " ".join(f"{sign} {option[name]:g}" for name, sign in signs.items() if name in option)

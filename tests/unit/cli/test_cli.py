@@ -1,0 +1,134 @@
+"""The commands as a shell sees them: output, exit code, and messages instead of tracebacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from balancer import cli, config
+from balancer.config import Config
+from policies import BUILTIN
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli.main, arguments, input=stdin)
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    code = (
+        "import sys\n"
+        "from balancer.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "heavy = {'grpc', 'numpy', 'pydantic', 'aiohttp', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    for name in ("up", "serve", "agent", "check", "policies", "envoy", "load"):
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["up", "serve", "agent", "check", "policies", "envoy", "load"])
+def test_every_command_has_help_with_examples(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert f"  balancer {name}" in result.output
+
+
+def test_check_prints_the_effective_config(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("policy: {name: power_of_two}\n")
+    result = run("check", str(file))
+    assert result.exit_code == 0
+    assert f"hash {config.load(file).hash}" in result.stdout.splitlines()[0]
+    assert config.parse(result.stdout, "output") == config.load(file)
+
+
+def test_check_reads_stdin() -> None:
+    result = run("check", "-", stdin="{}")
+    assert config.parse(result.stdout, "output") == Config()
+
+
+def test_check_refuses_on_stderr(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("policy: {name: power_of_tow}\n")
+    result = run("check", str(file))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f'{file}:1: policy.name: "power_of_tow" is not allowed' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_check_covers_the_workers_file(tmp_path: Path) -> None:
+    file, workers = tmp_path / "balancer.yaml", tmp_path / "workers.yaml"
+    file.write_text("discovery: {file: workers.yaml}\n")
+    assert "not here, so not checked" in run("check", str(file)).stderr
+    workers.write_text("workers: []\n")
+    assert "0 workers" in run("check", str(file)).stderr
+    workers.write_text("workers: [{}]\n")
+    result = run("check", str(file))
+    assert result.exit_code == 1
+    assert f"{workers}:1: workers[0].name: is missing" in result.stderr
+
+
+def test_policies_as_table() -> None:
+    result = run("policies")
+    assert result.exit_code == 0
+    for name, policy in BUILTIN.items():
+        assert f" {name} " in result.stdout
+        assert policy.summary.split()[0] in result.stdout
+
+
+def test_policies_as_json() -> None:
+    listed = {each["name"]: each for each in json.loads(run("policies", "--json").stdout)}
+    assert set(BUILTIN) <= set(listed)
+    assert listed["power_of_two"]["options"][0] == {
+        "name": "choices",
+        "type": "integer",
+        "default": 2,
+        "doc": "Workers sampled without replacement",
+        "ge": 1,
+    }
+
+
+def test_policies_by_name() -> None:
+    assert [each["name"] for each in json.loads(run("policies", "random", "wlpr", "--json").stdout)] == [
+        "random",
+        "wlpr",
+    ]
+    result = run("policies", "wlp")
+    assert result.exit_code == 1
+    assert 'did you mean "wlpr"?' in result.stderr
+
+
+def test_envoy_prints_a_bootstrap(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("envoy: {listen: '127.0.0.1:1234'}\n")
+    bootstrap = yaml.safe_load(run("envoy", str(file)).stdout)
+    address = bootstrap["static_resources"]["listeners"][0]["address"]["socket_address"]
+    assert address == {"address": "127.0.0.1", "port_value": 1234}
+    assert yaml.safe_load(run("envoy").stdout)["admin"]
+
+
+def test_bad_config_is_a_message_for_every_command_that_takes_one(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("")
+    for arguments in (("check", str(file)), ("envoy", str(file)), ("serve", "--config", str(file))):
+        result = run(*arguments)
+        assert (result.exit_code, "the file is empty" in result.stderr) == (1, True), (arguments, result.output)
+
+
+def test_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "balancer.load.command", None)
+    result = run("load", "--rate", "3")
+    assert result.exit_code == 1
+    assert "pip install 'balancer[stack]'" in result.stderr
+
+
+def test_unknown_command() -> None:
+    assert run("serv").exit_code == 2

@@ -1,0 +1,256 @@
+"""The schema: what is accepted, what is refused and how the refusal helps, and what the core is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from balancer import config
+from balancer.config import Config, ConfigError
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from policies import BUILTIN
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "balancer.yaml"
+
+
+def refused(content: bytes | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(content, "balancer.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "balancer.yaml: the file is empty; write {} where the defaults are really meant"),
+        ("# only a comment\n", "balancer.yaml: the file is empty"),
+        ("---\n", "balancer.yaml: the file is empty"),
+        ("- 1\n", "balancer.yaml:1: the top is list, but must be a mapping of sections"),
+        (b"seed: 1\nlog: {level: \xff}\n", "balancer.yaml:2: byte 0xff is not UTF-8; save the file as UTF-8"),
+        ("seed: 1\npolicy: [", "balancer.yaml:2: not YAML: while parsing a flow node"),
+        ("seed: 1\n---\nseed: 2\n", "balancer.yaml:2: not YAML: expected a single document"),
+        ("\x07", "balancer.yaml: not YAML: unacceptable character"),
+        ("seed: 1\nlog: {}\nseed: 2\n", "balancer.yaml:3: seed: is there twice, first in line 1; keep one of the two"),
+        ("seed: !!python/name:os.system\n", "balancer.yaml:1: seed: the tag tag:yaml.org,2002:python/name:os.system"),
+        ("models: &a {b: *a}\n", "balancer.yaml:1: models.b: the alias contains itself"),
+        ("? [a]\n: 1\n", "balancer.yaml:1: a key must be text"),
+        ("[" * 2000 + "]" * 2000, "balancer.yaml: nested too deeply"),
+        ("\npolcy: {}\n", 'balancer.yaml:2: polcy: unknown field (its value is {}); did you mean "policy"?'),
+        (
+            "log: {x: 1}\n",
+            "balancer.yaml:1: log.x: unknown field (its value is 1); known here: decisions_share, format",
+        ),
+        ("policy: {name: wlp}\n", 'policy.name: "wlp" is not allowed: there is no such policy; did you mean "wlpr"?'),
+        (
+            "policy:\n  name: power_of_two\n  options:\n    choices: 0\n",
+            "balancer.yaml:4: policy.options.choices: 0 is not allowed: must be greater than or equal to 1. Workers",
+        ),
+        (
+            "policy: {name: power_of_two, options: {choice: 3}}\n",
+            'policy.options.choice: unknown field (its value is 3); did you mean "choices"?',
+        ),
+        (
+            "policy: {name: token_bucket, options: {when_empty: wait}}\n",
+            "policy.options.when_empty: \"wait\" is not allowed: must be 'least_loaded' or 'shed'. What to do",
+        ),
+        ("policy: random\n", 'policy: "random" is not allowed: must be a mapping of fields: name, options.'),
+        ("seed: '1'\n", 'balancer.yaml:1: seed: "1" is not allowed: must be a valid integer.'),
+        ("seed: 1.5\n", "seed: 1.5 is not allowed: must be a valid integer."),
+        ("seed:\n", "seed: null is not allowed: must be a valid integer."),
+        ("limits: {shed_late: 1}\n", "limits.shed_late: 1 is not allowed: must be a valid boolean."),
+        ("processes: 0\n", "processes: 0 is not allowed: must be greater than or equal to 1."),
+        ("telemetry: {stale_after_s: .inf}\n", "telemetry.stale_after_s: Infinity is not allowed: must be a finite"),
+        ("models: {a: {memory_bytes: 12 apples}}\n", 'a.memory_bytes: "12 apples" is not allowed: must be a whole'),
+        ("models: {a: {memory_bytes: -1}}\n", "a.memory_bytes: -1 is not allowed: must be a whole number of bytes"),
+        ("models: {a: {versions: 3}}\n", "models.a.versions: 3 is not allowed: must be a list."),
+        ("listen: {grpc: localhost}\n", 'listen.grpc: "localhost" is not allowed: write host:port with a port'),
+        ("listen: {grpc: '::1:9002'}\n", "put an IPv6 address in brackets"),
+        ("listen: {grpc: 'a:70000'}\n", "write host:port with a port from 0 to 65535"),
+        ("requests: {tenant_header: X-Tenant}\n", 'requests.tenant_header: "X-Tenant" is not allowed: must match'),
+        (
+            "seed: 1\nlisten:\n  admin: 127.0.0.1:9004\nprocesses: 2\n",
+            'balancer.yaml:3: listen.admin: "127.0.0.1:9004" is not allowed: port 9004 is needed for listen.grpc',
+        ),
+        ("listen: {grpc: 'a:0'}\nprocesses: 2\n", "processes: 2 is not allowed: must be 1 where a port of listen is 0"),
+        ("listen: {grpc: 'a:65535'}\n", "processes: 1 is not allowed: needs one port for each process"),
+        ("tls: {cert_file: a, key_file: b}\n", "envoy.balancer_tls: null is not allowed: must be set exactly where"),
+        ("tls: {cert_file: a}\n", "tls.key_file: is missing and has no default; add it. Its private key."),
+        (
+            "discovery: {file: a, workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}\n",
+            "names a file and lists workers; keep one of file and workers",
+        ),
+    ],
+)
+def test_refused_with_place_value_and_remedy(content: bytes | str, message: str) -> None:
+    assert message in refused(content)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    lines = refused("seed: x\nlog:\n  level: loud\nmodels:\n  a: {devices: [1]}\n").splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == ["balancer.yaml:1", "balancer.yaml:3", "balancer.yaml:5"]
+
+
+def test_a_billion_laughs_are_refused() -> None:
+    layers = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 10))
+    assert "values once aliases are expanded" in refused("l0: &l0 [1]\n" + layers)
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read: No such file or directory; put the file there"):
+        config.load(tmp_path / "no.yaml")
+
+
+def test_empty_mapping_is_all_defaults_of_the_core() -> None:
+    parsed = config.parse("{}", "balancer.yaml")
+    assert parsed == Config()
+    assert parsed.settings() == Settings()
+    assert parsed.build_policy() == BUILTIN["expected_latency"]()
+
+
+def test_example_is_good() -> None:
+    parsed = config.load(EXAMPLE)
+    assert parsed.settings().limits.max_pending_per_worker == 256
+    assert [worker.name for worker in parsed.discovery.workers] == ["triton-0", "triton-1"]
+
+
+def test_everything_reaches_the_core() -> None:
+    parsed = config.parse(
+        """
+        models: {a: {memory_bytes: 1.5GiB, devices: [A100], versions: [1, "2"]}}
+        limits: {max_pending_per_worker: 9, sheddable_priority: 2, sheddable_max_pending_per_worker: 3, shed_late: true}
+        estimators:
+          latency_decay_s: 1
+          error_decay_s: 2
+          service_memory: 3
+          default_service_s: 1e-3
+          tokens: {capacity: 4, refill_per_s: 5, target_pending: 6}
+        requests: {sticky_keys: false, max_fallbacks: 0, outcome_timeout_s: 7}
+        telemetry: {required: false, stale_after_s: 8}
+        """,
+        "balancer.yaml",
+    )
+    assert parsed.settings() == Settings(
+        models={"a": ModelSettings(3 * 2**29, ("A100",), ("1", "2"))},
+        limits=Limits(9, 2, 3, True),
+        estimators=EstimatorSettings(1, 2, 3, 1e-3, TokenSettings(4, 5, 6)),
+        reports_required=False,
+        stale_after_s=8,
+        sticky_keys=False,
+        max_fallbacks=0,
+        outcome_timeout_s=7,
+    )
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_policy_is_built_with_its_defaults_and_refuses_what_it_does_not_know(name: str) -> None:
+    parsed = config.from_mapping({"policy": {"name": name}})
+    assert parsed.build_policy() == BUILTIN[name]()
+    assert set(parsed.policy.options) == {field.name for field in dataclasses.fields(BUILTIN[name])}
+    with pytest.raises(ConfigError, match=r"policy\.options\.no_such_option: unknown field"):
+        config.from_mapping({"policy": {"name": name, "options": {"no_such_option": 1}}})
+
+
+def test_options_reach_the_policy() -> None:
+    policy = config.parse("policy: {name: power_of_two, options: {choices: 5, weighted: true}}", "f").build_policy()
+    assert dataclasses.asdict(policy) == {"choices": 5, "weighted": True}
+
+
+def test_hash_is_of_what_is_meant_not_of_how_it_is_written() -> None:
+    assert config.parse("seed: 0  # comment\nprocesses: 1\n", "a").hash == Config().hash
+    assert config.parse("seed: 1\n", "a").hash != Config().hash
+
+
+def test_keys_and_scalars_are_read_as_meant() -> None:
+    parsed = config.parse(
+        'models: {on: {}, 1: {}, 2025-01-01: {versions: ["1e3", "2025-01-01"]}}\ntelemetry: {stale_after_s: 1e1}', "f"
+    )
+    assert list(parsed.models) == ["on", "1", "2025-01-01"]
+    assert parsed.telemetry.stale_after_s == 10
+    assert config.parse(config.effective_yaml(parsed), "again") == parsed
+
+
+def test_byte_order_mark_and_json_are_fine() -> None:
+    assert config.parse(b'\xef\xbb\xbf{"seed": 3, "models": {"a": {"devices": ["L4"]}}}', "f").seed == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        ("{}", []),
+        ("policy: {name: random}\nmodels: {a: {}}\nlimits: {shed_late: true}\nseed: 3\nlog: {level: debug}", []),
+        ("telemetry: {required: false}\nrequests: {max_fallbacks: 0}\nestimators: {error_decay_s: 1}", []),
+        ("discovery: {workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}", []),
+        ("discovery: {file: a}\nprocesses: 2", ["discovery.file", "processes"]),
+        ("listen: {admin: 'a:1'}\nenvoy: {listen: 'a:2'}", ["envoy.listen", "listen.admin"]),
+        (
+            "tls: {cert_file: a, key_file: b}\nenvoy: {balancer_tls: {ca_file: c, server_name: d}}",
+            ["envoy.balancer_tls.ca_file", "envoy.balancer_tls.server_name", "tls.cert_file", "tls.key_file"],
+        ),
+    ],
+)
+def test_what_needs_a_restart(content: str, fields: list[str]) -> None:
+    other = config.parse(content, "f")
+    assert config.needs_restart(Config(), other) == fields
+    assert config.needs_restart(other, Config()) == fields
+
+
+def test_processes_have_addresses_of_their_own_and_envoy_knows_them() -> None:
+    parsed = config.parse("processes: 2\nlisten: {grpc: '0.0.0.0:9002', admin: '[::1]:8090'}", "f")
+    assert [parsed.own_grpc_address(i) for i in range(2)] == ["0.0.0.0:9003", "0.0.0.0:9004"]
+    assert [parsed.admin_address(i) for i in range(2)] == ["[::1]:8090", "[::1]:8091"]
+    assert parsed.bootstrap_options().balancers == ("127.0.0.1:9003", "127.0.0.1:9004")
+
+
+def test_envoy_gets_its_section() -> None:
+    options = config.parse(
+        """
+        tls: {cert_file: a, key_file: b}
+        envoy:
+          listen: "[::]:1"
+          admin: 127.0.0.1:2
+          message_timeout_s: 0.5
+          access_log_flush_s: 0.25
+          request_buffer_limit_bytes: 1MiB
+          access_log: /dev/stdout
+          node_id: west
+          balancers: ["balancer.svc:9002"]
+          tls: {cert_file: c, key_file: d, client_ca_file: e}
+          balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
+        """,
+        "f",
+    ).bootstrap_options()
+    told: dict[str, Any] = dataclasses.asdict(options)
+    assert told == {
+        "listener_address": "::",
+        "listener_port": 1,
+        "admin_address": "127.0.0.1",
+        "admin_port": 2,
+        "balancers": ("balancer.svc:9002",),
+        "node_id": "west",
+        "message_timeout_s": 0.5,
+        "flush_interval_s": 0.25,
+        "request_buffer_limit_bytes": 2**20,
+        "access_log": "/dev/stdout",
+        "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
+        "balancer_tls": {
+            "ca": Path("f"),
+            "server_name": "g",
+            "certificate": Path("h"),
+            "private_key": Path("i"),
+        },
+    }
+
+
+def test_workers_file_is_found_beside_the_config() -> None:
+    parsed = config.parse("discovery: {file: workers.yaml}", "f")
+    assert parsed.discovery_file(Path("/etc/balancer/balancer.yaml")) == Path("/etc/balancer/workers.yaml")
+    assert Config().discovery_file(Path("balancer.yaml")) is None
+
+
+def test_no_limit_is_null_in_the_file_and_infinite_in_the_core() -> None:
+    parsed = config.parse("limits: {max_pending_per_worker: null}", "f")
+    assert parsed.settings().limits.max_pending_per_worker == math.inf

@@ -1,0 +1,129 @@
+"""Lists of workers: what they may say, and what a change of list means to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer.core.events import WorkerAdded, WorkerRemoved
+from balancer.discovery.file import FileSource, dump_workers, load_workers, parse_workers
+from balancer.discovery.workers import WorkerSpec, changes
+from balancer.yaml_document import ConfigError
+
+
+def worker(name: str, last: int = 1, **more: Any) -> WorkerSpec:
+    return WorkerSpec(name=name, address=f"10.0.0.{last}", grpc_port=8001, http_port=8000, **more)
+
+
+def refused(content: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_workers(content, "workers.yaml")
+    return str(caught.value)
+
+
+def test_everything_a_file_may_say() -> None:
+    (parsed,) = parse_workers(
+        "workers:\n- {name: a, address: '::1', grpc_port: 1, http_port: 2, weight: 2, device: L4, memory_bytes: 24GiB, "
+        "draining: true}\n",
+        "workers.yaml",
+    )
+    assert parsed.added() == WorkerAdded("a", 2.0, "L4", 24 * 2**30, draining=True)
+    assert (parsed.grpc_endpoint, parsed.http_endpoint) == ("[::1]:1", "[::1]:2")
+
+
+def test_json_is_fine_and_no_workers_must_be_said() -> None:
+    assert parse_workers('{"workers": []}', "workers.json") == ()
+    assert "the file is empty" in refused("")
+    assert "workers: is missing" in refused("{}")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("name: b, address: triton.svc", 'workers[1].address: "triton.svc" is not allowed: must be an IP address'),
+        ("name: b, address: 10.0.0.1", 'workers[1].grpc_port: "10.0.0.1:8001" is not allowed: is the grpc_port of'),
+        ("name: a, address: 10.0.0.2", 'workers[1].name: "a" is not allowed: is the name of workers[0] too'),
+        ("name: b, address: 10.0.0.2, weight: 0", "workers[1].weight: 0 is not allowed: must be greater than 0."),
+        ("name: b, address: 10.0.0.2, wait: 1", 'workers[1].wait: unknown field (its value is 1); did you mean "wei'),
+        ("name: 'a b', address: 10.0.0.2", 'workers[1].name: "a b" is not allowed: must match'),
+    ],
+)
+def test_refused_by_line_field_and_remedy(row: str, message: str) -> None:
+    ports = "grpc_port: 8001, http_port: 8000"
+    said = refused(f"workers:\n- {{name: a, address: 10.0.0.1, {ports}}}\n- {{{row}, {ports}}}\n")
+    assert said.startswith("workers.yaml:3: ")
+    assert message in said
+
+
+def test_one_port_cannot_be_both() -> None:
+    said = refused("workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 1}]")
+    assert 'workers[0].http_port: "10.0.0.1:1" is not allowed: is the grpc_port of workers[0] too' in said
+
+
+def test_changes() -> None:
+    a, b, c = worker("a", 1), worker("b", 2), worker("c", 3)
+    assert changes([], [a, b]) == [a.added(), b.added()]
+    assert changes([a, b], [b, a]) == []
+    assert changes([a, b], [b, c]) == [WorkerRemoved("a"), c.added()]
+    draining = worker("a", 1, draining=True)
+    assert changes([a, b], [draining, b]) == [draining.added()]
+
+
+def test_a_worker_that_moved_is_another_one() -> None:
+    moved = worker("a", 9)
+    assert changes([worker("a", 1)], [moved]) == [WorkerRemoved("a"), moved.added()]
+
+
+fleets = st.lists(
+    st.builds(worker, st.sampled_from("abcdef"), st.integers(1, 3), weight=st.sampled_from([1.0, 2.0])),
+    unique_by=lambda spec: spec.name,
+)
+
+
+@settings(deadline=None)
+@given(fleets, fleets)
+def test_changes_lead_from_one_list_to_the_other(old: list[WorkerSpec], new: list[WorkerSpec]) -> None:
+    known = {spec.name: spec.added() for spec in old}
+    for event in changes(old, new):
+        if isinstance(event, WorkerRemoved):
+            del known[event.worker]
+        else:
+            assert isinstance(event, WorkerAdded)
+            known[event.worker] = event
+    assert known == {spec.name: spec.added() for spec in new}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    fleet = (worker("a", 1, device="1e3"), worker("b", 2, weight=0.5))
+    path = tmp_path / "workers.yaml"
+    path.write_text(dump_workers(fleet))
+    assert load_workers(path) == fleet
+
+
+async def test_source_yields_good_lists_and_reports_bad_files(tmp_path: Path) -> None:
+    path = tmp_path / "workers.yaml"
+    fleet = (worker("a", 1), worker("b", 2))
+    path.write_text(dump_workers(fleet[:1]))
+    stop, errors = asyncio.Event(), asyncio.Queue[ConfigError]()
+
+    def replace(content: str) -> None:
+        new = tmp_path / "new"
+        new.write_text(content)
+        new.replace(path)
+
+    async with contextlib.aclosing(FileSource(path, errors.put_nowait).updates(stop)) as updates:
+        lists = aiter(updates)
+        assert await anext(lists) == fleet[:1]
+        replace("workers: 3\n")
+        following = asyncio.ensure_future(anext(lists))
+        assert "workers: 3 is not allowed: must be a list" in str(await asyncio.wait_for(errors.get(), 30))
+        replace(dump_workers(fleet))
+        assert await asyncio.wait_for(following, 30) == fleet
+        stop.set()
+        assert [rest async for rest in lists] == []
