@@ -78,7 +78,7 @@ class BootstrapOptions:
     flush_interval_s: float = 0.005
     """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
-    """Largest gRPC message; also the largest request that can be retried."""
+    """Largest gRPC message, also the largest request that can be retried; 16 MiB of HTTP/2 window pass in any case."""
     access_log: str = ""
     """File (or /dev/stdout) for one JSON object per request; empty: none."""
     listener_tls: ListenerTls | None = None

@@ -151,9 +151,9 @@ class EnvoyProcess:
         return [
             *guard,
             executable,
-            f"--config-path={bootstrap}",
-            f"--concurrency={self.concurrency}",
-            f"--log-level={self.log_level}",
+            *("--config-path", str(bootstrap)),
+            *("--concurrency", str(self.concurrency)),
+            *("--log-level", self.log_level),
             # Several Envoys share a machine: without its base id each would take over from the one before.
             "--disable-hot-restart",
             *self.extra_args,

@@ -1,0 +1,218 @@
+"""Through a real Envoy: what it does by itself while the balancer is gone, hangs or talks nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from support.envoy_fakes import FakeBalancer, Rig, eventually, go_on, running
+from tritonclient.grpc import service_pb2_grpc
+
+from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_ports
+
+pytestmark = pytest.mark.integration
+HEALTHY = r"cluster\.balancer\.membership_healthy"
+
+
+def always_first(rig: Rig) -> None:
+    for balancer in rig.balancers:
+        balancer.respond = lambda _: go_on(rig.workers[0].grpc_endpoint)
+
+
+async def until_served_by(rig: Rig, *names: str) -> None:
+    """Return once ten requests in a row went to these workers only."""
+
+    async def holds() -> bool:
+        return {await rig.infer() for _ in range(10)} <= set(names)
+
+    await eventually(holds)
+
+
+async def test_a_balancer_that_dies_costs_no_request_and_is_asked_again(rig: Rig) -> None:
+    always_first(rig)
+    assert {await rig.infer() for _ in range(10)} == {"w0"}
+    (balancer,) = rig.balancers
+    await balancer.stop()
+    assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+    # Back on the same port, it says nothing of endpoints yet: Envoy keeps what it had.
+    again = FakeBalancer(port=balancer.port)
+    rig.balancers = [again]
+    always_first(rig)
+    await again.start()
+    try:
+        await until_served_by(rig, "w0")
+        rig.announce(w2="draining")
+
+        async def drains() -> bool:
+            return "draining" in (await rig.health())[rig.workers[2].grpc_endpoint]
+
+        await eventually(drains)
+    finally:
+        await again.stop()
+
+
+async def test_a_hung_balancer_is_left_alone_until_it_answers(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.options = dataclasses.replace(rig.options, message_timeout_s=0.2)
+    async with rig.running():
+        (balancer,) = rig.balancers
+        always_first(rig)
+        await until_served_by(rig, "w0")
+        balancer.hang = asyncio.Event()
+        assert await rig.infer() in {"w0", "w1", "w2"}
+
+        async def is_left_alone() -> bool:
+            return await rig.statistic(HEALTHY) == 0
+
+        await eventually(is_left_alone)
+        waits = r"http\.inference\.ext_proc\.message_timeouts"
+        before = await rig.statistic(waits)
+        assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+        assert await rig.statistic(waits) == before
+        balancer.hang.set()
+        balancer.hang = None
+        await until_served_by(rig, "w0")
+
+
+async def test_one_of_two_balancers_carries_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, balancers=[FakeBalancer(), FakeBalancer()])
+    async with rig.running():
+        always_first(rig)
+        await rig.balancers[0].stop()
+        await until_served_by(rig, "w0")
+        # The endpoints come from the other as well.
+        rig.announce(w1="draining", w2="draining")
+        rig.balancers[1].respond = lambda _: go_on()
+        await until_served_by(rig, "w0")
+
+
+async def test_envoy_can_start_first(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    async with running(*rig.workers):
+        port, admin_port, balancer_port = free_ports(3)
+        options = BootstrapOptions(
+            listener_address="127.0.0.1",
+            listener_port=port,
+            admin_port=admin_port,
+            balancers=(f"127.0.0.1:{balancer_port}",),
+        )
+        envoy = EnvoyProcess(options=options, log_path=tmp_path / "envoy.log", concurrency=1)
+        async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:
+            rig.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            await envoy.wait_ready()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await rig.infer()
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+            rig.balancers = [FakeBalancer(port=balancer_port)]
+            rig.announce()
+            always_first(rig)
+            async with running(*rig.balancers):
+                await eventually(lambda: only_serves(rig, "w0"))
+
+
+async def only_serves(rig: Rig, name: str) -> bool:
+    try:
+        return {await rig.infer() for _ in range(10)} == {name}
+    except grpc.aio.AioRpcError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "pick", ["", "nonsense", "10.0.0.1", "127.0.0.1:1", "127.0.0.1:99999", "[::1]:80,,;", "ü" * 9, "w0", "x" * 9999]
+)
+async def test_a_pick_that_is_no_worker_is_no_pick(rig: Rig, pick: str) -> None:
+    rig.balancers[0].respond = lambda _: go_on(pick)
+    assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+
+
+async def test_of_several_picks_the_first_that_is_a_worker_counts(rig: Rig) -> None:
+    rig.balancers[0].respond = lambda _: go_on(f"127.0.0.1:1, {rig.workers[2].grpc_endpoint}")
+    assert {await rig.infer() for _ in range(10)} == {"w2"}
+
+
+async def test_answers_out_of_protocol_are_ignored(rig: Rig) -> None:
+    def of_the_wrong_phase(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        response = ext_proc.ProcessingResponse()
+        response.response_body.SetInParent()
+        return response
+
+    def with_a_number_for_a_pick(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        response = go_on()
+        response.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": 5}})
+        return response
+
+    def of_another_namespace(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        response = go_on()
+        response.dynamic_metadata.update({"elsewhere": {"x-gateway-destination-endpoint": "127.0.0.1:1"}})
+        return response
+
+    def that_raises(_: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        raise RuntimeError("fake failure of the balancer")
+
+    for respond in (of_the_wrong_phase, with_a_number_for_a_pick, of_another_namespace, that_raises):
+        rig.balancers[0].respond = respond
+        assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+    always_first(rig)
+    await until_served_by(rig, "w0")
+
+
+async def test_fallback_spares_workers_that_drain_or_are_unwell(rig: Rig) -> None:
+    rig.announce(w1="draining", w2="unhealthy")
+    await until_served_by(rig, "w0")
+    # However few are left, and none: Envoy does not panic.
+    rig.announce(w0="draining", w1="draining", w2="unhealthy")
+
+    async def nobody_serves() -> bool:
+        try:
+            await rig.infer()
+        except grpc.aio.AioRpcError as error:
+            return error.code() == grpc.StatusCode.UNAVAILABLE
+        return False
+
+    await eventually(nobody_serves)
+    # A pick is followed all the same: whom not to pick is the balancer's duty.
+    rig.balancers[0].respond = lambda _: go_on(rig.workers[1].grpc_endpoint)
+    assert await rig.infer() == "w1"
+    rig.balancers[0].respond = lambda _: go_on()
+    rig.announce()
+    await eventually(lambda: everyone_serves(rig))
+
+
+async def everyone_serves(rig: Rig) -> bool:
+    try:
+        return {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+    except grpc.aio.AioRpcError:
+        return False
+
+
+async def test_workers_come_and_go(rig: Rig) -> None:
+    gone = rig.workers.pop()
+    rig.announce()
+    await until_served_by(rig, "w0", "w1")
+    rig.workers.append(gone)
+    rig.announce()
+    await eventually(lambda: everyone_serves(rig))
+    assert await rig.statistic(r"cluster\.triton_grpc\.update_rejected") == 0
+    assert (rig.balancers[0].ads.connected, rig.balancers[0].ads.rejections) == (1, 0)
+
+
+async def test_an_update_that_envoy_refuses_leaves_the_last(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    name, rig.workers[0].address = rig.workers[0].name, "no-address"
+    rig.announce()
+
+    async def refused() -> bool:
+        return rig.balancers[0].ads.rejections > 0
+
+    await eventually(refused)
+    assert any("refused the endpoints" in record.message for record in caplog.records)
+    assert {await rig.infer() for _ in range(30)} == {name, "w1", "w2"}
+    rig.workers[0].address = "127.0.0.1"
+    rig.workers.pop()
+    rig.announce()
+    await until_served_by(rig, "w0", "w1")

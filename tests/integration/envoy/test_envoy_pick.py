@@ -1,0 +1,192 @@
+"""Through a real Envoy: who is asked, what is said, and that the pick is followed and cannot be forged."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+from support.envoy_fakes import FIELDS, FakeBalancer, Rig, a_request, go_on
+from tritonclient.grpc import service_pb2
+
+pytestmark = pytest.mark.integration
+PICK = "x-gateway-destination-endpoint"
+
+
+def fields_seen(balancer: FakeBalancer) -> Any:
+    return MessageToDict(balancer.seen[-1].metadata_context).get("filterMetadata", {}).get(FIELDS)
+
+
+def headers_seen(balancer: FakeBalancer) -> dict[str, str]:
+    return {header.key: header.raw_value.decode() for header in balancer.seen[-1].request_headers.headers.headers}
+
+
+async def requests_of(*requests: service_pb2.ModelInferRequest) -> AsyncIterator[service_pb2.ModelInferRequest]:
+    for request in requests:
+        yield request
+
+
+async def test_grpc_goes_where_picked(rig: Rig) -> None:
+    for worker in rig.workers:
+        rig.balancers[0].respond = lambda _, worker=worker: go_on(worker.grpc_endpoint)
+        assert [await rig.infer() for _ in range(5)] == [worker.name] * 5
+
+
+async def test_rest_goes_where_picked(rig: Rig) -> None:
+    for worker in rig.workers:
+        rig.balancers[0].respond = lambda _, worker=worker: go_on(worker.http_endpoint)
+        url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
+        async with rig.http.post(url, json={"inputs": []}) as response:
+            assert (response.status, await response.text()) == (200, worker.name)
+    assert headers_seen(rig.balancers[0])[":path"] == "/v2/models/m/infer"
+    assert fields_seen(rig.balancers[0]) is None
+
+
+async def test_a_stream_is_picked_once_and_stays(rig: Rig) -> None:
+    balancer, worker = rig.balancers[0], rig.workers[2]
+    balancer.respond = lambda _: go_on(worker.grpc_endpoint)
+    call = rig.stub.ModelStreamInfer(requests_of(a_request("first"), a_request("second")), timeout=10)
+    answers = [answer.infer_response async for answer in call]
+    assert [(answer.model_name, answer.id) for answer in answers] == [("first", "w2"), ("second", "w2")]
+    assert len(balancer.seen) == 1
+    assert fields_seen(balancer)["model_name"] == ["first"]
+
+
+async def test_a_stream_can_be_talked_on(rig: Rig) -> None:
+    """Messages pass both ways while the stream is open, not only at its end."""
+    call = rig.stub.ModelStreamInfer(timeout=10)
+    for model in ("a", "b", "c"):
+        await call.write(a_request(model))
+        assert (await call.read()).infer_response.model_name == model
+    await call.done_writing()
+
+
+async def test_the_balancer_sees_the_routing_fields(rig: Rig) -> None:
+    request = service_pb2.ModelInferRequest(model_name="m", model_version="3", id="abc")
+    for shape in ((8, 3), (8,)):
+        request.inputs.add(name="x", datatype="FP32").shape.extend(shape)
+    request.parameters["sequence_id"].int64_param = -42
+    request.parameters["sequence_start"].bool_param = True
+    request.parameters["sequence_end"].bool_param = False
+    request.parameters["priority"].uint64_param = 2**63
+    request.parameters["tenant"].string_param = "hello"
+    request.parameters["temperature"].double_param = 1.5
+    await rig.stub.ModelInfer(request, timeout=10)
+    fields = fields_seen(rig.balancers[0])
+    keys = fields.pop("parameters.key")
+    assert sorted(keys) == sorted(request.parameters)
+    # A map is serialized in any order; within a kind the values keep the order of the keys.
+    bools = ["1" if key == "sequence_start" else "0" for key in keys if key in {"sequence_start", "sequence_end"}]
+    assert fields == {
+        "model_name": ["m"],
+        "model_version": ["3"],
+        "id": ["abc"],
+        "inputs.shape": ["8", "3", "8"],
+        "parameters.value.bool_param": bools,
+        "parameters.value.int64_param": ["-42"],
+        "parameters.value.uint64_param": [str(2**63)],
+        "parameters.value.string_param": ["hello"],
+    }
+
+
+async def test_absent_fields_are_empty_lists(rig: Rig) -> None:
+    await rig.stub.ModelInfer(service_pb2.ModelInferRequest(), timeout=10)
+    fields = fields_seen(rig.balancers[0])
+    assert len(fields) == 9
+    assert all(values == [] for values in fields.values())
+
+
+async def test_other_calls_name_their_model(rig: Rig) -> None:
+    await rig.stub.ModelReady(service_pb2.ModelReadyRequest(name="m", version="2"), timeout=10)
+    assert fields_seen(rig.balancers[0]) == {"name": ["m"], "version": ["2"]}
+    await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=10)
+    assert fields_seen(rig.balancers[0]) is None
+
+
+async def test_clients_cannot_name_the_worker(rig: Rig) -> None:
+    balancer = rig.balancers[0]
+    forged = [(PICK, rig.workers[1].grpc_endpoint), (f"{PICK}-subset", "10.0.0.1:1"), ("x-envoy-max-retries", "9")]
+    served = [await rig.infer(metadata=[*forged, ("my-key", "k")]) for _ in range(12)]
+    assert len(set(served)) > 1, "all went to the worker that the client named, or chance did it (3**-11)"
+    headers = headers_seen(balancer)
+    assert headers["my-key"] == "k"
+    assert not [name for name in headers if name.startswith((PICK, "x-envoy-max"))]
+    balancer.respond = lambda _: go_on(rig.workers[2].grpc_endpoint)
+    assert await rig.infer(metadata=forged) == "w2"
+    url = f"http://{rig.envoy.endpoint}/v2/models/m/infer"
+    balancer.respond = lambda _: go_on(rig.workers[2].http_endpoint)
+    async with rig.http.post(url, headers={PICK.upper(): rig.workers[1].http_endpoint}) as response:
+        assert await response.text() == "w2"
+    assert PICK not in {name.lower() for name in rig.workers[2].http_requests[-1][1]}
+
+
+async def test_secrets_are_not_shown_to_the_balancer(rig: Rig) -> None:
+    await rig.infer(metadata=[("authorization", "Bearer secret"), ("cookie", "secret")])
+    assert "authorization" not in headers_seen(rig.balancers[0])
+    assert "cookie" not in headers_seen(rig.balancers[0])
+    (headers,) = [headers for worker in rig.workers for headers in worker.headers]
+    assert headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("mebibytes", [1, 64])
+async def test_large_tensors_pass_both_ways(rig: Rig, mebibytes: int) -> None:
+    balancer, worker = rig.balancers[0], rig.workers[1]
+    balancer.respond = lambda _: go_on(worker.grpc_endpoint)
+    response = await rig.stub.ModelInfer(a_request(payload_bytes=mebibytes * 2**20), timeout=60)
+    assert (response.id, len(response.raw_output_contents[0])) == ("w1", mebibytes * 2**20)
+    balancer.respond = lambda _: go_on(worker.http_endpoint)
+    async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(mebibytes * 2**20)) as reply:
+        assert await reply.text() == "w1"
+    assert worker.http_requests[-1][2] == mebibytes * 2**20
+    assert [len(request.SerializeToString()) < 10_000 for request in balancer.seen] == [True, True]
+
+
+async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.options = dataclasses.replace(rig.options, request_buffer_limit_bytes=2**20)
+    async with rig.running():
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            # Up to HTTP/2's window of 16 MiB pass whatever the limit.
+            await rig.stub.ModelInfer(a_request(payload_bytes=17 * 2**20), timeout=60)
+        assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        rig.balancers[0].respond = lambda _: go_on(rig.workers[1].http_endpoint)
+        async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(2**22)) as response:
+            assert await response.text() == "w1"
+
+
+async def test_the_clients_deadline_reaches_the_worker_and_holds(rig: Rig) -> None:
+    deadlines = []
+
+    async def never(request: Any, context: Any) -> Any:
+        deadlines.append(context.time_remaining())
+        await asyncio.Event().wait()
+
+    for worker in rig.workers:
+        worker.infer = never
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.infer(timeout=0.5)
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0 < deadlines[0] <= 0.5
+    # Envoy itself ends it: the same as told by a client that does not keep its own deadline.
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.stub.ModelInfer(a_request(), metadata=[("grpc-timeout", "200m")])
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_request_keeps_one_id(rig: Rig) -> None:
+    await rig.infer(metadata=[("x-request-id", "mine")])
+    assert headers_seen(rig.balancers[0])["x-request-id"] == "mine"
+    assert [worker.headers[0]["x-request-id"] for worker in rig.workers if worker.headers] == ["mine"]
+    assert (await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)).request_id == "mine"
+    async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/health/ready") as response:
+        assert response.headers["x-request-id"] == headers_seen(rig.balancers[0])["x-request-id"]
+
+
+async def test_what_is_not_kserve_has_no_route(rig: Rig) -> None:
+    async with rig.http.get(f"http://{rig.envoy.endpoint}/metrics") as response:
+        assert response.status == 404

@@ -1,0 +1,136 @@
+"""Through a real Envoy: a request is sent again where nothing was executed, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from support.envoy_fakes import FakeWorker, Rig, a_request, eventually, go_on
+
+pytestmark = pytest.mark.integration
+DRAINING = "Request for unknown model: 'm' has no available versions"
+
+
+def failing(code: grpc.StatusCode, details: str) -> Any:
+    async def fail(request: Any, context: Any) -> Any:
+        await context.abort(code, details)
+
+    return fail
+
+
+def pick(rig: Rig, *workers: FakeWorker, **headers: str) -> None:
+    endpoints = ",".join(worker.grpc_endpoint for worker in workers)
+    set_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    rig.balancers[0].respond = lambda _: go_on(endpoints, process="0", number="1", set_headers=set_headers)
+
+
+async def test_no_connection_goes_to_the_fallback(rig: Rig) -> None:
+    w0, w1, w2 = rig.workers
+    await w0.stop()
+    pick(rig, w0, w2)
+    assert await rig.infer() == "w2"
+    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)
+    assert (outcome.attempts, outcome.upstream, outcome.grpc_status) == (2, w2.grpc_endpoint, 0)
+    assert w1.requests == []
+
+
+async def test_no_connection_of_a_stream_goes_to_the_fallback(rig: Rig) -> None:
+    w0, _, w2 = rig.workers
+    await w0.stop()
+    pick(rig, w0, w2)
+    call = rig.stub.ModelStreamInfer(timeout=10)
+    await call.write(a_request())
+    assert (await call.read()).infer_response.id == "w2"
+    await call.done_writing()
+
+
+async def test_no_connection_of_rest_goes_to_the_fallback(rig: Rig) -> None:
+    w0, _, w2 = rig.workers
+    await w0.stop()
+    rig.balancers[0].respond = lambda _: go_on(f"{w0.http_endpoint},{w2.http_endpoint}")
+    async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=b"{}") as response:
+        assert (response.status, await response.text()) == (200, "w2")
+
+
+async def test_a_draining_triton_goes_to_the_fallback(rig: Rig) -> None:
+    w0, _, w2 = rig.workers
+    w0.infer = failing(grpc.StatusCode.NOT_FOUND, DRAINING)
+    pick(rig, w0, w2)
+    assert await rig.infer() == "w2"
+    assert len(w0.requests) == 1
+
+
+async def test_a_large_request_is_sent_again_whole(rig: Rig) -> None:
+    w0, _, w2 = rig.workers
+    w0.infer = failing(grpc.StatusCode.NOT_FOUND, DRAINING)
+    pick(rig, w0, w2)
+    response = await rig.stub.ModelInfer(a_request(payload_bytes=16 * 2**20), timeout=60)
+    assert (response.id, len(response.raw_output_contents[0])) == ("w2", 16 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found"),
+        (grpc.StatusCode.INTERNAL, "the model raised"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "too late"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "wrong shape"),
+    ],
+)
+async def test_what_a_worker_answers_is_final(rig: Rig, code: grpc.StatusCode, details: str) -> None:
+    for worker in rig.workers:
+        worker.infer = failing(code, details)
+    pick(rig, rig.workers[0], rig.workers[2])
+    for _ in range(6):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rig.infer()
+        assert (raised.value.code(), raised.value.details()) == (code, details)
+    assert [len(worker.requests) for worker in rig.workers] == [6, 0, 0]
+    # Nor does it keep the worker from serving when Envoy chooses.
+    assert set((await rig.health()).values()) == {"healthy"}
+
+
+async def test_a_request_that_may_have_been_executed_is_not_repeated(rig: Rig) -> None:
+    w0, w1, w2 = rig.workers
+    executing = asyncio.Event()
+
+    async def die(request: Any, context: Any) -> Any:
+        executing.set()
+        await asyncio.Event().wait()
+
+    w0.infer = die
+    pick(rig, w0, w2)
+    call = rig.stub.ModelInfer(a_request(), timeout=10)
+    async with asyncio.timeout(10):
+        await executing.wait()
+    await w0.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    assert raised.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    assert (len(w1.requests), len(w2.requests)) == (0, 0)
+
+
+async def test_the_balancer_can_forbid_it(rig: Rig) -> None:
+    """As for a sequence: its state is on one worker only."""
+    w0, _, w2 = rig.workers
+    await w0.stop()
+    pick(rig, w0, w2, x_envoy_max_retries="0")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.infer(metadata=[("x-envoy-max-retries", "5")])
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    outcome = await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)
+    assert (outcome.attempts, outcome.upstream, outcome.flags) == (1, w0.grpc_endpoint, ("UF", "URX"))
+
+
+async def test_a_worker_that_cannot_be_reached_is_left_out_of_the_fallback(rig: Rig) -> None:
+    await rig.workers[0].stop()
+
+    async def is_left_out() -> bool:
+        await rig.infer()
+        return "outlier" in (await rig.health())[rig.workers[0].grpc_endpoint]
+
+    await eventually(is_left_out)

@@ -1,0 +1,304 @@
+"""Stand-ins for what surrounds a real Envoy: a balancer that picks as told, and workers that answer as told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+from aiohttp import web
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from grpc_health.v1 import health, health_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.frontends.access_log import AccessLog, Outcome
+from balancer.frontends.ads import Ads, Endpoint
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_ports
+
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+TRITON = "inference.GRPCInferenceService"
+FIELDS = "envoy.filters.http.grpc_field_extraction"
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+Responder = Callable[[ext_proc.ProcessingRequest], ext_proc.ProcessingResponse]
+
+
+def go_on(
+    pick: str | None = None, *, process: str = "", number: str = "", set_headers: dict[str, str] | None = None
+) -> ext_proc.ProcessingResponse:
+    """The answer that lets a request go on, with a pick or without."""
+    response = ext_proc.ProcessingResponse()
+    common = response.request_headers.response
+    # Present though empty: without it Envoy calls the response spurious.
+    response.request_headers.SetInParent()
+    for name, value in (set_headers or {}).items():
+        common.header_mutation.set_headers.append(
+            base_pb2.HeaderValueOption(header=base_pb2.HeaderValue(key=name, raw_value=value.encode()))
+        )
+    if pick is not None:
+        response.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": pick}})
+    if process:
+        response.dynamic_metadata.update({"balancer": {"process": process, "number": number}})
+    return response
+
+
+@dataclass
+class FakeBalancer:
+    """A balancer whose ext_proc answers whatever `respond` says; its ADS and access log service are the real ones."""
+
+    port: int = 0
+    respond: Responder = field(default=lambda request: go_on())
+    seen: list[ext_proc.ProcessingRequest] = field(default_factory=list)
+    ads: Ads = field(default_factory=Ads)
+    outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
+    credentials: grpc.ServerCredentials | None = None
+    hang: asyncio.Event | None = None
+    """While set to an event, neither ext_proc nor the health check answers before it."""
+    _server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=ext_proc.ProcessingRequest.FromString,
+            response_serializer=ext_proc.ProcessingResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler}),))
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
+        self.ads.add_to(server)
+        AccessLog(self._outcomes).add_to(server)
+        if self.credentials is None:
+            self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        else:
+            self.port = server.add_secure_port(f"127.0.0.1:{self.port}", self.credentials)
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.outcomes.put_nowait(outcome)
+
+    async def _process(self, requests: AsyncIterator[ext_proc.ProcessingRequest], context: Any) -> None:
+        async for request in requests:
+            if self.hang is not None:
+                await self.hang.wait()
+            self.seen.append(request)
+            await context.write(self.respond(request))
+
+    async def _check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        assert request.service == EXT_PROC
+        if self.hang is not None:
+            await self.hang.wait()
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+Infer = Callable[[service_pb2.ModelInferRequest, Any], Awaitable[service_pb2.ModelInferResponse]]
+
+
+@dataclass
+class FakeWorker:
+    """A worker without models: answers every inference with its name, unless `infer` says otherwise."""
+
+    name: str
+    address: str = "127.0.0.1"
+    """As announced to Envoy; it listens on 127.0.0.1."""
+    infer: Infer | None = None
+    requests: list[service_pb2.ModelInferRequest] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    http_requests: list[tuple[str, dict[str, str], int]] = field(default_factory=list)
+    """Path, headers, bytes of body."""
+    grpc_port: int = 0
+    http_port: int = 0
+    http_status: int = 200
+    http_body: str = ""
+    _server: grpc.aio.Server | None = None
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=[*_UNLIMITED, ("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRITON, self._handlers()),))
+        self.grpc_port = server.add_insecure_port(f"127.0.0.1:{self.grpc_port}")
+        await server.start()
+        self._server = server
+        app = web.Application(client_max_size=2**30)
+        app.router.add_route("*", "/{path:.*}", self._http)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.http_port)
+        await site.start()
+        self.http_port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def grpc_endpoint(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def http_endpoint(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    def as_endpoint(self, state: Any = "healthy") -> Endpoint:
+        return Endpoint(self.name, self.address, self.grpc_port, self.http_port, state)
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        def unary(request_type: Any, response_type: Any, behaviour: Any) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(
+                behaviour,
+                request_deserializer=request_type.FromString,
+                response_serializer=response_type.SerializeToString,
+            )
+
+        async def ready(request: Any, context: Any) -> Any:
+            return service_pb2.ModelReadyResponse(ready=True)
+
+        async def live(request: Any, context: Any) -> Any:
+            return service_pb2.ServerLiveResponse(live=True)
+
+        return {
+            "ModelInfer": unary(service_pb2.ModelInferRequest, service_pb2.ModelInferResponse, self._infer),
+            "ModelReady": unary(service_pb2.ModelReadyRequest, service_pb2.ModelReadyResponse, ready),
+            "ServerLive": unary(service_pb2.ServerLiveRequest, service_pb2.ServerLiveResponse, live),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+                self._stream,
+                request_deserializer=service_pb2.ModelInferRequest.FromString,
+                response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
+            ),
+        }
+
+    async def _infer(self, request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
+        self.requests.append(request)
+        self.headers.append(dict(context.invocation_metadata()))
+        if self.infer is not None:
+            return await self.infer(request, context)
+        return self.answer(request)
+
+    async def _stream(self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Any) -> None:
+        self.headers.append(dict(context.invocation_metadata()))
+        async for request in requests:
+            self.requests.append(request)
+            await context.write(service_pb2.ModelStreamInferResponse(infer_response=self.answer(request)))
+
+    def answer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+        response = service_pb2.ModelInferResponse(model_name=request.model_name, id=self.name)
+        # As much back as came: responses must pass as well.
+        response.raw_output_contents.extend(request.raw_input_contents)
+        return response
+
+    async def _http(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.http_requests.append((request.path, dict(request.headers), len(body)))
+        return web.Response(status=self.http_status, text=self.http_body or self.name)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+    """Return once the condition holds; for what nothing announces. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def running(*parts: Any) -> AsyncIterator[None]:
+    """Start the parts in order, and stop all that were started."""
+    async with contextlib.AsyncExitStack() as stack:
+        for part in parts:
+            stack.push_async_callback(part.stop)
+            await part.start()
+        yield
+
+
+@dataclass
+class Rig:
+    """A real Envoy between fake balancers and fake workers."""
+
+    directory: Path
+    balancers: list[FakeBalancer] = field(default_factory=lambda: [FakeBalancer()])
+    workers: list[FakeWorker] = field(default_factory=lambda: [FakeWorker("w0"), FakeWorker("w1"), FakeWorker("w2")])
+    # A slow machine must not look like a slow balancer: the fakes and the clients share one thread.
+    options: BootstrapOptions = field(default_factory=lambda: BootstrapOptions(message_timeout_s=10))
+    channel_credentials: grpc.ChannelCredentials | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Rig]:
+        """Start everything; yields once Envoy serves all workers."""
+        async with running(*self.workers, *self.balancers):
+            self.announce()
+            port, admin_port = free_ports(2)
+            options = dataclasses.replace(
+                self.options,
+                listener_address="127.0.0.1",
+                listener_port=port,
+                admin_port=admin_port,
+                balancers=tuple(balancer.endpoint for balancer in self.balancers),
+            )
+            self.envoy = EnvoyProcess(options=options, log_path=self.directory / "envoy.log", concurrency=1)
+            async with running(self.envoy):
+                await self.envoy.wait_ready()
+                async with self._channel() as channel, aiohttp.ClientSession() as self.http:
+                    self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                    yield self
+
+    def announce(self, **states: Any) -> None:
+        """Tell Envoy of the workers, all healthy but those named."""
+        endpoints = [worker.as_endpoint(states.get(worker.name, "healthy")) for worker in self.workers]
+        for balancer in self.balancers:
+            balancer.ads.update(endpoints)
+
+    async def infer(self, **arguments: Any) -> str:
+        """The name of the worker that served an inference."""
+        return str((await self.stub.ModelInfer(a_request(), **({"timeout": 10} | arguments))).id)
+
+    async def statistic(self, name: str) -> int:
+        """A counter or gauge of Envoy's."""
+        async with self.http.get(f"{self.envoy.admin_url}/stats", params={"filter": f"^{name}$"}) as response:
+            return int((await response.text()).rpartition(":")[2])
+
+    async def health(self) -> dict[str, str]:
+        """Health as Envoy has it, by the gRPC endpoint of each worker."""
+        async with self.http.get(f"{self.envoy.admin_url}/clusters") as response:
+            lines = [line.split("::") for line in (await response.text()).splitlines()]
+        return {line[1]: line[3] for line in lines if line[0] == "triton_grpc" and line[2] == "health_flags"}
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self.channel_credentials is None:
+            return grpc.aio.insecure_channel(self.envoy.endpoint, options=_UNLIMITED)
+        return grpc.aio.secure_channel(self.envoy.endpoint, self.channel_credentials, options=_UNLIMITED)
+
+
+def a_request(model: str = "m", payload_bytes: int = 16) -> service_pb2.ModelInferRequest:
+    """An inference with one input of that many bytes."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    tensor = request.inputs.add(name="x", datatype="UINT8")
+    tensor.shape.append(payload_bytes)
+    request.raw_input_contents.append(bytes(payload_bytes))
+    return request
