@@ -1,0 +1,73 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerReport(_message.Message):
+    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    ALL_MODELS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    BALANCERS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    number: int
+    ready: bool
+    all_models: bool
+    models: _containers.RepeatedCompositeFieldContainer[ModelReport]
+    balancers: int
+    device: str
+    memory_bytes: int
+    memory_used_bytes: int
+    utilisation: float
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ...) -> None: ...
+
+class ModelReport(_message.Message):
+    __slots__ = ("model", "version", "ready", "pending", "executing", "succeeded", "failed", "max_batch_rows", "instances", "batches")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    EXECUTING_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    ready: bool
+    pending: float
+    executing: float
+    succeeded: int
+    failed: int
+    max_batch_rows: int
+    instances: int
+    batches: _containers.RepeatedCompositeFieldContainer[BatchStatistics]
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., ready: _Optional[bool] = ..., pending: _Optional[float] = ..., executing: _Optional[float] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., max_batch_rows: _Optional[int] = ..., instances: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchStatistics, _Mapping]]] = ...) -> None: ...
+
+class BatchStatistics(_message.Message):
+    __slots__ = ("rows", "executions", "compute_s")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    executions: int
+    compute_s: float
+    def __init__(self, rows: _Optional[int] = ..., executions: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class ReportAck(_message.Message):
+    __slots__ = ("received",)
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    def __init__(self, received: _Optional[int] = ...) -> None: ...

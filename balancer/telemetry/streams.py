@@ -1,0 +1,177 @@
+"""The agent's streams: one to each replica of the balancer, each broken, slow or gone without harm to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import socket
+from collections.abc import Sequence
+
+import grpc
+
+from balancer.core.events import Report
+from balancer.telemetry import report_pb2
+from balancer.telemetry.codec import ReportEncoder
+
+logger = logging.getLogger(__name__)
+
+METHOD = f"/{report_pb2.DESCRIPTOR.services_by_name['Reports'].full_name}/Stream"
+WINDOW = 30
+"""Reports that may be unacknowledged. Without a window they would pile up in the transport's buffers, of hundreds of
+KiB, and reach a slow balancer seconds old though it takes their age from their receipt."""
+_CONNECTED_WITHIN_S = 2.0
+_RESOLVE_PERIOD_S = 5.0
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 5.0
+_CHANNEL_OPTIONS = (
+    # gRPC itself backs off between attempts to connect, doubling with jitter; a restarted balancer should be found
+    # within about a second all the same.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Acknowledgements keep a live connection busy, so pings go out only where something is wrong.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each replica's connection is its own, also where several agents share a process (tests, the benchmark).
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
+_Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
+
+
+class Replica:
+    """The stream to one balancer. A new report takes the place of one that was not sent yet."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is `ip:port`; `run` connects."""
+        self.address = address
+        self.wanted = True
+        """Cleared once the name no longer resolves to it: the stream then ends when it breaks."""
+        self._report: Report | None = None
+        self._wake = asyncio.Event()
+        self._sent = 0
+        self._received = 0
+        self._heard_s = -math.inf
+
+    @property
+    def connected(self) -> bool:
+        """Whether the balancer acknowledged a report of late."""
+        return asyncio.get_running_loop().time() - self._heard_s < _CONNECTED_WITHIN_S
+
+    def offer(self, report: Report) -> None:
+        """Send it as soon as the stream can take one."""
+        self._report = report
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Stream until cancelled, or broken and not wanted any more."""
+        pause_s = _FIRST_PAUSE_S
+        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+            method: _Method = channel.stream_stream(
+                METHOD,
+                request_serializer=report_pb2.WorkerReport.SerializeToString,
+                response_deserializer=report_pb2.ReportAck.FromString,
+            )
+            while self.wanted:
+                await self._connect(channel)
+                heard_before_s = self._heard_s
+                call = method()
+                try:
+                    await self._converse(call)
+                    trouble = "ended by the balancer"
+                except grpc.aio.AioRpcError as error:
+                    trouble = f"{error.code().name} {error.details()}"
+                finally:
+                    call.cancel()
+                pause_s = _FIRST_PAUSE_S if self._heard_s > heard_before_s else min(2 * pause_s, _LAST_PAUSE_S)
+                self._heard_s = -math.inf
+                logger.warning("reports to balancer %s broke: %s", self.address, trouble)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _connect(self, channel: grpc.aio.Channel) -> None:
+        # Not left to the first write: what is encoded before the connection stands is old when it arrives.
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            await channel.wait_for_state_change(state)
+
+    async def _converse(self, call: _Call) -> None:
+        encoder = ReportEncoder()
+        self._sent = self._received = 0
+        acknowledgements = asyncio.ensure_future(self._read_acknowledgements(call))
+        acknowledgements.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not acknowledgements.done():
+                await self._wake.wait()
+                self._wake.clear()
+                if self._report is not None and self._sent - self._received < WINDOW:
+                    message, self._report = encoder.encode(self._report), None
+                    self._sent += 1
+                    try:
+                        await call.write(message)
+                    except asyncio.InvalidStateError:
+                        break  # The call ended meanwhile; the acknowledgements' task knows how.
+            await acknowledgements
+        finally:
+            acknowledgements.cancel()
+
+    async def _read_acknowledgements(self, call: _Call) -> None:
+        while isinstance(ack := await call.read(), report_pb2.ReportAck):
+            if self._heard_s == -math.inf:
+                logger.info("reports to balancer %s: connected", self.address)
+            self._heard_s = asyncio.get_running_loop().time()
+            self._received = ack.received
+            self._wake.set()
+
+
+class Replicas:
+    """A stream to every address that the targets resolve to."""
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        """`targets` are `host:port`; a name with several addresses stands for as many replicas."""
+        self._targets = tuple(targets)
+        self._replicas: dict[str, Replica] = {}
+        self._unresolved: set[str] = set()
+
+    @property
+    def connected(self) -> int:
+        """How many balancers acknowledged a report of late."""
+        return sum(replica.connected for replica in self._replicas.values())
+
+    def offer(self, report: Report) -> None:
+        """Send the report to all, as soon as each can take one."""
+        for replica in self._replicas.values():
+            replica.offer(report)
+
+    async def run(self) -> None:
+        """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                addresses = {address for target in self._targets for address in await self._resolve(target)}
+                if not self._unresolved:
+                    for address, replica in self._replicas.items():
+                        replica.wanted = address in addresses
+                for address in addresses - self._replicas.keys():
+                    group.create_task(self._stream(address))
+                await asyncio.sleep(_RESOLVE_PERIOD_S)
+
+    async def _stream(self, address: str) -> None:
+        replica = self._replicas[address] = Replica(address)
+        try:
+            await replica.run()
+        finally:
+            del self._replicas[address]
+
+    async def _resolve(self, target: str) -> set[str]:
+        host, _, port = target.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            if target not in self._unresolved:
+                logger.warning("balancer %s cannot be resolved, trying again: %s", target, error)
+            self._unresolved.add(target)
+            return set()
+        self._unresolved.discard(target)
+        return {f"[{address[0]}]:{port}" if ":" in str(address[0]) else f"{address[0]}:{port}" for *_, address in found}

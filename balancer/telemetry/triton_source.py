@@ -1,0 +1,236 @@
+"""What one Triton says of itself, put together from its `/metrics` page and three calls of its gRPC service.
+
+Readiness comes from RepositoryIndex, and not from the health calls: ServerReady is false while any model loads, unloads
+or is broken, though the others serve, and over HTTP it stays true while the server shuts down, when RepositoryIndex
+fails at once. No HTTP connection is kept to Triton's inference port: an idle one delays the server's exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from balancer.core.events import ModelReport
+from balancer.telemetry.executing import ExecutingEstimate
+from balancer.telemetry.metrics_page import MetricsPage, MetricsUnavailableError
+from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
+
+logger = logging.getLogger(__name__)
+
+_INDEX_PERIOD_S = 0.2
+_STATISTICS_PERIOD_S = 0.25
+_METRICS_TIMEOUT_S = 0.5
+_CALL_TIMEOUT_S = 1.0
+_CHANNEL_OPTIONS = (
+    # A restarted Triton should be found within a second; gRPC's own back-off would grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Statistics of many models and batch sizes.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+)
+
+Batches = tuple[tuple[int, int, float], ...]
+"""See `balancer.core.events.ModelReport.batches`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonState:
+    """One Triton at one moment."""
+
+    ready: bool
+    incarnation: int
+    models: tuple[ModelReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    max_batch_rows: int
+    instances: int
+
+
+class TritonSource:
+    """Reads one Triton. `watch` must run beside it; `read` is called for every report.
+
+    The incarnation is the wall clock's milliseconds when it began, so it grows over restarts of the agent too, as long
+    as the clock is not set back.
+    """
+
+    def __init__(self, grpc_address: str, metrics_address: str) -> None:
+        """Addresses are `host:port`; nothing is opened yet."""
+        self._page = MetricsPage(metrics_address, _METRICS_TIMEOUT_S)
+        self._parser = MetricsParser()
+        self._grpc_address = grpc_address
+        self._incarnation = _next_incarnation(0)
+        self._index: dict[ModelKey, bool] = {}
+        self._index_answered = False
+        self._shapes: dict[ModelKey, _Shape] = {}
+        self._metrics: dict[ModelKey, ModelMetrics] = {}
+        self._executing: dict[ModelKey, ExecutingEstimate] = {}
+        self._batches: dict[ModelKey, Batches] = {}
+        self._statistics_at = -1.0
+        self._gone = False
+        self._trouble: dict[str, str] = {"": "not asked yet"}
+
+    async def watch(self) -> None:
+        """Keep the index and the statistics fresh, until cancelled."""
+        async with grpc.aio.insecure_channel(self._grpc_address, options=_CHANNEL_OPTIONS) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch_index(stub))
+                group.create_task(self._watch_statistics(stub))
+
+    async def read(self) -> TritonState:
+        """Fetch the metrics page and return all that is known; not ready where Triton does not answer."""
+        try:
+            metrics = self._parser.parse(await self._page.fetch())
+        except (MetricsUnavailableError, MetricsError) as error:
+            self._note("metrics", str(error))
+            if isinstance(error, MetricsUnavailableError) and error.gone:
+                # Whatever answers next is another process, ready once its own index says so.
+                self._gone = True
+                self._index_answered = False
+                self._shapes.clear()
+            return TritonState(ready=False, incarnation=self._incarnation, models=())
+        self._note("metrics", "")
+        if self._gone or _fell(self._metrics, metrics):
+            self._gone = False
+            self._renew()
+        self._metrics = metrics
+        now_s = time.monotonic()
+        models = tuple(self._model(key, loaded, now_s) for key, loaded in self._index.items())
+        return TritonState(ready=self._index_answered, incarnation=self._incarnation, models=models)
+
+    def close(self) -> None:
+        """Close the connection to the metrics page."""
+        self._page.close()
+
+    def _model(self, key: ModelKey, loaded: bool, now_s: float) -> ModelReport:
+        metrics = self._metrics.get(key) or ModelMetrics()
+        shape = self._shapes.get(key)
+        at_most = shape.max_batch_rows * shape.instances if shape else 1
+        estimate = self._executing.get(key)
+        if estimate is None:
+            estimate = self._executing[key] = ExecutingEstimate()
+        return ModelReport(
+            model=key[0],
+            version=key[1],
+            ready=loaded and shape is not None,
+            pending=max(metrics.pending, 0.0),
+            executing=estimate.observe(now_s, metrics.compute_us, metrics.succeeded, at_most),
+            succeeded=int(metrics.succeeded),
+            failed=int(metrics.failed),
+            max_batch_rows=shape.max_batch_rows if shape else 1,
+            instances=shape.instances if shape else 1,
+            batches=self._batches.get(key, ()),
+        )
+
+    def _renew(self) -> None:
+        """Counters start anew: begin the next incarnation, and forget what the last one measured."""
+        self._incarnation = _next_incarnation(self._incarnation)
+        self._statistics_at = -1.0
+        self._executing.clear()
+        self._batches.clear()
+        logger.info("Triton or a model of it started anew: incarnation %d", self._incarnation)
+
+    async def _watch_index(self, stub: Any) -> None:
+        while True:
+            try:
+                await self._read_index(stub)
+                self._note("index", "")
+            except grpc.aio.AioRpcError as error:
+                self._index_answered = False
+                self._note("index", f"{self._grpc_address}: {error.code().name} {error.details()}")
+            await asyncio.sleep(_INDEX_PERIOD_S)
+
+    async def _read_index(self, stub: Any) -> None:
+        response = await stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=_CALL_TIMEOUT_S)
+        # Models that were never loaded are listed without a version.
+        index = {(entry.name, entry.version): entry.state == "READY" for entry in response.models if entry.version}
+        for key, loaded in index.items():
+            if not loaded:
+                # It may come back with another configuration.
+                self._shapes.pop(key, None)
+            elif key not in self._shapes:
+                await self._read_shape(stub, key)
+        for key in self._executing.keys() - index.keys():
+            del self._executing[key]
+        self._index, self._index_answered = index, True
+
+    async def _read_shape(self, stub: Any, key: ModelKey) -> None:
+        request = service_pb2.ModelConfigRequest(name=key[0], version=key[1])
+        config = (await stub.ModelConfig(request, timeout=_CALL_TIMEOUT_S)).config
+        # An instance group on GPUs has `count` instances on each; an ensemble has no groups.
+        instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_group)
+        self._shapes[key] = _Shape(max(config.max_batch_size, 1), max(instances, 1))
+
+    async def _watch_statistics(self, stub: Any) -> None:
+        while True:
+            finished = sum(metrics.succeeded + metrics.failed for metrics in self._metrics.values())
+            if finished != self._statistics_at:
+                try:
+                    await self._read_statistics(stub)
+                    self._statistics_at = finished
+                except grpc.aio.AioRpcError as error:
+                    # Whether Triton is ready is the index's to say.
+                    logger.debug("no statistics from %s: %s", self._grpc_address, error.details())
+            await asyncio.sleep(_STATISTICS_PERIOD_S)
+
+    async def _read_statistics(self, stub: Any) -> None:
+        incarnation = self._incarnation
+        response = await stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=_CALL_TIMEOUT_S)
+        if incarnation != self._incarnation:
+            return
+        batches = {(model.name, model.version): _batches(model) for model in response.model_stats}
+        # Reloading a model clears its statistics, though not its metrics.
+        if any(_batches_fell(before, batches[key]) for key, before in self._batches.items() if key in batches):
+            self._renew()
+        self._batches = batches
+
+    def _note(self, source: str, trouble: str) -> None:
+        """Log what is wrong with a source when that changes, not with every read."""
+        if self._trouble.get(source, "not asked yet") == trouble:
+            return
+        self._trouble[source] = trouble
+        if trouble:
+            logger.warning("Triton is not ready: %s", trouble)
+        else:
+            logger.info("Triton's %s can be read", source)
+
+
+def _next_incarnation(last: int) -> int:
+    return max(last + 1, time.time_ns() // 1_000_000)
+
+
+def _fell(before: dict[ModelKey, ModelMetrics], now: dict[ModelKey, ModelMetrics]) -> bool:
+    """Whether any counter is lower than it was."""
+    for key, new in now.items():
+        old = before.get(key)
+        if old is not None and (
+            new.succeeded < old.succeeded or new.failed < old.failed or new.compute_us < old.compute_us
+        ):
+            return True
+    return False
+
+
+def _batches(model: Any) -> Batches:
+    """Of one entry of ModelStatistics; durations there are nanoseconds in all, of executions and not of requests."""
+    return tuple(
+        (
+            int(batch.batch_size),
+            int(batch.compute_infer.count),
+            (batch.compute_input.ns + batch.compute_infer.ns + batch.compute_output.ns) * 1e-9,
+        )
+        for batch in model.batch_stats
+    )
+
+
+def _batches_fell(before: Batches, now: Batches) -> bool:
+    executions = {rows: count for rows, count, _ in now}
+    return any(executions.get(rows, 0) < count for rows, count, _ in before)

@@ -1,0 +1,216 @@
+"""What a report costs the balancer, and how many a second one process sustains: `python benchmarks/reports.py`.
+
+Reports are those of a busy worker with three models: every report changes all of them, one in 12 the batch statistics
+too (50 reports and 4 statistics a second). They arrive over real gRPC streams from another process, each stream as
+fast as it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+import grpc
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from balancer.core.events import Event, ModelReport, Report, WorkerAdded
+from balancer.core.router import Router
+from balancer.telemetry import report_pb2
+from balancer.telemetry.codec import ReportDecoder, ReportEncoder
+from balancer.telemetry.collector import Collector
+from balancer.telemetry.streams import METHOD
+from policies.expected_latency import ExpectedLatency
+
+MODELS = 3
+_STATISTICS_EVERY = 12
+_CYCLE = 5000
+"""Reports for the cost of each part."""
+_REPEATS = 3
+_WARM_UP_S = 0.5
+
+
+def busy_reports(worker: str, models: int = MODELS) -> Iterator[Report]:
+    """Successive reports of one incarnation of a busy worker, without end."""
+    for number in itertools.count():
+        executions = 40 * (number // _STATISTICS_EVERY)
+        yield Report(
+            worker=worker,
+            incarnation=1,
+            number=number,
+            ready=True,
+            models=tuple(
+                ModelReport(
+                    model=f"model_{index}",
+                    version="1",
+                    ready=True,
+                    pending=float((number * 7 + index) % 40),
+                    executing=(number % 16) / 2,
+                    succeeded=number * 11,
+                    failed=number // 100,
+                    max_batch_rows=8,
+                    instances=2,
+                    batches=tuple(
+                        (rows, executions, executions * (0.004 + 0.001 * rows)) for rows in range(1, 9) if executions
+                    ),
+                )
+                for index in range(models)
+            ),
+            device="T4",
+            memory_bytes=16 << 30,
+            memory_used_bytes=8 << 30,
+            utilisation=0.5,
+        )
+
+
+def encoded_reports(worker: str, count: int) -> list[bytes]:
+    """`busy_reports` as one stream carries them."""
+    encoder = ReportEncoder()
+    return [encoder.encode(report).SerializeToString() for report in itertools.islice(busy_reports(worker), count)]
+
+
+def router_of(workers: int) -> Router:
+    """A router that knows `workers` workers, named `worker-<number>`."""
+    router = Router(ExpectedLatency())
+    for index in range(workers):
+        router.observe(WorkerAdded(f"worker-{index}"), 0.0)
+    return router
+
+
+def measure_reports(workers: int = 64, duration_s: float = 3.0) -> dict[str, float]:
+    """Cost and rate of reports, keyed by names that end in their unit; CPU time throughout.
+
+    Args:
+        workers: Size of the fleet, of which each worker has its stream.
+        duration_s: How long the streams run, each of two times.
+    """
+    messages = encoded_reports("worker-0", _CYCLE)
+    reports = list(itertools.islice(busy_reports("worker-0"), _CYCLE))
+    result = {
+        "report_bytes": sum(map(len, messages)) / len(messages),
+        "encode_us": _best_us(lambda: _encode(reports)),
+        "decode_us": _best_us(lambda: _decode(messages)),
+        "decode_and_observe_us": _best_us(lambda: _decode_and_observe(messages, router_of(workers))),
+    }
+    for suffix, observe in (("", False), ("_with_observe", True)):
+        rate_per_s, cpu_us, grown_mib = uvloop.run(_receive(workers, duration_s, observe=observe))
+        result[f"sustained{suffix}_per_s"] = rate_per_s
+        result[f"receive{suffix}_us"] = cpu_us
+        result[f"possible{suffix}_per_core_and_s"] = 1e6 / cpu_us
+        result[f"memory{suffix}_mib"] = grown_mib
+    return result
+
+
+def _best_us(work: Callable[[], object]) -> float:
+    """CPU microseconds of a report in the best of a few runs of `_CYCLE` reports."""
+    spent_s = []
+    for _ in range(_REPEATS):
+        before_s = time.process_time()
+        work()
+        spent_s.append(time.process_time() - before_s)
+    return min(spent_s) / _CYCLE * 1e6
+
+
+def _encode(reports: list[Report]) -> None:
+    encoder = ReportEncoder()
+    for report in reports:
+        encoder.encode(report).SerializeToString()
+
+
+def _decode(messages: list[bytes]) -> None:
+    decoder = ReportDecoder()
+    for message in messages:
+        decoder.decode(report_pb2.WorkerReport.FromString(message))
+
+
+def _decode_and_observe(messages: list[bytes], router: Router) -> None:
+    decoder = ReportDecoder()
+    for number, message in enumerate(messages):
+        router.observe(decoder.decode(report_pb2.WorkerReport.FromString(message)), number * 0.02)
+
+
+async def _receive(workers: int, duration_s: float, *, observe: bool) -> tuple[float, float, float]:
+    """Reports a second, CPU microseconds of this process a report, and MiB that it grew by, under full streams."""
+    router = router_of(workers)
+    clock = asyncio.get_running_loop().time
+
+    def on_event(event: Event) -> None:
+        if observe:
+            router.observe(event, clock())
+
+    collector = Collector(on_event, silence_s=60.0)
+    server = grpc.aio.server()
+    collector.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    memory_before = _memory_mib()
+    sender = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--send-to", f"127.0.0.1:{port}", "--workers", str(workers)
+    )
+    try:
+        # Measured from when all streams run, which making their reports takes a while.
+        while collector.counts.streams < workers and sender.returncode is None:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(_WARM_UP_S)
+        before, start_s, cpu_s = collector.counts.reports, clock(), time.process_time()
+        await asyncio.sleep(duration_s)
+        received = collector.counts.reports - before
+        elapsed_s, cpu_s = clock() - start_s, time.process_time() - cpu_s
+        if sender.returncode is not None or not received:
+            raise RuntimeError(f"the sender ended with {sender.returncode} after {received} reports")
+    finally:
+        if sender.returncode is None:
+            sender.kill()
+        await sender.wait()
+        await server.stop(None)
+    return received / elapsed_s, cpu_s / received * 1e6, _memory_mib() - memory_before
+
+
+def _memory_mib() -> float:
+    return psutil.Process().memory_info().rss / 2**20
+
+
+async def _send(address: str, workers: int) -> None:
+    """Send reports on a connection for each worker until killed, each as fast as the balancer reads."""
+    async with asyncio.TaskGroup() as group:
+        for index in range(workers):
+            group.create_task(_send_one(address, f"worker-{index}"))
+
+
+async def _send_one(address: str, worker: str) -> None:
+    encoder = ReportEncoder()
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = channel.stream_stream(METHOD, request_serializer=report_pb2.WorkerReport.SerializeToString)()
+        for report in busy_reports(worker):
+            await call.write(encoder.encode(report))
+
+
+@click.command(help=__doc__)
+@click.option("--workers", default=64, show_default=True, help="Workers in the fleet, each with its stream.")
+@click.option("--duration", "duration_s", default=3.0, show_default=True, help="Seconds that the streams run, twice.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and no table.")
+@click.option("--send-to", hidden=True, help="Be the sender: where to.")
+def main(workers: int, duration_s: float, as_json: bool, send_to: str | None) -> None:
+    """Measure and print; or be the other end of it."""
+    if send_to is not None:
+        uvloop.run(_send(send_to, workers))
+        return
+    result = measure_reports(workers, duration_s)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    table = Table("", "value", title=f"Reports of {MODELS} busy models each, {workers} workers")
+    for name, value in result.items():
+        table.add_row(name, f"{value:,.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
