@@ -1,0 +1,40 @@
+# `make demo` and `make test` set everything up first; `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint bench docs proto clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+setup: .venv/ready ## everything that is needed, into .venv
+
+.venv/ready: pyproject.toml deploy/setup
+	@PYTHON=$(PYTHON) deploy/setup
+
+demo: setup ## the whole stack, real requests, every policy; report in out/demo
+	$(BIN)/python -m balancer.demo
+
+test: setup ## all tests, with real Envoy and real Triton
+	$(BIN)/pytest
+
+lint: setup ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup ## speed and memory; report in out/bench
+	$(BIN)/python -m benchmarks
+
+docs: setup ## the generated page of config fields
+	$(BIN)/python -m balancer.config_page docs/config.md
+
+proto: setup ## code from the .proto files
+	$(MAKE) -C balancer/telemetry
+	$(MAKE) -C envoy
+
+clean: ## remove what the targets made
+	rm -rf .venv out *.egg-info
