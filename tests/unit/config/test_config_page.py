@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 
 
 def test_page_is_not_stale() -> None:
-    assert PAGE.read_text() == page(), "run: python -m balancer.config_page > docs/config.md"
+    assert PAGE.read_text() == page(), "run: make docs"
 
 
 def test_every_field_is_explained() -> None:
