@@ -19,7 +19,7 @@ from balancer.demo import page, plot, report, traffic
 from balancer.demo.stack import DemoStack
 from balancer.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from balancer.errors import OperatorError
-from balancer.load.display import LiveLine, milliseconds, share
+from balancer.load.display import LiveLine, make_console, milliseconds, share
 from balancer.load.runner import Progress
 
 _DEFAULTS = traffic.Plan()
@@ -36,7 +36,7 @@ _INTERRUPTED = 130
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS.seed, show_default=True)
 def main(out: pathlib.Path, workers: int, **given: Any) -> None:
     """See the option `help`."""
-    console = Console()
+    console = make_console()
     given["policies"] = given["policies"] or _DEFAULTS.policies
     try:
         plan = dataclasses.replace(_DEFAULTS, **given)

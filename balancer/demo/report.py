@@ -12,6 +12,7 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from balancer.demo import traffic
@@ -136,7 +137,8 @@ def _version(package: str) -> str:
         return f"{package} (not installed as a package)"
 
 
-COLUMNS = ("policy", "requests", "errors", "p50 ms", "p95 ms", "p99 ms", "95% interval", "in time")
+_INTERVAL = "95% interval"
+COLUMNS = ("policy", "requests", "errors", "p50 ms", "p95 ms", "p99 ms", _INTERVAL, "in time")
 
 
 def cells(row: Row, workers: Sequence[str]) -> list[str]:
@@ -163,11 +165,15 @@ def heading(report: Report) -> list[str]:
 
 def table(report: Report) -> Table:
     """The comparison, for a terminal."""
-    shown = Table(title="Policies under the same bursty traffic, slowest p99 first", title_justify="left")
-    for i, name in enumerate(heading(report)):
-        shown.add_column(name, justify="right" if i else "left")
+    title = "Policies under the same bursty traffic, slowest p99 first"
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    # The page has the interval too; here the width of a terminal counts.
+    kept = [i for i, name in enumerate(heading(report)) if name != _INTERVAL]
+    for i in kept:
+        shown.add_column(heading(report)[i], justify="right" if i else "left", no_wrap=not i)
     for row in report.rows:
-        shown.add_row(*cells(row, report.workers))
+        line = cells(row, report.workers)
+        shown.add_row(*(line[i] for i in kept))
     return shown
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import numpy as np
 import uvloop
-from rich.console import Console
 
 from balancer.load import arrivals, display
 from balancer.load.arrivals import Bursts, FloatArray
@@ -89,7 +88,7 @@ Inputs are made from each model's metadata. The same seed gives the same arrival
 )
 def load(**given: Any) -> None:
     """See HELP."""
-    console = Console()
+    console = display.make_console()
     try:
         workload, options = plan(given)
         with display.LiveLine(console) as line:

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -16,6 +17,7 @@ from balancer.load.result import LoadResult, Summary, by_model, by_worker, summa
 from balancer.load.runner import Progress
 
 _PLAIN_LINE_EVERY_S = 5.0
+_PLAIN_WIDTH = 120
 
 
 def milliseconds(seconds: float) -> str:
@@ -28,6 +30,12 @@ def milliseconds(seconds: float) -> str:
 def share(value: float) -> str:
     """Percent with one decimal, `-` for what is not a number."""
     return f"{value:.1%}" if math.isfinite(value) else "-"
+
+
+def make_console() -> Console:
+    """A console that is wide enough for the tables where it is a file or a pipe, whose width nobody knows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 class LiveLine:
@@ -69,19 +77,18 @@ def result_tables(result: LoadResult) -> list[Table]:
     """A table of the whole and each model, and one of each worker where answers tell who served."""
     whole = summarise(result)
     models = by_model(result)
-    table = Table(title="Latency from the scheduled start, milliseconds", title_justify="left")
-    table.add_column("model")
-    _columns(table)
+    table = _table("Latency from the scheduled start, milliseconds", "model")
     for name, part in models.items():
         table.add_row(name, *_cells(summarise(part)))
     if len(models) > 1:
         table.add_section()
         table.add_row("all", *_cells(whole), style="bold")
+    if whole.errors:
+        table.caption = "Errors: " + ", ".join(f"{name} {count:,}" for name, count in whole.errors.items())
+        table.caption_style = "bold red"
     if not whole.by_worker:
         return [table]
-    workers = Table(title="By the worker that answered", title_justify="left")
-    workers.add_column("worker")
-    _columns(workers)
+    workers = _table("By the worker that answered", "worker")
     for name, part in by_worker(result).items():
         workers.add_row(name, *_cells(summarise(part)))
     return [table, workers]
@@ -98,19 +105,19 @@ def verdict_on_generator(summary: Summary) -> str:
     )
 
 
-def _columns(table: Table) -> None:
-    names = ("requests", "ok", "errors", "mean", "p50", "p95", "p99", "p99.9", "in time", "ok/s")
-    for name in names:
-        table.add_column(name, justify="right")
+def _table(title: str, subject: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(subject, overflow="fold")
+    for name in ("requests", "errors", "mean", "p50", "p95", "p99", "p99.9", "in time", "ok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _cells(summary: Summary) -> list[str]:
-    errors = " ".join(f"{name}: {count}" for name, count in summary.errors.items()) or "0"
     times_s = (summary.mean_s, summary.p50_s, summary.p95_s, summary.p99_s, summary.p999_s)
     return [
         f"{summary.requests:,}",
-        f"{summary.ok:,}",
-        errors,
+        f"{sum(summary.errors.values()):,}",
         *(milliseconds(value) for value in times_s),
         share(summary.within_deadline),
         f"{summary.achieved_per_s:,.0f}",
