@@ -1,0 +1,28 @@
+"""SUM of the VALUEs of a sequence since its START; forgotten at its END."""
+
+import os
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, Any]) -> None:
+        self._sums: dict[Any, int] = {}
+        self._worker = np.array([[os.environ.get("BALANCER_WORKER", "")]], dtype=np.object_)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._add(request) for request in requests]
+
+    def _add(self, request: Any) -> Any:
+        names = ("VALUE", "START", "END")
+        value, start, end = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel()[0] for name in names)
+        sequence = request.correlation_id()
+        total = int(value) + (0 if start else self._sums[sequence])
+        if end:
+            self._sums.pop(sequence, None)
+        else:
+            self._sums[sequence] = total
+        outputs = [pb_utils.Tensor("SUM", np.array([[total]], dtype=np.int64)), pb_utils.Tensor("WORKER", self._worker)]
+        return pb_utils.InferenceResponse(outputs)
