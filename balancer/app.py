@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from balancer import logs
 from balancer.admin import Admin
 from balancer.config import Config
 from balancer.config_watch import ConfigState, watch
@@ -176,6 +177,7 @@ class App:
             deadline=requests.deadline_header,
         )
         self._recorder.decision_log.share = config.log.decisions_share
+        logs.configure(config.log)
 
     def _accept(self, config: Config) -> None:
         try:
@@ -245,7 +247,7 @@ class App:
     async def _tick(self, stop: asyncio.Event) -> None:
         """What has to happen with time alone: forgetting, and telling others what has changed."""
         while not stop.is_set():
-            self.router.expire(self._clock())
+            self.router.tick(self._clock())
             self._tell_envoy()
             await self._announce_readiness()
             await asyncio.sleep(_TICK_S)

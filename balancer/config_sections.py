@@ -103,6 +103,9 @@ class EstimatorsSection(StrictModel):
     """Time constant, in seconds, with which the error rate forgets."""
     service_memory: Positive = _ESTIMATORS.service_memory
     """Executions after which a batch's measured service time has lost 63% of its say."""
+    service_memory_s: Positive = _ESTIMATORS.service_memory_s
+    """Time constant, in seconds, with which service times are forgotten, so that a worker avoided as slow is tried
+    again."""
     default_service_s: Positive = _ESTIMATORS.default_service_s
     """Service time, in seconds, assumed of a worker and model of which nothing is known yet, nor of the model
     elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from policies.hashing import key_of
 ANY_MODEL = "*"
 """Column 0: calls that concern a server and no model, and every model where no reports are required, so that names
 that nobody checked cannot grow the state."""
+
+_FADE_PERIOD_S = 1.0
+_WARM_UP_EXECUTIONS = 3
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Fleet:
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
         self.weight: FloatArray = np.zeros(0)
         self.name_hash: UintArray = np.zeros(0, np.uint64)
+        self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
         self._servable: dict[tuple[str, str], BoolArray] = {}
@@ -78,8 +83,7 @@ class Fleet:
             column = self.models[model] = len(self.models)
             for state in (self.queue, self.service):
                 columns.add_model(state)
-            for w in range(len(self.workers)):
-                service.borrow(self.service, w, column, self.settings.estimators.default_service_s)
+            self._fade(0.0)
         return column
 
     def add(self, event: WorkerAdded) -> None:
@@ -90,8 +94,7 @@ class Fleet:
             for state in (self.queue, self.service, self.latency, self.tokens):
                 columns.add_worker(state)
             self.reported_s = np.append(self.reported_s, -np.inf)
-            for column in self.models.values():
-                service.borrow(self.service, len(self.workers) - 1, column, self.settings.estimators.default_service_s)
+            self._fade(0.0)
         worker = self.workers[self.index[event.worker]]
         worker.weight, worker.draining = event.weight, event.draining
         worker.device = event.device or worker.device
@@ -182,15 +185,18 @@ class Fleet:
     def _learn(self, row: int, column: int, worker: Worker, model: ModelReport) -> bool:
         """Feed what was executed since the last report to the service-time fit; True where there was any."""
         learned = False
+        # The first executions load and tune what all later ones find ready: they are no measure.
+        warm = sum(executions for _, executions, _ in model.batches) > _WARM_UP_EXECUTIONS
         for rows, executions, seconds in model.batches:
             key = (model.model, model.version, rows)
             before = worker.batches.get(key, (0, 0.0))
             new = executions - before[0]
             if new > 0:
                 memory = self.settings.estimators.service_memory
-                service.observe(self.service, row, column, rows, new, seconds - before[1], memory)
                 worker.batches[key] = (executions, seconds)
-                learned = True
+                if warm:
+                    service.observe(self.service, row, column, rows, new, seconds - before[1], memory)
+                    learned = True
         return learned
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
@@ -213,6 +219,18 @@ class Fleet:
         if row is not None:
             e = self.settings.estimators
             latency.observe(self.latency, row, latency_s, ok, now_s, e.latency_decay_s, e.error_decay_s)
+
+    def tick(self, now_s: float) -> None:
+        """Let what was learned of service times fade; about once a second, however often it is called."""
+        elapsed_s = now_s - self._faded_s
+        if elapsed_s < _FADE_PERIOD_S:
+            return
+        self._faded_s = now_s
+        self._fade(-math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / self.settings.estimators.service_memory_s))
+
+    def _fade(self, share: float) -> None:
+        service.fade(self.service, share, self.settings.estimators.default_service_s)
+        queue.recount_all(self.queue, self.service)
 
     def _refill(self, row: int, now_s: float) -> None:
         pending = self.queue.in_flight[row] + self.queue.others[row]

@@ -60,6 +60,14 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.own_work_model_s[w, m] = work_s
 
 
+def recount_all(q: Queue, s: Service) -> None:
+    """`recount` for all workers and models, `(..., n, m)`, after all service times changed."""
+    q.own_batches = np.ceil(q.own_rows / s.max_batch_rows)
+    q.own_work_model_s = (s.fixed_s * q.own_batches + s.per_row_s * q.own_rows) / s.instances
+    q.batches = q.own_batches.sum(axis=-1)
+    q.own_work_s = q.own_work_model_s.sum(axis=-1)
+
+
 def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
     """Count an own request in; the others are assumed to have sent as much as we did."""
     if q.in_flight[w] <= 0:

@@ -97,11 +97,13 @@ class Router:
             case ReportsLost():
                 self.fleet.lose(event.worker)
 
-    def expire(self, now_s: float) -> None:
-        """Stop counting requests whose outcome never came (Envoy died, say); the clock's owner calls it now and then.
+    def tick(self, now_s: float) -> None:
+        """Let time pass; the owner of the clock calls this some ten times a second, and once at the start.
 
-        Requests are in the order they were sent, so this looks only at those that are due.
+        Requests whose outcome never came (Envoy died, say) stop counting: they are in the order in which they were
+        sent, so only those that are due are looked at.
         """
+        self.fleet.tick(now_s)
         timeout_s = self.settings.outcome_timeout_s
         for number, sent in list(islice(self._in_flight.items(), _EXPIRED_PER_TICK)):
             if now_s - sent.at_s < timeout_s:

@@ -2,12 +2,16 @@
 
 Modelled as affine, `seconds(rows) = fixed_s + per_row_s * rows`, which measured GPU tables follow closely between batch
 1 and the largest; fitted by least squares with exponential forgetting, so a slowed GPU is noticed.
+
+What is known of a worker fades, with executions and with time, towards a prior: the fastest worker that is well known
+for the model. So a newcomer, or one that was slow once, is tried again before long rather than avoided for ever.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 
@@ -15,9 +19,19 @@ from balancer.core.columns import FloatArray, per_model
 
 # With one batch size seen the slope cannot be told from the offset. GPUs batch well, so most of a small batch's time
 # is fixed: this share of the mean time is taken to grow with the rows until a second size is seen.
-_PRIOR_ROW_SHARE = 0.3
-# Weight of that prior, in rows squared of variance: gone once batch sizes differ by more than about one row.
-_PRIOR_VARIANCE = 0.25
+_ROW_SHARE = 0.3
+# Weight of that assumption, in rows squared of variance: gone once batch sizes differ by more than about one row.
+_ROW_SHARE_VARIANCE = 0.25
+# How many executions the prior counts for.
+_PRIOR_EXECUTIONS = 2.0
+# How many executions make a worker known well enough to be a prior for others.
+_WELL_KNOWN = 5.0
+# Triton's compute time includes waiting for a device that another model occupies, so it errs on the long side, and what
+# is shorter than expected is nearer to the truth: a longer observation has this much of the weight.
+_LONGER_WEIGHT = 0.25
+
+At = tuple[int, int] | EllipsisType
+"""One worker and model, or all of them."""
 
 
 @dataclass
@@ -29,9 +43,11 @@ class Service:
     rows_squared: FloatArray = per_model()
     seconds: FloatArray = per_model()
     rows_seconds: FloatArray = per_model()
-    fixed_s: FloatArray = per_model(float("nan"))
-    """Seconds that an execution takes whatever its size; NaN until measured or borrowed."""
-    per_row_s: FloatArray = per_model(float("nan"))
+    prior_fixed_s: FloatArray = per_model()
+    prior_per_row_s: FloatArray = per_model()
+    fixed_s: FloatArray = per_model()
+    """Seconds that an execution takes whatever its size."""
+    per_row_s: FloatArray = per_model()
     """Seconds that each row adds."""
     max_batch_rows: FloatArray = per_model(1.0)
     instances: FloatArray = per_model(1.0)
@@ -40,32 +56,44 @@ class Service:
 def observe(s: Service, w: int, m: int, rows: float, executions: float, seconds: float, memory: float) -> None:
     """Learn that `executions` batches of `rows` rows took `seconds` in all on worker `w` with model `m`."""
     keep = math.exp(-executions / memory)
+    time_s = seconds / executions
     # The executions of one observation fade among themselves too, so that a thousand at once weigh no more than memory.
     gain = memory * (1 - keep)
-    time_s = seconds / executions
+    if time_s > s.fixed_s[w, m] + s.per_row_s[w, m] * rows:
+        gain *= _LONGER_WEIGHT
     s.weight[w, m] = s.weight[w, m] * keep + gain
     s.rows[w, m] = s.rows[w, m] * keep + gain * rows
     s.rows_squared[w, m] = s.rows_squared[w, m] * keep + gain * rows * rows
     s.seconds[w, m] = s.seconds[w, m] * keep + gain * time_s
     s.rows_seconds[w, m] = s.rows_seconds[w, m] * keep + gain * time_s * rows
-    weight = s.weight[w, m]
-    mean_rows = s.rows[w, m] / weight
-    mean_s = s.seconds[w, m] / weight
-    variance = max(s.rows_squared[w, m] / weight - mean_rows * mean_rows, 0.0)
-    covariance = s.rows_seconds[w, m] / weight - mean_rows * mean_s
-    prior = _PRIOR_ROW_SHARE * mean_s / mean_rows
-    slope = (covariance + _PRIOR_VARIANCE * prior) / (variance + _PRIOR_VARIANCE)
-    slope = min(max(slope, 0.0), mean_s / mean_rows)
-    s.per_row_s[w, m] = slope
-    s.fixed_s[w, m] = mean_s - slope * mean_rows
+    fit(s, (w, m))
 
 
-def borrow(s: Service, w: int, m: int, default_s: float) -> None:
-    """Fill an unmeasured worker and model with the mean of the workers that know the model, else with `default_s`."""
-    known = np.isfinite(s.fixed_s[:, m]) & (s.weight[:, m] > 0)
-    if known.any():
-        s.fixed_s[w, m] = s.fixed_s[known, m].mean()
-        s.per_row_s[w, m] = s.per_row_s[known, m].mean()
-    else:
-        s.fixed_s[w, m] = default_s * (1 - _PRIOR_ROW_SHARE)
-        s.per_row_s[w, m] = default_s * _PRIOR_ROW_SHARE
+def fit(s: Service, at: At) -> None:
+    """Bring `fixed_s` and `per_row_s` up to date with the sums and the prior."""
+    weight = s.weight[at]
+    some = np.maximum(weight, 1e-9)
+    mean_rows = np.maximum(s.rows[at] / some, 1e-9)
+    mean_s = s.seconds[at] / some
+    variance = np.maximum(s.rows_squared[at] / some - mean_rows * mean_rows, 0.0)
+    covariance = s.rows_seconds[at] / some - mean_rows * mean_s
+    assumed = _ROW_SHARE * mean_s / mean_rows
+    slope = (covariance + _ROW_SHARE_VARIANCE * assumed) / (variance + _ROW_SHARE_VARIANCE)
+    slope = np.minimum(np.maximum(slope, 0.0), mean_s / mean_rows)
+    trust = weight / (weight + _PRIOR_EXECUTIONS)
+    s.per_row_s[at] = trust * slope + (1 - trust) * s.prior_per_row_s[at]
+    s.fixed_s[at] = trust * (mean_s - slope * mean_rows) + (1 - trust) * s.prior_fixed_s[at]
+
+
+def fade(s: Service, share: float, default_s: float) -> None:
+    """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for one fleet, `(n, m)`."""
+    for sums in (s.weight, s.rows, s.rows_squared, s.seconds, s.rows_seconds):
+        np.multiply(sums, 1 - share, out=sums)
+    time_s = np.where(s.weight >= _WELL_KNOWN, s.fixed_s + s.per_row_s, np.inf)
+    if s.weight.size:
+        fastest = time_s.argmin(axis=0)
+        column = np.arange(s.weight.shape[1])
+        known = np.isfinite(time_s[fastest, column])
+        s.prior_fixed_s[:] = np.where(known, s.fixed_s[fastest, column], default_s * (1 - _ROW_SHARE))
+        s.prior_per_row_s[:] = np.where(known, s.per_row_s[fastest, column], default_s * _ROW_SHARE)
+    fit(s, ...)

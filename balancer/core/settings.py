@@ -57,6 +57,8 @@ class EstimatorSettings:
     """Time constant with which the error rate forgets."""
     service_memory: float = 200.0
     """Executions after which a batch's measured service time has lost 63% of its say."""
+    service_memory_s: float = 30.0
+    """Time constant with which service times are forgotten, so that a worker avoided as slow is tried again."""
     default_service_s: float = 0.010
     """Service time assumed of a worker and model of which nothing is known yet, nor of the model elsewhere."""
     tokens: TokenSettings = TokenSettings()

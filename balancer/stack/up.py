@@ -151,7 +151,6 @@ class _Up:
             "agent",
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
-            *("--triton-http", triton.http_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
             *("--report-hz", str(self._options.report_hz)),

@@ -94,5 +94,7 @@ def simulate(
         else:
             assert isinstance(what, int)
             report(what, now_s)
+            for router in routers:
+                router.tick(now_s)
     assert not any(router.fleet.queue.in_flight.any() for router in routers)
     return latencies_s

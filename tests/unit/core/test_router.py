@@ -214,7 +214,7 @@ def test_outcomes_that_never_come_stop_counting() -> None:
     router = make_router(1, settings=Settings(outcome_timeout_s=10.0))
     router.route(M, 0.0)
     router.route(M, 5.0)
-    router.expire(10.0)
+    router.tick(10.0)
     assert router.fleet.queue.in_flight[0] == 1
     assert router.outcomes["expired"] == 1
 
