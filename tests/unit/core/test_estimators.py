@@ -45,7 +45,8 @@ class TestService:
         service.fade(s, 0.0, default_s=1.0)
         for worker, time_s in ((0, 0.4), (1, 0.1)):
             service.observe(s, worker, 0, 4, 50, 50 * time_s, memory=100)
-        service.fade(s, 0.0, default_s=1.0)
+        for _ in range(3):
+            service.fade(s, 0.0, default_s=1.0)
         assert s.fixed_s[2, 0] == pytest.approx(s.fixed_s[1, 0], rel=0.1)
 
     def test_unknown_everywhere_means_the_default(self) -> None:
