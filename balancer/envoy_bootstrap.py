@@ -75,6 +75,8 @@ class BootstrapOptions:
     """Tells Envoys apart in the balancer's logs."""
     message_timeout_s: float = 0.2
     """How long a request waits for its pick before it goes on without."""
+    health_timeout_s: float = 0.5
+    """How long a balancer process may take to answer a health check before it is asked for no more picks."""
     flush_interval_s: float = 0.005
     """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
@@ -89,7 +91,7 @@ class BootstrapOptions:
             port = getattr(self, name)
             if not 0 <= port <= 65535:
                 raise OperatorError(f"{name}: {port} is no TCP port; give 1 to 65535, or 0 for any free one")
-        for name in ("message_timeout_s", "flush_interval_s", "request_buffer_limit_bytes"):
+        for name in ("message_timeout_s", "health_timeout_s", "flush_interval_s", "request_buffer_limit_bytes"):
             value = getattr(self, name)
             if not value > 0:
                 raise OperatorError(f"{name}: {value} must be greater than 0")
@@ -212,6 +214,7 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions) -> None:
     one = next(cluster for cluster in clusters if cluster["name"] == "balancer_0")
     clusters.remove(one)
     _set_endpoints(everyone, "balancer", options.balancers)
+    everyone["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
     ours = [everyone]
     for process, balancer in enumerate(options.balancers):
         cluster = copy.deepcopy(one)

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 EDS_TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+SERVER_OPTIONS = [("grpc.http2.max_ping_strikes", 0)]
+"""For the server that `Ads` is added to: Envoy pings more often than gRPC servers bear by default."""
 GRPC_CLUSTER = "triton_grpc"
 HTTP_CLUSTER = "triton_http"
 

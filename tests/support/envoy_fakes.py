@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.envoy_bootstrap import BootstrapOptions
 from balancer.frontends.access_log import AccessLog, Outcome
-from balancer.frontends.ads import Ads, Endpoint
+from balancer.frontends.ads import SERVER_OPTIONS, Ads, Endpoint
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
 
@@ -66,7 +69,7 @@ class FakeBalancer:
     _server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
         handler = grpc.stream_stream_rpc_method_handler(
             self._process,
             request_deserializer=ext_proc.ProcessingRequest.FromString,
@@ -113,6 +116,48 @@ class FakeBalancer:
         if self.hang is not None:
             await self.hang.wait()
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+@dataclass
+class FakeBalancerProcess:
+    """A FakeBalancer in a process of its own, which can be stopped (SIGSTOP) and continued; it picks nobody."""
+
+    endpoints: list[Endpoint]
+    port: int = 0
+    _process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        workers = json.dumps([dataclasses.asdict(endpoint) for endpoint in self.endpoints])
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "support.envoy_fakes", workers),
+            cwd=Path(__file__).parents[1],
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), 30))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+async def _serve_in_this_process(workers: str) -> None:
+    """Until standard input ends, so that no process outlives its test."""
+    balancer = FakeBalancer()
+    balancer.ads.update([Endpoint(**worker) for worker in json.loads(workers)])
+    async with running(balancer):
+        print(balancer.port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 
 Infer = Callable[[service_pb2.ModelInferRequest, Any], Awaitable[service_pb2.ModelInferResponse]]
@@ -245,7 +290,9 @@ class Rig:
     balancers: list[FakeBalancer] = field(default_factory=lambda: [FakeBalancer()])
     workers: list[FakeWorker] = field(default_factory=lambda: [FakeWorker("w0"), FakeWorker("w1"), FakeWorker("w2")])
     # A slow machine must not look like a slow balancer: the fakes and the clients share one thread.
-    options: BootstrapOptions = field(default_factory=lambda: BootstrapOptions(message_timeout_s=10))
+    options: BootstrapOptions = field(
+        default_factory=lambda: BootstrapOptions(message_timeout_s=10, health_timeout_s=10)
+    )
     channel_credentials: grpc.ChannelCredentials | None = None
 
     @contextlib.asynccontextmanager
@@ -302,3 +349,7 @@ def a_request(model: str = "m", payload_bytes: int = 16) -> service_pb2.ModelInf
     tensor.shape.append(payload_bytes)
     request.raw_input_contents.append(bytes(payload_bytes))
     return request
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_in_this_process(sys.argv[1]))

@@ -45,6 +45,7 @@ EVERYTHING = BootstrapOptions(
     balancers=("balancer-0.balancers:9000", "10.0.0.2:9001", "[::1]:9002"),
     node_id="edge-7",
     message_timeout_s=0.05,
+    health_timeout_s=2,
     flush_interval_s=0.0005,
     request_buffer_limit_bytes=1000,
     access_log="/dev/stdout",
@@ -60,6 +61,8 @@ def test_options_arrive() -> None:
     assert manager(bootstrap)["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] == 1000
     (ext_proc,) = [f for f in manager(bootstrap)["http_filters"] if f["name"].endswith("ext_proc")]
     assert ext_proc["typed_config"]["message_timeout"] == "0.05s"
+    (balancer,) = [c for c in bootstrap["static_resources"]["clusters"] if c["name"] == "balancer"]
+    assert balancer["health_checks"][0]["timeout"] == "2s"
 
 
 def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import signal
 from pathlib import Path
 
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import FakeBalancer, Rig, eventually, go_on, running
+from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, eventually, go_on, running
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.envoy_bootstrap import BootstrapOptions
@@ -59,7 +59,7 @@ async def test_a_balancer_that_dies_costs_no_request_and_is_asked_again(rig: Rig
 
 async def test_a_hung_balancer_is_left_alone_until_it_answers(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.options = dataclasses.replace(rig.options, message_timeout_s=0.2)
+    rig.options = BootstrapOptions()
     async with rig.running():
         (balancer,) = rig.balancers
         always_first(rig)
@@ -121,6 +121,32 @@ async def only_serves(rig: Rig, name: str) -> bool:
         return {await rig.infer() for _ in range(10)} == {name}
     except grpc.aio.AioRpcError:
         return False
+
+
+async def test_a_stopped_process_does_not_keep_the_endpoints_to_itself(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    other = FakeBalancer(port=free_ports(1)[0])
+    async with running(*rig.workers):
+        process = FakeBalancerProcess([worker.as_endpoint() for worker in rig.workers])
+        async with running(process):
+            port, admin_port = free_ports(2)
+            options = BootstrapOptions(
+                listener_address="127.0.0.1",
+                listener_port=port,
+                admin_port=admin_port,
+                balancers=(process.endpoint, other.endpoint),
+            )
+            rig.envoy = EnvoyProcess(options=options, log_path=tmp_path / "envoy.log", concurrency=1)
+            async with running(rig.envoy), grpc.aio.insecure_channel(rig.envoy.endpoint) as channel:
+                rig.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                await rig.envoy.wait_ready()
+                assert {await rig.infer() for _ in range(30)} == {"w0", "w1", "w2"}
+                rig.balancers = [other]
+                async with running(other):
+                    process.send_signal(signal.SIGSTOP)
+                    rig.announce(w1="draining", w2="draining")
+                    await until_served_by(rig, "w0")
+                    assert other.ads.connected == 1
 
 
 @pytest.mark.parametrize(
