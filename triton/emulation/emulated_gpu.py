@@ -30,7 +30,7 @@ def _time_scale() -> float:
     except ValueError:
         scale = float("nan")
     if not 0 <= scale < float("inf"):
-        raise ValueError(f"EMULATED_GPU_TIME_SCALE={text} is not a factor; give a number >= 0, 1 for the measured times")
+        raise ValueError(f"EMULATED_GPU_TIME_SCALE={text} is no factor; give a number >= 0 (1: as measured)")
     return scale
 
 
