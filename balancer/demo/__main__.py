@@ -16,7 +16,7 @@ import uvloop
 from rich.console import Console
 
 from balancer.demo import page, plot, report, traffic
-from balancer.demo.stack import DemoStack
+from balancer.demo.stack import DemoError, DemoStack
 from balancer.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from balancer.errors import OperatorError
 from balancer.load.display import LiveLine, make_console, milliseconds, share
@@ -74,6 +74,8 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
         console.print(
             f"  {digits.right} of {digits.images} right through the whole stack: [bold]{share(digits.accuracy)}[/]"
         )
+        if digits.why_not:
+            raise DemoError(f"{digits.why_not}; {stack.log_tail()}")
         windows = plan.rounds * len(plan.policies)
         console.print(
             f"[bold]3[/] Bursty traffic to emulated models, about {plan.rate_per_s:.0f} requests/s; the policy is "

@@ -6,7 +6,8 @@ import base64
 import html
 import pathlib
 
-from balancer.demo.report import REQUIRED_ACCURACY, Report, cells, heading
+from balancer.demo.report import Report, cells, heading
+from balancer.demo.steps import REQUIRED_ACCURACY
 from balancer.load.display import milliseconds, share
 
 _STYLE = """

@@ -20,6 +20,7 @@ from balancer.errors import OperatorError
 from balancer.stack.ports import free_ports
 
 _POLL_S = 0.02
+_FIRST_MODEL = "digits"
 _READY_TIMEOUT_S = 120.0
 _SWAP_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 20.0
@@ -72,7 +73,7 @@ class DemoStack:
             )
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2))
         try:
-            await self._until_ready()
+            await self._until_ready(_FIRST_MODEL)
         except BaseException:
             await self.stop()
             raise
@@ -84,7 +85,7 @@ class DemoStack:
         """Stop."""
         await self.stop()
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, model: str) -> None:
         assert self._process is not None
         deadline_s = time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < deadline_s:
@@ -93,10 +94,16 @@ class DemoStack:
             # Refused until the admin interface listens, and nothing announces that: ask again.
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 status, _ = await self._get("/ready")
-                if status == 200:
+                if status == 200 and await self._listener_serves(model):
                     return
             await asyncio.sleep(_POLL_S)
         raise DemoError(f"`balancer up` was not ready after {_READY_TIMEOUT_S:.0f} s; {self.log_tail()}")
+
+    async def _listener_serves(self, model: str) -> bool:
+        # The balancer is ready on its own; Envoy learns the workers from it a moment later.
+        assert self._session is not None
+        async with self._session.get(f"http://{self.url}/v2/models/{model}/ready") as response:
+            return response.status == 200
 
     async def swap(self, policy: str) -> float:
         """Name the policy in the config file, and return the seconds until it was in force.

@@ -20,6 +20,7 @@ from balancer.load.sender import make_sender
 from balancer.load.workload import IntArray
 from balancer.stack.digits import held_out
 
+REQUIRED_ACCURACY = 0.95
 _IMAGES_AT_A_TIME = 16
 _BLOCK_S = 0.5
 _OPTIONS = DriveOptions(timeout_s=60.0)
@@ -38,6 +39,18 @@ class DigitsOutcome:
     def accuracy(self) -> float:
         """Share of the images that came back with their digit; a failed request is not right."""
         return self.right / self.images
+
+    @property
+    def why_not(self) -> str:
+        """Why that is not good enough; empty where it is."""
+        if self.errors:
+            return f"requests for digits failed: {self.errors}"
+        if self.accuracy > REQUIRED_ACCURACY:
+            return ""
+        return (
+            f"{self.accuracy:.1%} of the digits were right, and more than {REQUIRED_ACCURACY:.0%} must be: "
+            "is triton/models/digits the trained model?"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
