@@ -14,6 +14,7 @@ import ctypes.util
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +30,7 @@ import aiohttp
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _READY_POLL_S = 0.05
 _LOG_TAIL_LINES = 15
+_LOG_ERROR = re.compile(r"E\d{4} |error:")
 _SHARED_MEMORY = Path("/dev/shm")
 
 # What a server needs none of here: CUDA pools, host metrics, and a thread pool for each of 8 HTTP threads.
@@ -171,7 +173,7 @@ class TritonServer:
     """
 
     name: str
-    """The server's id, and BALANCER_WORKER in the models' environment."""
+    """The server's id, and BALANCER_WORKER in the models' environment (see triton/README.md)."""
     model_repository: Path | Sequence[Path]
     grpc_port: int
     http_port: int
@@ -189,6 +191,7 @@ class TritonServer:
     """See `find_triton`."""
     _process: asyncio.subprocess.Process | None = field(default=None, init=False, repr=False)
     _shared_memory_prefix: str = field(default="", init=False, repr=False)
+    _cleaned_up: bool = field(default=False, init=False, repr=False)
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -200,6 +203,11 @@ class TritonServer:
         if self._process is None:
             raise RuntimeError(f"Triton {self.name} was not started; await start() first")
         return self._process
+
+    @property
+    def shared_memory_prefix(self) -> str:
+        """How the names of this server's regions under /dev/shm begin; empty before `start`."""
+        return self._shared_memory_prefix
 
     @property
     def grpc_endpoint(self) -> str:
@@ -283,14 +291,15 @@ class TritonServer:
 
     async def kill(self) -> None:
         """End the server and its stubs at once, as a lost pod would, and remove the shared memory they leave."""
-        if self._process is None:
+        if self._process is None or self._cleaned_up:
             return
-        # The group outlives its leader while a stub lives, so the id cannot have been given to another.
+        # A stub may outlive its server, and the group's id is not given to another while one of them lives.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         for region in _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
+        self._cleaned_up = True
 
     def _repositories(self) -> list[Path]:
         repository = self.model_repository
@@ -319,6 +328,7 @@ class TritonServer:
     def _environment(self, installation: TritonInstallation) -> dict[str, str]:
         environment = os.environ | {
             "BALANCER_WORKER": self.name,
+            "EMULATED_GPU_LOCK": str(self.log_path.with_suffix(".gpu-lock").resolve()),
             # One BLAS thread a stub: the models here are small, and many servers share the machine.
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
@@ -333,5 +343,7 @@ class TritonServer:
         return environment
 
     def _log_tail(self) -> str:
-        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join([f"its log ({self.log_path}) ends:", *lines])
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        # Tables of settings follow the reason, so errors tell more than the end.
+        errors = [line for line in lines if _LOG_ERROR.match(line)]
+        return "\n".join([f"its log ({self.log_path}) says:", *(errors or lines)[-_LOG_TAIL_LINES:]])

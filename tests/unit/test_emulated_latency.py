@@ -46,9 +46,11 @@ def test_a_batch_has_rows(batch: int) -> None:
         latency_table.BatchLatency((1, 2), (1.0, 2.0)).time_s(batch)
 
 
-def test_an_unknown_gpu_is_refused_with_those_measured() -> None:
-    with pytest.raises(ValueError, match=r"EMULATED_GPU=H100; choose one of: .*BERT-large on A100"):
+def test_an_unknown_gpu_or_model_is_refused_with_those_measured() -> None:
+    with pytest.raises(ValueError, match=r"BERT-large on EMULATED_GPU=H100; choose one of: A30, V100, A100, T4"):
         latency_table.read_latency("LanguageModeling-BERT-large", "H100")
+    with pytest.raises(ValueError, match=r"measured_model=GPT; choose one of: Forecasting-TFT, LanguageModeling-"):
+        latency_table.read_latency("GPT", "T4")
 
 
 def configs() -> list[Path]:

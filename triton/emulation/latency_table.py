@@ -47,7 +47,10 @@ def read_latency(model: str, gpu: str, table: Path = TABLE) -> BatchLatency:
             time_ms = sum(float(row[f"compute_{part}_ms"]) for part in ("input", "infer", "output"))
             points.setdefault((row["model"], row["gpu"]), []).append((int(row["batch"]), time_ms / 1000))
     if (model, gpu) not in points:
-        measured = ", ".join(f"{known_model} on {known_gpu}" for known_model, known_gpu in sorted(points))
-        raise ValueError(f"no latency was measured for {model} on EMULATED_GPU={gpu}; choose one of: {measured}")
+        gpus = [known_gpu for known_model, known_gpu in points if known_model == model]
+        if not gpus:
+            models = ", ".join(sorted({known_model for known_model, _ in points}))
+            raise ValueError(f"no latency was measured for measured_model={model}; choose one of: {models}")
+        raise ValueError(f"no latency was measured for {model} on EMULATED_GPU={gpu}; choose one of: {', '.join(gpus)}")
     batches, times_s = zip(*sorted(points[model, gpu]), strict=True)
     return BatchLatency(batches, times_s)

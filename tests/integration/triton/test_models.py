@@ -1,0 +1,109 @@
+"""The models that the project serves: digits, and the emulated GPUs."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from balancer.stack.digits import held_out, load_split
+
+# Measured on a T4, as triton/emulation/latency.csv has it.
+BERT_LARGE_16_ROWS_S = 0.2181
+BERT_DISTILLED_16_ROWS_S = 0.0342
+
+
+def batch_times(client: tritonclient.grpc.InferenceServerClient, model: str) -> dict[int, tuple[int, float]]:
+    """Executions so far by batch size, and the seconds that they took together."""
+    (stats,) = client.get_inference_statistics(model).model_stats
+    return {batch.batch_size: (batch.compute_infer.count, batch.compute_infer.ns / 1e9) for batch in stats.batch_stats}
+
+
+def infer_emulated(
+    client: tritonclient.grpc.InferenceServerClient, model: str, values: np.ndarray
+) -> tritonclient.grpc.InferResult:
+    tensor = tritonclient.grpc.InferInput("INPUT", values.shape, "FP32")
+    tensor.set_data_from_numpy(values)
+    return client.infer(model, [tensor])
+
+
+def test_digits_held_out_images_are_recognised(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:
+    digits = held_out()
+    labels = []
+    for start in range(0, len(digits.images), 32):
+        tensor = tritonclient.grpc.InferInput("IMAGE", digits.images[start : start + 32].shape, "FP32")
+        tensor.set_data_from_numpy(digits.images[start : start + 32])
+        result = grpc_client.infer("digits", [tensor])
+        probabilities = result.as_numpy("PROBABILITIES")
+        assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+        labels.append(result.as_numpy("LABEL")[:, 0])
+        assert (labels[-1] == probabilities.argmax(axis=1)).all()
+    assert (np.concatenate(labels) == digits.labels).mean() > 0.95
+
+
+def test_digits_over_http_too(http_client: tritonclient.http.InferenceServerClient) -> None:
+    digits = held_out()
+    tensor = tritonclient.http.InferInput("IMAGE", [20, 64], "FP32")
+    for binary in (True, False):
+        tensor.set_data_from_numpy(digits.images[:20], binary_data=binary)
+        labels = http_client.infer("digits", [tensor]).as_numpy("LABEL")[:, 0]
+        assert (labels == digits.labels[:20]).mean() > 0.85
+
+
+def test_digits_held_out_images_are_always_the_same_and_not_trained_on() -> None:
+    (train, first), (_, second) = load_split(), load_split()
+    assert (first.images == second.images).all()
+    assert len(first.labels) == 540
+    assert len(train.labels) + len(first.labels) == 1797
+
+
+@pytest.mark.parametrize("model", ["emulated_tft", "emulated_bert_distilled", "emulated_bert_large"])
+def test_emulated_models_answer_what_can_be_checked(
+    grpc_client: tritonclient.grpc.InferenceServerClient, model: str
+) -> None:
+    values = np.random.default_rng(1).random((3, 16), dtype=np.float32)
+    result = infer_emulated(grpc_client, model, values)
+    assert result.as_numpy("CHECKSUM") == pytest.approx(values.sum(axis=1, keepdims=True))
+    assert result.as_numpy("WORKER").tolist() == [[b"worker-under-test"]] * 3
+
+
+def test_emulated_models_take_tensors_of_any_size(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:
+    result = infer_emulated(grpc_client, "emulated_tft", np.ones((1, 262_144), dtype=np.float32))
+    assert result.as_numpy("CHECKSUM").tolist() == [[262_144.0]]
+
+
+def test_a_batch_occupies_the_gpu_for_the_measured_time(
+    grpc_client: tritonclient.grpc.InferenceServerClient,
+) -> None:
+    before = batch_times(grpc_client, "emulated_bert_large").get(16, (0, 0.0))
+    infer_emulated(grpc_client, "emulated_bert_large", np.zeros((16, 4), dtype=np.float32))
+    after = batch_times(grpc_client, "emulated_bert_large")[16]
+    assert after[0] == before[0] + 1
+    assert after[1] - before[1] >= BERT_LARGE_16_ROWS_S
+
+
+def test_the_models_of_a_worker_share_one_gpu(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:
+    """Both at once take at least as long as one after the other."""
+    values = np.zeros((16, 4), dtype=np.float32)
+    together = threading.Barrier(2)
+
+    def infer(model: str) -> None:
+        together.wait()
+        infer_emulated(grpc_client, model, values)
+
+    with ThreadPoolExecutor(2) as pool:
+        started_s = time.monotonic()
+        for done in [pool.submit(infer, model) for model in ("emulated_bert_large", "emulated_bert_distilled")]:
+            done.result()
+        assert time.monotonic() - started_s >= BERT_LARGE_16_ROWS_S + BERT_DISTILLED_16_ROWS_S
+
+
+def test_triton_batches_what_waits_together(grpc_client: tritonclient.grpc.InferenceServerClient) -> None:
+    row = np.zeros((1, 4), dtype=np.float32)
+    with ThreadPoolExecutor(12) as pool:
+        for done in [pool.submit(infer_emulated, grpc_client, "emulated_bert_distilled", row) for _ in range(48)]:
+            done.result()
+    assert max(batch_times(grpc_client, "emulated_bert_distilled")) > 1
