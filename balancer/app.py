@@ -21,14 +21,17 @@ from balancer.core.router import Router
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.errors import OperatorError
+from balancer.frontends import ads
 from balancer.frontends.access_log import AccessLog
 from balancer.frontends.ads import Ads, Endpoint, State
 from balancer.frontends.pick.endpoints import Endpoints
 from balancer.frontends.pick.kserve import HeaderNames
 from balancer.frontends.pick.picker import Picker
 from balancer.frontends.pick.service import SERVICE, ExternalProcessor
+from balancer.listener_probe import ListenerProbe
 from balancer.metrics import Metrics
 from balancer.recorder import Recorder
+from balancer.telemetry import collector
 from balancer.telemetry.collector import Collector
 from balancer.yaml_document import ConfigError
 
@@ -37,15 +40,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.05
 _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
-_GRPC_OPTIONS = [
-    # A report stream whose other end vanished without a word is noticed within seconds.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
-
-
 class AddressInUseError(OperatorError):
     """A port that the config names is taken."""
 
@@ -81,11 +75,12 @@ class App:
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
+        self._listener = ListenerProbe(config)
         self.admin = Admin(
             self.router,
             self.metrics,
             self._clock,
-            readiness=self.not_ready,
+            readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=lambda: self._recorder.recent.summary(self._clock()),
             config=self.state.as_json,
         )
@@ -139,7 +134,7 @@ class App:
     async def _serve_grpc(self) -> grpc.aio.Server:
         config = self.state.config
         # Several processes share the port; a single one wants to be told when somebody else has it.
-        options = [*_GRPC_OPTIONS, ("grpc.so_reuseport", int(config.processes > 1))]
+        options = [*ads.SERVER_OPTIONS, *collector.SERVER_OPTIONS, ("grpc.so_reuseport", int(config.processes > 1))]
         server = grpc.aio.server(options=options)
         processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, lambda: not self.not_ready())
         server.add_generic_rpc_handlers((processor.handler(),))
@@ -250,6 +245,8 @@ class App:
             self.router.tick(self._clock())
             self._tell_envoy()
             await self._announce_readiness()
+            if not self.not_ready():
+                await self._listener.look()
             await asyncio.sleep(_TICK_S)
 
     async def _announce_readiness(self) -> None:

@@ -221,6 +221,9 @@ class EnvoySection(StrictModel):
     the model's name out of a message holds the message until it is complete."""
     access_log: str | None = None
     """File, or `/dev/stdout`, for one JSON object a request; null: none."""
+    ready_after_listener: bool = False
+    """Whether /ready waits until the listener answers too; `balancer up` sets it. Envoy may start after the balancer,
+    so picks do not wait for it."""
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
     balancers: tuple[Address, ...] = ()

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Finished
-from balancer.core.router import Router
-from balancer.frontends.access_log import Outcome, worker_fault
+from balancer.core.events import Finished, Withdrawn
+from balancer.core.router import Decision, Router
+from balancer.frontends.access_log import CLIENT_LEFT, Outcome, worker_fault
 from balancer.frontends.pick.kserve import Call, Kind
 from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
@@ -72,6 +72,10 @@ class Recorder:
         for outcome in outcomes:
             self._outcome(outcome, now_s)
 
+    def withdrawn(self, decision: Decision) -> None:
+        """The client left before its request was sent on."""
+        self._router.observe(Withdrawn(decision.number), self._clock())
+
     def _outcome(self, outcome: Outcome, now_s: float) -> None:
         method = outcome.path.partition("?")[0]
         fault = worker_fault(outcome)
@@ -79,6 +83,9 @@ class Recorder:
         grpc = outcome.grpc_status >= 0
         status = f"grpc_{outcome.grpc_status}" if grpc else f"http_{outcome.http_status}"
         inference = method.endswith(_INFERENCE)
+        if not outcome.upstream and not CLIENT_LEFT.isdisjoint(outcome.flags):
+            self._router.observe(Withdrawn(outcome.number), now_s)
+            return
         self._finish(
             Finished(outcome.number, worker, outcome.latency_s if inference else None, not fault),
             outcome.model,

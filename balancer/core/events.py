@@ -96,7 +96,14 @@ class Finished:
     """False for what the worker or the way to it got wrong; a client's mistake or hang-up is no worker's error."""
 
 
-Event = WorkerAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A picked request ended before any worker got it: its client left. That says nothing of the worker."""
+
+    number: int
+
+
+Event = WorkerAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished | Withdrawn
 
 __all__ = [
     "Event",
@@ -105,6 +112,7 @@ __all__ = [
     "Report",
     "ReportsLost",
     "Sent",
+    "Withdrawn",
     "WorkerAdded",
     "WorkerRemoved",
 ]

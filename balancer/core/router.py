@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, WorkerAdded, WorkerRemoved
+from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.settings import Settings
 from balancer.core.view import LiveView
@@ -87,6 +87,8 @@ class Router:
                 self._sent(event, now_s)
             case Finished():
                 self._finished(event, now_s)
+            case Withdrawn():
+                self._end(event.number, now_s)
             case WorkerAdded():
                 self.fleet.add(event)
             case WorkerRemoved():
@@ -284,15 +286,20 @@ class Router:
         self.fleet.sent(event.worker, column, event.rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
-        sent = self._in_flight.pop(event.number, None)
+        sent = self._end(event.number, now_s)
         self.outcomes["unmatched" if sent is None else "matched"] += 1
-        if sent is not None:
-            self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
-            if event.worker != sent.worker:
-                # Retried elsewhere, or never served: the worker picked did not take it.
-                self.fleet.outcome(sent.worker, None, False, now_s)
+        if sent is not None and event.worker != sent.worker:
+            # Retried elsewhere, or never served: the worker picked did not take it.
+            self.fleet.outcome(sent.worker, None, False, now_s)
         if event.worker:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
+
+    def _end(self, number: int, now_s: float) -> _InFlight | None:
+        """Count a request out; None where it was not counted in, or was so before."""
+        sent = self._in_flight.pop(number, None)
+        if sent is not None:
+            self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+        return sent
 
     def snapshot(self, now_s: float) -> list[dict[str, Any]]:
         """The fleet as policies see it, a record a worker, for people to read."""

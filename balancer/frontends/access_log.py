@@ -52,7 +52,8 @@ _FLAGS = {
     "dns_resolution_failure": "DF",
     "downstream_remote_reset": "DR",
 }
-_CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
+CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
+"""Flags that say that the client ended the request."""
 _WAY_TO_WORKER_FAILED = frozenset({"UF", "UC", "UR", "UPE", "LR"})
 # UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS.
 _GRPC_FAULTS = frozenset({2, 13, 14, 15})
@@ -166,7 +167,7 @@ def worker_fault(outcome: Outcome) -> bool:
     if not outcome.upstream:
         return False
     if outcome.flags:
-        if not _CLIENT_LEFT.isdisjoint(outcome.flags):
+        if not CLIENT_LEFT.isdisjoint(outcome.flags):
             return False
         if not _WAY_TO_WORKER_FAILED.isdisjoint(outcome.flags):
             return True

@@ -218,6 +218,7 @@ def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
         "processes": processes,
         "listen.grpc": f"127.0.0.1:{free_port_range(1 + processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
+        "envoy.ready_after_listener": True,
         "envoy.listen": f"0.0.0.0:{options.port}",
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",
         "discovery.file": str((options.run_dir / "workers.yaml").resolve()),

@@ -21,6 +21,11 @@ ACKNOWLEDGE_EVERY = 10
 """Reports for each acknowledgement; the agent's window (`balancer.telemetry.streams.WINDOW`) is a few of them."""
 SILENCE_S = 1.0
 """A stream that carried nothing for so long is given up: a host that lost its power sends no FIN."""
+SERVER_OPTIONS = (
+    # An agent pings every 2 s while nothing comes from us; by default gRPC takes that for abuse and hangs up.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+)
+"""For the server that the collector is added to."""
 
 _Context = grpc.aio.ServicerContext[report_pb2.WorkerReport, report_pb2.ReportAck]
 

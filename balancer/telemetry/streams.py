@@ -136,6 +136,11 @@ class Replicas:
         self._unresolved: set[str] = set()
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """`ip:port` of every replica that is streamed to, or tried."""
+        return tuple(self._replicas)
+
+    @property
     def connected(self) -> int:
         """How many balancers acknowledged a report of late."""
         return sum(replica.connected for replica in self._replicas.values())

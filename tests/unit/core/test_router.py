@@ -8,7 +8,7 @@ import pytest
 from support.fleets import make_router, model, report
 
 from balancer.core.errors import NoEligibleWorker, Shed, UnknownModel
-from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.core.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
 from balancer.core.settings import Limits, ModelSettings, Settings
 from policies.base import FleetView, FloatArray, Policy, Request
@@ -245,3 +245,11 @@ def test_without_reports_every_worker_serves_every_model() -> None:
         router.observe(WorkerAdded(f"w{i}"), 0.0)
     assert {router.route(Request(f"model-{k}"), 0.1).worker for k in range(4)} == {"w0", "w1"}
     assert len(router.fleet.models) == 1
+
+
+def test_a_withdrawn_request_no_longer_counts_and_speaks_against_nobody() -> None:
+    router = make_router(1)
+    decision = router.route(M, 0.1)
+    router.observe(Withdrawn(decision.number), 0.2)
+    assert not router.fleet.queue.in_flight.any()
+    assert not router.fleet.latency.errors.any()

@@ -1,0 +1,46 @@
+"""Whether Envoy's listener serves yet: it needs endpoints, and to have found the balancer healthy, after it starts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from balancer.config import Config
+from balancer.schema import split_address
+
+_TIMEOUT_S = 1.0
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class ListenerProbe:
+    """Asks the listener for a server's readiness until that has been had once; with TLS it looks for a connection."""
+
+    def __init__(self, config: Config) -> None:
+        self._waits = config.envoy.ready_after_listener
+        self._tls = config.envoy.tls is not None
+        host, self._port = split_address(config.envoy.listen)
+        self._host = _LOOPBACK.get(host, host)
+
+    def not_ready(self) -> str:
+        """Why the listener cannot be used yet; empty: it can, or nobody asked."""
+        return f"Envoy does not serve at {self._host}:{self._port} yet" if self._waits else ""
+
+    async def look(self) -> None:
+        """Ask once, if there is still something to find out."""
+        if self._waits and await self._answers():
+            self._waits = False
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if self._tls:
+                    _, writer = await asyncio.open_connection(self._host, self._port)
+                    writer.close()
+                    return True
+                host = f"[{self._host}]" if ":" in self._host else self._host
+                url = f"http://{host}:{self._port}/v2/health/ready"
+                async with aiohttp.ClientSession() as session, session.get(url) as response:
+                    return response.status == 200
+        except (OSError, TimeoutError, aiohttp.ClientError):
+            return False

@@ -1,0 +1,234 @@
+"""Triton's own clients, unmodified, through Envoy and the balancer to real Tritons."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as http_client
+import tritonclient.http.aio as http_aio
+from support.stack import Stack, eventually, records
+from tritonclient.utils import InferenceServerException
+
+from balancer.stack.digits import held_out
+
+pytestmark = pytest.mark.integration
+
+
+def tensor(module: object, name: str, array: np.ndarray, kind: str) -> object:
+    value = module.InferInput(name, array.shape, kind)  # type: ignore[attr-defined]  # of any of tritonclient's modules
+    value.set_data_from_numpy(array)
+    return value
+
+
+def test_grpc_digits_are_right_through_the_whole_stack(stack: Stack) -> None:
+    digits = held_out()
+    right = 0
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        for start in range(0, len(digits.labels), 20):
+            images = digits.images[start : start + 20]
+            result = client.infer("digits", [tensor(grpc_client, "IMAGE", images, "FP32")])
+            assert result.as_numpy("PROBABILITIES").shape == (len(images), 10)
+            right += int((result.as_numpy("LABEL").ravel() == digits.labels[start : start + 20]).sum())
+    assert right / len(digits.labels) > 0.95
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_grpc_asyncio(stack: Stack) -> None:
+    image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        results = await asyncio.gather(*(client.infer("digits", [image]) for _ in range(20)))
+    assert len({int(result.as_numpy("LABEL")[0, 0]) for result in results}) == 1
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_http(stack: Stack, binary: bool) -> None:
+    digits = held_out()
+    value = http_client.InferInput("IMAGE", [10, 64], "FP32")
+    value.set_data_from_numpy(digits.images[:10], binary_data=binary)
+    client = http_client.InferenceServerClient(stack.url)
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("digits")
+    assert client.get_model_metadata("digits")["name"] == "digits"
+    assert client.get_model_config("digits")["max_batch_size"] == 32
+    labels = client.infer("digits", [value]).as_numpy("LABEL").ravel()
+    assert (labels == digits.labels[:10]).mean() > 0.7
+    client.close()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_http_asyncio(stack: Stack) -> None:
+    async with http_aio.InferenceServerClient(stack.url) as client:
+        value = tensor(http_aio, "TEXT", np.array([["through"], ["envoy"]], dtype=np.object_), "BYTES")
+        result = await client.infer("string_upper", [value])
+    assert result.as_numpy("UPPER").ravel().tolist() == [b"THROUGH", b"ENVOY"]
+
+
+def test_questions_about_servers_and_models(stack: Stack) -> None:
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.get_server_metadata().name.startswith("worker-")
+        assert client.is_model_ready("digits")
+        assert client.is_model_ready("digits", "1")
+        assert not client.is_model_ready("nope")
+        assert client.get_model_metadata("digits").inputs[0].name == "IMAGE"
+        assert client.get_model_config("digits").config.max_batch_size == 32
+        assert {model.name for model in client.get_model_repository_index().models} >= {"digits", "emulated_tft"}
+        assert client.get_inference_statistics("digits").model_stats[0].name == "digits"
+
+
+def test_strings_and_several_outputs(stack: Stack) -> None:
+    a, b = np.arange(4, dtype=np.int32)[None], np.full((1, 4), 10, np.int32)
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        text = tensor(grpc_client, "TEXT", np.array([["grüße"]], dtype=np.object_), "BYTES")
+        assert client.infer("string_upper", [text]).as_numpy("UPPER")[0, 0].decode() == "GRÜSSE"
+        result = client.infer("several_outputs", [tensor(grpc_client, n, x, "INT32") for n, x in (("A", a), ("B", b))])
+    np.testing.assert_array_equal(result.as_numpy("SUM"), a + b)
+    np.testing.assert_array_equal(result.as_numpy("DIFFERENCE"), a - b)
+    assert result.as_numpy("MEAN") is not None
+
+
+def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> None:
+    answers: queue.Queue[tuple[object, object]] = queue.Queue()
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for _ in range(3):
+            client.async_stream_infer(
+                "decoupled_count", [tensor(grpc_client, "COUNT", np.array([5], np.int32), "INT32")]
+            )
+        received = [answers.get(timeout=30) for _ in range(15)]
+        client.stop_stream()
+    assert not any(error for _, error in received)
+    indices = [int(result.as_numpy("INDEX")[0]) for result, _ in received]  # type: ignore[attr-defined]  # untyped client
+    assert indices == [0, 1, 2, 3, 4] * 3
+    workers = {result.as_numpy("WORKER")[0] for result, _ in received}  # type: ignore[attr-defined]  # untyped client
+    assert len(workers) == 1
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ten_interleaved_sequences_each_stay_on_one_worker(stack: Stack) -> None:
+    steps = 8
+    totals: dict[int, list[int]] = {}
+    workers: dict[int, set[bytes]] = {}
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        for step in range(steps):
+            for sequence in range(1, 11):
+                result = await client.infer(
+                    "sequence_sum",
+                    [tensor(grpc_aio, "VALUE", np.array([[sequence]], np.int64), "INT64")],
+                    sequence_id=sequence,
+                    sequence_start=step == 0,
+                    sequence_end=step == steps - 1,
+                )
+                totals.setdefault(sequence, []).append(int(result.as_numpy("SUM")[0, 0]))
+                workers.setdefault(sequence, set()).add(result.as_numpy("WORKER").ravel()[0])
+    assert totals == {sequence: [sequence * (step + 1) for step in range(steps)] for sequence in range(1, 11)}
+    assert all(len(names) == 1 for names in workers.values())
+    assert len(set.union(*workers.values())) > 1
+
+
+def test_a_sequence_with_a_string_id_stays_too(stack: Stack) -> None:
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        seen = [
+            client.infer(
+                "sequence_sum",
+                [tensor(grpc_client, "VALUE", np.array([[2]], np.int64), "INT64")],
+                sequence_id="a-customer",
+                sequence_start=step == 0,
+                sequence_end=step == 4,
+            )
+            for step in range(5)
+        ]
+    assert [int(result.as_numpy("SUM")[0, 0]) for result in seen] == [2, 4, 6, 8, 10]
+
+
+def test_a_routing_key_sticks(stack: Stack) -> None:
+    value = tensor(grpc_client, "INPUT", np.ones((1, 4), np.float32), "FP32")
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        for key in ("a", "b", "c"):
+            results = [client.infer("emulated_tft", [value], headers={"x-routing-key": key}) for _ in range(6)]
+            assert len({result.as_numpy("WORKER").ravel()[0] for result in results}) == 1
+
+
+@pytest.mark.parametrize("module", [grpc_client, http_client])
+def test_a_tensor_of_64_mib_passes_and_comes_back(stack: Stack, module: object) -> None:
+    large = np.arange(16 * 1024 * 1024, dtype=np.float32)
+    client = module.InferenceServerClient(stack.url)  # type: ignore[attr-defined]  # either of tritonclient's modules
+    result = client.infer("identity", [tensor(module, "INPUT", large, "FP32")])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT"), large)
+    client.close()
+
+
+def test_an_unknown_model_and_version_are_not_found_as_triton_says_it(stack: Stack) -> None:
+    image = tensor(grpc_client, "IMAGE", held_out().images[:1], "FP32")
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        for version, text in (("", "'nope' is not found"), ("9", "'nope' version 9 is not found")):
+            with pytest.raises(InferenceServerException, match=text) as caught:
+                client.infer("nope", [image], model_version=version)
+            assert caught.value.status() == "StatusCode.NOT_FOUND"
+    http = http_client.InferenceServerClient(stack.url)
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope' is not found"):
+        http.infer("nope", [tensor(http_client, "IMAGE", held_out().images[:1], "FP32")])
+    http.close()
+
+
+def test_what_changes_one_server_is_refused(stack: Stack) -> None:
+    with (
+        grpc_client.InferenceServerClient(stack.url) as client,
+        pytest.raises(InferenceServerException, match="not balanced"),
+    ):
+        client.load_model("digits")
+
+
+def test_a_client_deadline_is_kept(stack: Stack) -> None:
+    value = tensor(grpc_client, "INPUT", np.ones((16, 4), np.float32), "FP32")
+    with (
+        grpc_client.InferenceServerClient(stack.url) as client,
+        pytest.raises(InferenceServerException) as caught,
+    ):
+        client.infer("emulated_bert_large", [value], client_timeout=0.001)
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
+    value = tensor(grpc_aio, "INPUT", np.ones((1, 4), np.float32), "FP32")
+    target = stack.specs[0].grpc_endpoint
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        served = set()
+        for _ in range(6):
+            result = await client.infer("emulated_tft", [value], headers={"x-gateway-destination-endpoint": target})
+            served.add(result.as_numpy("WORKER").ravel()[0])
+    assert len(served) > 1
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_every_pick_was_the_balancers_and_is_in_the_log_with_the_clients_id(stack: Stack) -> None:
+    before = await stack.get("/workers")
+    assert before
+    image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        await client.infer("digits", [image], request_id="find-me")
+
+    def found() -> list[dict[str, object]]:
+        lines = records(stack.directory / "balancer.log")
+        return [line for line in lines if line.get("request_id") == "find-me"]
+
+    [line] = await eventually(found, "the decision in the log")
+    assert line["model"] == "digits"
+    assert line["policy"] == "round_robin"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_in_flight_returns_to_zero(stack: Stack) -> None:
+    async def idle() -> bool:
+        page = await stack.get("/workers")
+        return all(worker["in_flight"] == 0 for worker in page["workers"])
+
+    await eventually(idle, "nothing in flight once all has been answered")

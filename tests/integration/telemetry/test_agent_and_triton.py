@@ -1,0 +1,215 @@
+"""The agent beside a real Triton, reporting to a real collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_aio
+from support.reports import Heard, collecting
+
+from balancer.core.events import ModelReport, Report, ReportsLost
+from balancer.stack.ports import free_ports
+from balancer.stack.tritonserver import TritonServer
+from balancer.telemetry.agent import AgentOptions, run_agent
+
+pytestmark = pytest.mark.integration
+
+MODELS = Path(__file__).with_name("models")
+
+
+def triton_at(ports: list[int], log_path: Path) -> TritonServer:
+    return TritonServer(
+        name="w",
+        model_repository=MODELS,
+        grpc_port=ports[0],
+        http_port=ports[1],
+        metrics_port=ports[2],
+        log_path=log_path,
+        extra_args=("--model-control-mode=explicit", "--load-model=*"),
+    )
+
+
+@pytest.fixture
+async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
+    server = triton_at(free_ports(3), tmp_path / "triton.log")
+    try:
+        await server.start()
+        await server.wait_ready()
+        yield server
+    finally:
+        await server.kill()
+
+
+@contextlib.asynccontextmanager
+async def agent_beside(triton: TritonServer, *balancers: str) -> AsyncIterator[None]:
+    options = AgentOptions(
+        worker="w",
+        balancers=balancers,
+        triton_grpc=triton.grpc_endpoint,
+        triton_metrics=f"{triton.address}:{triton.metrics_port}",
+        device="T4",
+        memory_bytes=16 << 30,
+    )
+    stop = asyncio.Event()
+    agent = asyncio.create_task(run_agent(options, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await agent
+
+
+@pytest.fixture
+async def heard(triton: TritonServer) -> AsyncIterator[Heard]:
+    """What a balancer hears of the Triton, from when it is ready."""
+    heard = Heard()
+    async with collecting(heard) as (_, address), agent_beside(triton, address):
+        await heard.report(lambda report: report.ready)
+        heard.events.clear()
+        yield heard
+
+
+@pytest.fixture
+async def client(triton: TritonServer) -> AsyncIterator[Any]:
+    async with triton_aio.InferenceServerClient(triton.grpc_endpoint) as client:
+        yield client
+
+
+def seconds(value: float) -> list[Any]:
+    tensor = triton_grpc.InferInput("SECONDS", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    return [tensor]
+
+
+def model_of(report: Report, name: str = "seconds") -> ModelReport:
+    """Of the report; not ready where the report lists no models, as before Triton answered."""
+    return next((model for model in report.models if model.model == name), ModelReport(name, "", ready=False))
+
+
+async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:
+    idle = await heard.report(lambda report: report.ready)
+    assert (idle.worker, idle.device, idle.memory_bytes, idle.balancers) == ("w", "T4", 16 << 30, 1)
+    assert {(model.model, model.version, model.ready) for model in idle.models} == {
+        ("seconds", "1", True),
+        ("plain", "1", True),
+    }
+    assert (model_of(idle).max_batch_rows, model_of(idle).instances) == (4, 2)
+    assert (model_of(idle, "plain").max_batch_rows, model_of(idle, "plain").instances) == (1, 1)
+
+    requests = asyncio.gather(*(client.infer("seconds", seconds(0.1)) for _ in range(64)))
+    busy = await heard.report(lambda report: model_of(report).pending > 0 and model_of(report).executing > 0)
+    assert model_of(busy).executing <= 8
+    await requests
+
+    done = await heard.report(lambda report: bool(model_of(report).batches) and model_of(report).succeeded == 64)
+    done = await heard.report(
+        lambda report: sum(rows * executions for rows, executions, _ in model_of(report).batches) == 64
+    )
+    assert (model_of(done).pending, model_of(done).failed) == (0, 0)
+    for _, executions, compute_s in model_of(done).batches:
+        assert compute_s >= 0.1 * executions
+    assert model_of(done, "plain").batches == ()
+    await heard.report(lambda report: model_of(report).executing == 0, after=len(heard.events))
+
+
+async def test_failures_are_counted(heard: Heard, client: Any) -> None:
+    with pytest.raises(triton_grpc.InferenceServerException):
+        await client.infer("seconds", seconds(-1.0))
+    await heard.report(lambda report: model_of(report).failed == 1)
+
+
+async def test_a_killed_triton_is_not_ready_and_a_restarted_one_is_another_incarnation(
+    heard: Heard, client: Any, triton: TritonServer, tmp_path: Path
+) -> None:
+    await client.infer("seconds", seconds(0.0))
+    before = await heard.report(lambda report: bool(model_of(report).batches))
+    await triton.kill()
+    down = await heard.report(lambda report: not report.ready)
+    assert (down.incarnation, down.models) == (before.incarnation, ())
+    assert down.number > before.number
+
+    restarted = triton_at([triton.grpc_port, triton.http_port, triton.metrics_port], tmp_path / "restarted.log")
+    try:
+        await restarted.start()
+        again = await heard.report(lambda report: report.ready, after=len(heard.events))
+    finally:
+        await restarted.kill()
+    assert again.incarnation > before.incarnation
+    assert (model_of(again).succeeded, model_of(again).batches) == (0, ())
+
+
+async def test_a_terminating_triton_is_not_ready_while_it_still_serves(
+    heard: Heard, client: Any, triton: TritonServer
+) -> None:
+    request = asyncio.ensure_future(client.infer("plain", seconds_unbatched(2.0)))
+    await asyncio.sleep(0)
+    await heard.report(lambda report: report.ready, after=len(heard.events))
+    triton.process.terminate()
+    await heard.report(lambda report: not report.ready)
+    assert not request.done()
+    await request
+
+
+def seconds_unbatched(value: float) -> list[Any]:
+    tensor = triton_grpc.InferInput("SECONDS", [1], "FP32")
+    tensor.set_data_from_numpy(np.full(1, value, np.float32))
+    return [tensor]
+
+
+async def test_a_hanging_triton_is_not_ready_until_it_goes_on(heard: Heard, triton: TritonServer) -> None:
+    before = await heard.report(lambda report: report.ready)
+    triton.process.send_signal(signal.SIGSTOP)
+    hanging = await heard.report(lambda report: not report.ready)
+    triton.process.send_signal(signal.SIGCONT)
+    after = await heard.report(lambda report: report.ready, after=heard.events.index(hanging))
+    assert after.incarnation == before.incarnation
+
+
+async def test_a_model_that_is_unloaded_and_loaded_leaves_the_others_ready(heard: Heard, client: Any) -> None:
+    await client.infer("seconds", seconds(0.0))
+    first = await heard.report(lambda report: bool(model_of(report).batches))
+    await client.unload_model("seconds")
+    unloaded = await heard.report(lambda report: not model_of(report).ready)
+    assert unloaded.ready
+    assert model_of(unloaded, "plain").ready
+
+    start = len(heard.events)
+    await client.load_model("seconds")
+    await heard.report(lambda report: model_of(report).ready, after=start)
+    # Loading anew cleared its statistics, which the collector must not take for a counter that stood still.
+    await client.infer("seconds", seconds(0.0))
+    again = await heard.report(lambda report: report.incarnation > first.incarnation, after=start)
+    assert again.ready
+    await heard.report(lambda report: [batch[:2] for batch in model_of(report).batches] == [(1, 1)], after=start)
+
+
+async def test_every_balancer_hears_and_the_end_of_the_agent_is_heard(triton: TritonServer) -> None:
+    first, second = Heard(), Heard()
+    async with collecting(first) as (_, one), collecting(second) as (_, other):
+        async with agent_beside(triton, one, other):
+            await first.report(lambda report: report.ready and report.balancers == 2)
+            await second.report(lambda report: report.ready and report.balancers == 2)
+        for heard in (first, second):
+            await heard.until(lambda event: event == ReportsLost("w"))
+
+
+async def test_a_restarted_balancer_hears_all_anew(triton: TritonServer, client: Any) -> None:
+    first, second = Heard(), Heard()
+    await client.infer("seconds", seconds(0.0))
+    async with contextlib.AsyncExitStack() as stack:
+        async with collecting(first) as (_, address):
+            await stack.enter_async_context(agent_beside(triton, address))
+            before = await first.report(lambda report: report.ready and bool(model_of(report).batches))
+        async with collecting(second, port=int(address.rpartition(":")[2])):
+            again = await second.report(lambda report: True)
+    assert again.incarnation == before.incarnation
+    assert again.number > before.number
+    assert model_of(again).batches == model_of(before).batches

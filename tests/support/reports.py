@@ -1,0 +1,71 @@
+"""Reports, and a real collector to send them to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from balancer.core.events import Event, ModelReport, Report
+from balancer.telemetry.collector import SERVER_OPTIONS, Collector
+
+_PATIENCE_S = 60.0
+
+
+class Heard:
+    """What a collector told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def until(self, accept: Callable[[Event], bool], *, after: int = 0) -> Event:
+        """The first event that is accepted, of those told before and from now on, but for the first `after`."""
+        looked_at = after
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while True:
+                    for event in self.events[looked_at:]:
+                        looked_at += 1
+                        if accept(event):
+                            return event
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"none of {len(self.events)} events was it; the last: {self.events[-1:]}") from None
+
+    async def report(self, accept: Callable[[Report], bool], *, after: int = 0) -> Report:
+        """The first report that is accepted; as `until`."""
+        event = await self.until(lambda event: isinstance(event, Report) and accept(event), after=after)
+        assert isinstance(event, Report)
+        return event
+
+
+@contextlib.asynccontextmanager
+async def collecting(
+    on_event: Callable[[Event], None], *, address: str = "127.0.0.1", port: int = 0, silence_s: float = 30.0
+) -> AsyncIterator[tuple[Collector, str]]:
+    """A collector behind a real server, and its `host:port`."""
+    collector = Collector(on_event, silence_s)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    collector.add_to(server)
+    bound = server.add_insecure_port(f"{address}:{port}")
+    await server.start()
+    try:
+        yield collector, f"{address}:{bound}"
+    finally:
+        await server.stop(None)
+
+
+def report_of(worker: str, number: int, *, incarnation: int = 1, executions: int = 0) -> Report:
+    """A report of one model, ready, with `executions` batches of one row at 10 ms each."""
+    batches = ((1, executions, executions * 0.01),) if executions else ()
+    model = ModelReport("m", "1", ready=True, pending=float(number), succeeded=executions, batches=batches)
+    # With a utilisation: where it is unknown it is NaN, and equals nothing.
+    return Report(worker, incarnation, number, ready=True, models=(model,), utilisation=0.5)

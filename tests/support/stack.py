@@ -1,0 +1,205 @@
+"""The whole stack from real parts, each by its own handle, so that a test can break one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from balancer.config import load
+from balancer.discovery.file import dump_workers
+from balancer.discovery.workers import WorkerSpec
+from balancer.stack.child import Child
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.tritonserver import TritonServer
+from balancer.yaml_document import dump
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS = (REPOSITORY / "triton" / "models", REPOSITORY / "triton" / "feature_models")
+POLL_S = 0.02
+PATIENCE_S = 60.0
+
+
+async def eventually(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """The first true value of `condition` (which may be async); AssertionError naming `what` if none comes."""
+    deadline_s = asyncio.get_running_loop().time() + patience_s
+    while asyncio.get_running_loop().time() < deadline_s:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"not so after {patience_s} s: {what}")
+
+
+@dataclass
+class Stack:
+    """Tritons with agents, a balancer of one or more processes, and Envoy."""
+
+    directory: Path
+    workers: int = 3
+    processes: int = 1
+    gpus: tuple[str, ...] = ("A100", "V100", "T4")
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of the config beside policy, discovery and addresses."""
+    policy: Mapping[str, Any] = field(default_factory=lambda: {"name": "round_robin"})
+    tritons: list[TritonServer] = field(default_factory=list, init=False)
+    agents: list[Child] = field(default_factory=list, init=False)
+    specs: list[WorkerSpec] = field(default_factory=list, init=False)
+
+    async def start(self) -> None:
+        """Start everything and wait until every worker is ready for every balancer process."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._addresses = {
+            "listen": {
+                "grpc": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "admin": f"127.0.0.1:{free_port_range(self.processes)}",
+            },
+            "envoy": {
+                "listen": f"127.0.0.1:{free_ports(1)[0]}",
+                "admin": f"127.0.0.1:{free_ports(1)[0]}",
+                "ready_after_listener": True,
+            },
+            "discovery": {"file": "workers.yaml"},
+            "processes": self.processes,
+        }
+        ports = free_ports(3 * self.workers)
+        for number in range(self.workers):
+            self._add_worker(
+                f"worker-{number}", self.gpus[number % len(self.gpus)], *ports[3 * number : 3 * number + 3]
+            )
+        self.list_workers(*self.specs)
+        self.write_config(self.policy)
+        self.config = load(self.config_path)
+        self.envoy = EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
+        self.balancer = self._serve()
+        await self.balancer.start()
+        await asyncio.gather(*(part.start() for part in (*self.tritons, self.envoy)))
+        self.agents = [self._agent(number) for number in range(self.workers)]
+        await asyncio.gather(*(agent.start() for agent in self.agents))
+        await asyncio.gather(*(triton.wait_ready(PATIENCE_S) for triton in self.tritons))
+        await self.envoy.wait_ready()
+        await self.all_ready()
+
+    async def stop(self) -> None:
+        """Stop everything, whatever has been broken."""
+        await asyncio.gather(
+            *(part.stop() for part in (self.envoy, self.balancer, *self.agents)), *(t.kill() for t in self.tritons)
+        )
+
+    @property
+    def url(self) -> str:
+        """The listener, gRPC and HTTP."""
+        return self.envoy.endpoint
+
+    @property
+    def config_path(self) -> Path:
+        """Of the balancer."""
+        return self.directory / "balancer.yaml"
+
+    def admin(self, process: int = 0) -> str:
+        """URL of the admin pages of one process."""
+        return f"http://{self.config.admin_address(process)}"
+
+    async def get(self, page: str, process: int = 0) -> Any:
+        """A JSON page of the admin interface; None where nobody answers."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.admin(process)}{page}") as response:
+                return await response.json()
+        except aiohttp.ClientError:
+            return None
+
+    async def all_ready(self) -> None:
+        """Wait until every process has heard of every worker."""
+        for process in range(self.processes):
+
+            async def ready(process: int = process) -> bool:
+                page = await self.get("/workers", process)
+                served = await self.get("/ready", process)
+                return bool(page and served and served["ready"]) and all(worker["ready"] for worker in page["workers"])
+
+            await eventually(ready, f"all workers ready for process {process}")
+
+    def write_config(self, policy: Mapping[str, Any], **sections: Any) -> None:
+        """Write the config file as an editor would: whole, by renaming over the old one."""
+        self.write_text(dump({"policy": dict(policy), **self.settings, **self._addresses, **sections}))
+
+    def write_text(self, text: str) -> None:
+        """Put any text in place of the config file."""
+        draft = self.config_path.with_suffix(".new")
+        draft.write_text(text)
+        draft.rename(self.config_path)
+
+    def list_workers(self, *specs: WorkerSpec) -> None:
+        """What discovery lists from now on."""
+        draft = self.directory / "workers.new"
+        draft.write_text(dump_workers(specs))
+        draft.rename(self.directory / "workers.yaml")
+
+    async def restart_balancer(self) -> None:
+        """Start a balancer in place of one that has ended."""
+        self.balancer = self._serve()
+        await self.balancer.start()
+
+    async def restart_triton(self, number: int) -> None:
+        """Start a server in place of one that has ended, on the same ports."""
+        old = self.tritons[number]
+        self.tritons[number] = TritonServer(
+            name=old.name,
+            model_repository=old.model_repository,
+            grpc_port=old.grpc_port,
+            http_port=old.http_port,
+            metrics_port=old.metrics_port,
+            log_path=old.log_path,
+            environment=old.environment,
+        )
+        await self.tritons[number].start()
+
+    def _serve(self) -> Child:
+        return Child(["serve", "--config", str(self.config_path)], self.directory / "balancer.log")
+
+    def _add_worker(self, name: str, gpu: str, grpc_port: int, http_port: int, metrics_port: int) -> None:
+        self.tritons.append(
+            TritonServer(
+                name=name,
+                model_repository=MODELS,
+                grpc_port=grpc_port,
+                http_port=http_port,
+                metrics_port=metrics_port,
+                log_path=self.directory / f"{name}.log",
+                environment={"EMULATED_GPU": gpu},
+            )
+        )
+        self.specs.append(
+            WorkerSpec(name=name, address="127.0.0.1", grpc_port=grpc_port, http_port=http_port, device=gpu)
+        )
+
+    def _agent(self, number: int) -> Child:
+        triton = self.tritons[number]
+        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        return Child(
+            [
+                "agent",
+                *("--worker", triton.name),
+                *("--triton-grpc", triton.grpc_endpoint),
+                *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+                *(argument for balancer in balancers for argument in ("--balancer", balancer)),
+            ],
+            self.directory / f"{triton.name}-agent.log",
+        )
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failing test's message."""
+        return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log")))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a log."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]

@@ -1,0 +1,158 @@
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from support.reports import Heard, collecting, report_of
+
+from balancer.core.events import Event, Report, ReportsLost
+from balancer.telemetry import report_pb2
+from balancer.telemetry.collector import SERVICE
+from balancer.telemetry.streams import WINDOW, Replicas
+
+
+@contextlib.asynccontextmanager
+async def running(replicas: Replicas, *, offering: bool = True) -> AsyncIterator[None]:
+    """The streams run, and are offered a report every 10 ms."""
+
+    async def offer() -> None:
+        for number in itertools.count():
+            replicas.offer(report_of("w", number))
+            await asyncio.sleep(0.01)
+
+    tasks = [asyncio.create_task(replicas.run()), *([asyncio.create_task(offer())] if offering else [])]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_restarted_balancer_is_found_again() -> None:
+    first, second = Heard(), Heard()
+    async with contextlib.AsyncExitStack() as stack:
+        async with collecting(first) as (_, address):
+            await stack.enter_async_context(running(Replicas([address])))
+            before = await first.report(lambda report: report.number > 20)
+        async with collecting(second, port=int(address.rpartition(":")[2])):
+            again = await second.report(lambda report: True)
+    assert again.number > before.number
+    assert again.models == report_of("w", again.number).models
+
+
+async def test_a_balancer_that_is_not_there_yet_is_waited_for() -> None:
+    heard = Heard()
+    async with collecting(heard) as (_, address):
+        pass
+    async with running(Replicas([address])), collecting(heard, port=int(address.rpartition(":")[2])):
+        await heard.report(lambda report: True)
+
+
+class FakeSlowBalancer:
+    """Takes reports only while it is let, and acknowledges each."""
+
+    def __init__(self) -> None:
+        self.let = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.heard = Heard()
+
+    async def stream(self, _: object, context: Any) -> None:
+        self.opened.set()
+        received = 0
+        while True:
+            await self.let.wait()
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return
+            received += 1
+            self.heard(Report(message.worker, message.incarnation, message.number, message.ready))
+            await context.write(report_pb2.ReportAck(received=received))
+
+
+async def test_a_slow_balancer_gets_the_newest_and_no_queue() -> None:
+    slow = FakeSlowBalancer()
+    handler = grpc.stream_stream_rpc_method_handler(
+        slow.stream,
+        request_deserializer=report_pb2.WorkerReport.FromString,
+        response_serializer=report_pb2.ReportAck.SerializeToString,
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Stream": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    replicas = Replicas([f"127.0.0.1:{port}"])
+    try:
+        async with running(replicas, offering=False):
+            number = 0
+            while not slow.opened.is_set() or number < 20 * WINDOW:
+                replicas.offer(report_of("w", number))
+                number += 1
+                await asyncio.sleep(0)
+            last = number - 1
+            slow.let.set()
+            await slow.heard.report(lambda report: report.number == last)
+    finally:
+        await server.stop(None)
+    assert len(slow.heard.events) <= WINDOW + 1
+
+
+async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Heard(), Heard()
+    addresses = ["127.0.0.1"]
+
+    async def fake_getaddrinfo(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        if host != "balancer.test":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
+    monkeypatch.setattr("balancer.telemetry.streams._RESOLVE_PERIOD_S", 0.05)
+    async with collecting(first) as (_, address):
+        port = int(address.rpartition(":")[2])
+        replicas = Replicas([f"balancer.test:{port}", "nowhere.test:1"])
+        async with collecting(second, address="127.0.0.2", port=port), running(replicas):
+            await first.report(lambda report: report.number > 10)
+            assert second.events == []
+            addresses.append("127.0.0.2")
+            await second.report(lambda report: True)
+            seen = len(first.events)
+            await first.report(lambda report: True, after=seen)
+            assert replicas.connected == 2
+
+
+async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard()
+    addresses = ["127.0.0.1"]
+    resolved = asyncio.Event()
+
+    async def fake_getaddrinfo(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        resolved.set()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
+    monkeypatch.setattr("balancer.telemetry.streams._RESOLVE_PERIOD_S", 0.02)
+    lost = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        heard(event)
+        if isinstance(event, ReportsLost):
+            lost.set()
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with collecting(on_event) as (_, address):
+            replicas = Replicas([f"balancer.test:{address.rpartition(':')[2]}"])
+            await stack.enter_async_context(running(replicas))
+            await heard.report(lambda report: True)
+            addresses[:] = ["127.0.0.3"]
+            resolved.clear()
+            await resolved.wait()
+            # Still reported to: a name server's mistake must not cut a stream that works.
+            await heard.report(lambda report: True, after=len(heard.events) + 5)
+        await lost.wait()
+        while "127.0.0.1" in {address.rpartition(":")[0] for address in replicas.addresses}:
+            await asyncio.sleep(0.02)
