@@ -11,7 +11,7 @@ help: ## this list
 
 setup: .venv/ready ## everything that is needed, into .venv
 
-.venv/ready: pyproject.toml deploy/setup
+.venv/ready: pyproject.toml deploy/setup triton/requirements.txt
 	@PYTHON=$(PYTHON) deploy/setup
 
 demo: setup ## the whole stack, real requests, every policy; report in out/demo

@@ -161,6 +161,7 @@ class Config(StrictModel):
             balancers=self.envoy.balancers or self._balancers(),
             node_id=self.envoy.node_id,
             message_timeout_s=self.envoy.message_timeout_s,
+            health_timeout_s=self.envoy.health_timeout_s,
             flush_interval_s=self.envoy.access_log_flush_s,
             request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
             access_log=self.envoy.access_log or "",

@@ -214,6 +214,8 @@ class EnvoySection(StrictModel):
     """Envoy's admin interface; never expose it."""
     message_timeout_s: Positive = _BOOTSTRAP.message_timeout_s
     """Seconds that Envoy waits for a pick before it falls back to its own least-request."""
+    health_timeout_s: Positive = _BOOTSTRAP.health_timeout_s
+    """Seconds of silence after which Envoy takes a balancer process for hung, and stops asking it."""
     access_log_flush_s: Positive = _BOOTSTRAP.flush_interval_s
     """Seconds for which Envoy gathers outcomes before it sends them to the balancer."""
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)

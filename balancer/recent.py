@@ -21,6 +21,10 @@ class Summary:
     """NaN where nothing was measured."""
     p99_s: float
     errors: int
+    picked: int
+    """Of the requests in the window, those whose worker this process picked."""
+    without_pick: int
+    """And those that Envoy placed by itself."""
 
 
 class Recent:
@@ -28,11 +32,11 @@ class Recent:
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
-        self._outcomes: deque[tuple[float, float, bool]] = deque(maxlen=_MOST)
+        self._outcomes: deque[tuple[float, float, bool, bool]] = deque(maxlen=_MOST)
 
-    def add(self, now_s: float, latency_s: float | None, ok: bool) -> None:
+    def add(self, now_s: float, latency_s: float | None, ok: bool, picked: bool) -> None:
         """Take in one outcome; without a latency it counts towards rate and errors alone."""
-        self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok))
+        self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok, picked))
 
     def summary(self, now_s: float) -> Summary:
         """The window that ends now."""
@@ -40,7 +44,7 @@ class Recent:
         while outcomes and outcomes[0][0] < now_s - self._window_s:
             outcomes.popleft()
         span_s = now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s
-        latencies = np.array([latency_s for _, latency_s, ok in outcomes if ok])
+        latencies = np.array([latency_s for _, latency_s, ok, _ in outcomes if ok])
         measured = latencies[np.isfinite(latencies)]
         p50_s, p99_s = np.quantile(measured, [0.5, 0.99]) if len(measured) else (np.nan, np.nan)
         return Summary(
@@ -48,5 +52,7 @@ class Recent:
             len(outcomes) / max(span_s, 1e-9),
             float(p50_s),
             float(p99_s),
-            sum(not ok for _, _, ok in outcomes),
+            errors=sum(not ok for _, _, ok, _ in outcomes),
+            picked=sum(picked for *_, picked in outcomes),
+            without_pick=sum(not picked for *_, picked in outcomes),
         )

@@ -111,7 +111,7 @@ class Recorder:
         metrics = self._metrics
         label = metrics.model_label(model)
         self._router.observe(finished, now_s)
-        self.recent.add(now_s, finished.latency_s, finished.ok)
+        self.recent.add(now_s, finished.latency_s, finished.ok, finished.number >= 0)
         metrics.requests_of(label, finished.worker, status).inc()
         if not finished.ok:
             metrics.errors.labels(label, finished.worker).inc()

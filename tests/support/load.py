@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.load.result import OK, LoadResult
+from balancer.load.result import OK, LoadResult, Marks
 from balancer.load.runner import DriveOptions, Progress, drive
 from balancer.load.workload import Workload
 
@@ -22,6 +22,8 @@ class Load:
     """A closed loop of clients; `result` is there once the load has ended."""
 
     result: LoadResult | None = None
+    marks: Marks = field(default_factory=Marks)
+    """Cut the result into phases."""
     finished: int = 0
     """Requests answered so far."""
 
@@ -45,7 +47,7 @@ async def steady_load(url: str, model: str = "emulated_tft", clients: int = 6) -
             flowing.set()
 
     options = DriveOptions(concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05)
-    task = asyncio.create_task(drive(url, workload, options, on_progress=progress, stop=stop))
+    task = asyncio.create_task(drive(url, workload, options, marks=load.marks, on_progress=progress, stop=stop))
     try:
         waiting = asyncio.create_task(flowing.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

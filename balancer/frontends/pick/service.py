@@ -111,7 +111,7 @@ class ExternalProcessor:
                 served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
                 endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
             await stream.write(unchanged(message, kind or "", echo).SerializeToString())
-        # A broken stream reads like an ended one; the cancellation that tells them apart comes with the next suspension.
+        # A broken stream reads like an ended one; the cancellation that tells them apart comes with this suspension.
         await asyncio.sleep(0)
         if seen_response:
             latency_s = time.perf_counter() - start_s

@@ -126,6 +126,7 @@ def test_everything_reaches_the_core() -> None:
           latency_decay_s: 1
           error_decay_s: 2
           service_memory: 3
+          service_memory_s: 4
           default_service_s: 1e-3
           tokens: {capacity: 4, refill_per_s: 5, target_pending: 6}
         requests: {sticky_keys: false, max_fallbacks: 0, outcome_timeout_s: 7}
@@ -136,7 +137,7 @@ def test_everything_reaches_the_core() -> None:
     assert parsed.settings() == Settings(
         models={"a": ModelSettings(3 * 2**29, ("A100",), ("1", "2"))},
         limits=Limits(9, 2, 3, True),
-        estimators=EstimatorSettings(1, 2, 3, 1e-3, TokenSettings(4, 5, 6)),
+        estimators=EstimatorSettings(1, 2, 3, 4, 1e-3, TokenSettings(4, 5, 6)),
         reports_required=False,
         stale_after_s=8,
         sticky_keys=False,
@@ -213,6 +214,7 @@ def test_envoy_gets_its_section() -> None:
           listen: "[::]:1"
           admin: 127.0.0.1:2
           message_timeout_s: 0.5
+          health_timeout_s: 0.75
           access_log_flush_s: 0.25
           request_buffer_limit_bytes: 1MiB
           access_log: /dev/stdout
@@ -232,6 +234,7 @@ def test_envoy_gets_its_section() -> None:
         "balancers": ("balancer.svc:9002",),
         "node_id": "west",
         "message_timeout_s": 0.5,
+        "health_timeout_s": 0.75,
         "flush_interval_s": 0.25,
         "request_buffer_limit_bytes": 2**20,
         "access_log": "/dev/stdout",

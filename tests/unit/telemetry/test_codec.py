@@ -101,11 +101,13 @@ def test_unchanged_models_are_the_same_objects() -> None:
 
 
 def message(**fields: Any) -> report_pb2.WorkerReport:
-    return report_pb2.WorkerReport(**({"worker": "w", "incarnation": 1, "all_models": True} | fields))
+    defaults: dict[str, Any] = {"worker": "w", "incarnation": 1, "all_models": True}
+    return report_pb2.WorkerReport(**(defaults | fields))
 
 
 def model(**fields: Any) -> report_pb2.ModelReport:
-    return report_pb2.ModelReport(**({"model": "m", "version": "1"} | fields))
+    defaults: dict[str, Any] = {"model": "m", "version": "1"}
+    return report_pb2.ModelReport(**(defaults | fields))
 
 
 @pytest.mark.parametrize(

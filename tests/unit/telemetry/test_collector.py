@@ -1,11 +1,12 @@
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 from support.reports import Heard, collecting, report_of
 
-from balancer.core.events import Event, ReportsLost, WorkerAdded
+from balancer.core.events import Event, Report, ReportsLost, WorkerAdded
 from balancer.core.router import Router
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
@@ -125,6 +126,18 @@ async def test_a_stream_that_never_speaks_is_given_up() -> None:
     assert heard.events == []
 
 
+async def test_a_balancer_that_stood_still_itself_does_not_take_that_for_silence() -> None:
+    heard = Heard()
+    async with collecting(heard, silence_s=0.2) as (_, address), calling(address) as call:
+        encoder = ReportEncoder()
+        await call.write(encoder.encode(report_of("w", 0)))
+        await heard.report(lambda report: report.number == 0)
+        time.sleep(0.5)  # Blocks the loop, as a long pause of the machine does.
+        await call.write(encoder.encode(report_of("w", 1)))
+        await heard.report(lambda report: report.number == 1)
+    assert [type(event) for event in heard.events[:2]] == [Report, Report]
+
+
 async def test_lost_repeated_and_reordered_reports_count_once() -> None:
     """Over two streams, so that the older reports really do come late; the core tells by incarnation and number."""
     router = Router(RoundRobin())
@@ -142,8 +155,9 @@ async def test_lost_repeated_and_reordered_reports_count_once() -> None:
         await heard.report(lambda report: report.number == 4)
         late = ReportEncoder()
         for number in (2, 4):
+            told = len(heard.events)
             await slow.write(late.encode(report_of("w", number, executions=10 + 10 * number)))
-            await heard.report(lambda _: True, after=len(heard.events))
+            await heard.report(lambda _: True, after=told)
         await fast.write(encoder.encode(report_of("w", 5, executions=60)))
         await heard.report(lambda report: report.number == 5)
     assert router.fleet.reports == {"accepted": 3, "lost": 3, "late": 2}

@@ -1,0 +1,120 @@
+"""Parts of the stack die under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support.load import steady_load
+from support.stack import Stack, eventually
+
+from balancer.load.result import LoadResult
+
+pytestmark = pytest.mark.integration
+
+CLIENTS = 6
+
+
+def answered_by(result: LoadResult, worker: str) -> int:
+    """Requests that a worker answered."""
+    if worker not in result.workers:
+        return 0
+    return int((result.worker == result.workers.index(worker)).sum())
+
+
+async def test_a_killed_balancer_costs_no_request_and_picks_again_when_it_is_back(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        await stack.balancer.kill()
+        while_gone = load.finished
+        # Envoy places requests by itself meanwhile, over the endpoints that it has.
+        await eventually(lambda: load.finished > while_gone + 300, "requests served without a balancer")
+        await stack.restart_balancer()
+        await stack.all_ready()
+
+        async def picks() -> bool:
+            page = await stack.get("/recent")
+            return bool(page and page["rate_per_s"] > 0 and page["picked"] > 50)
+
+        await eventually(picks, "picks by the new balancer")
+    assert not load.failures()
+
+
+async def test_a_hung_balancer_costs_no_request(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        os.killpg(stack.balancer.process.pid, signal.SIGSTOP)
+        try:
+            so_far = load.finished
+            await eventually(lambda: load.finished > so_far + 300, "requests served while the balancer hangs")
+        finally:
+            os.killpg(stack.balancer.process.pid, signal.SIGCONT)
+    assert not load.failures()
+
+
+async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Stack) -> None:
+    victim = stack.tritons[0]
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        await victim.kill()
+
+        async def detected() -> bool:
+            page = await stack.get("/workers")
+            return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
+
+        await eventually(detected, "the balancer knows that the worker is gone")
+        load.marks.mark("detected")
+        so_far = load.finished
+        await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
+    assert load.result is not None
+    failures = load.failures()
+    # A client has one request in flight, so no more than that can have been executing there.
+    assert failures.total() <= CLIENTS, failures
+    assert load.result.phases(load.marks)["detected"].ok.all()
+    why = (await stack.get("/explain?model=emulated_tft"))["workers"]
+    assert next(w for w in why if w["worker"] == victim.name)["why_not"]
+
+
+async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
+    victim = stack.tritons[1]
+    await victim.kill()
+
+    async def gone() -> bool:
+        page = await stack.get("/workers")
+        return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
+
+    await eventually(gone, "the worker is known to be gone")
+    await stack.restart_triton(1)
+    await stack.tritons[1].wait_ready()
+    await stack.all_ready()
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        await eventually(lambda: load.finished > 100, "requests served")
+    assert load.result is not None
+    assert not load.failures()
+    assert answered_by(load.result, victim.name) > 0
+
+
+async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack) -> None:
+    leaving = stack.specs[0]
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        stack.list_workers(leaving.model_copy(update={"draining": True}), *stack.specs[1:])
+
+        async def idle() -> bool:
+            page = await stack.get("/workers")
+            worker = next(w for w in page["workers"] if w["worker"] == leaving.name)
+            return bool(worker["draining"] and worker["in_flight"] == 0)
+
+        await eventually(idle, "the draining worker has nothing left")
+        await stack.tritons[0].stop()
+        stack.list_workers(*stack.specs[1:])
+        after = load.finished
+        await eventually(lambda: load.finished > after + 200, "requests served by the others")
+    assert not load.failures()
+
+
+async def test_a_triton_that_drains_by_itself_costs_no_request(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        # As a pod that is deleted before discovery says so: SIGTERM, and Triton answers that it has no versions.
+        stack.tritons[2].process.terminate()
+        await stack.tritons[2].wait()
+        after = load.finished
+        await eventually(lambda: load.finished > after + 200, "requests served by the others")
+    assert not load.failures()
