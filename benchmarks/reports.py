@@ -187,7 +187,10 @@ async def _send(address: str, workers: int) -> None:
 async def _send_one(address: str, worker: str) -> None:
     encoder = ReportEncoder()
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = channel.stream_stream(METHOD, request_serializer=report_pb2.WorkerReport.SerializeToString)()
+        method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, bytes] = channel.stream_stream(
+            METHOD, request_serializer=report_pb2.WorkerReport.SerializeToString
+        )
+        call = method()
         for report in busy_reports(worker):
             await call.write(encoder.encode(report))
 

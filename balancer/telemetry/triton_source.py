@@ -17,6 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.core.events import ModelReport
+from balancer.telemetry.batch_totals import Batches, BatchTotals
 from balancer.telemetry.executing import ExecutingEstimate
 from balancer.telemetry.metrics_page import MetricsPage, MetricsUnavailableError
 from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
@@ -35,9 +36,6 @@ _CHANNEL_OPTIONS = (
     # Statistics of many models and batch sizes.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
-
-Batches = tuple[tuple[int, int, float], ...]
-"""See `balancer.core.events.ModelReport.batches`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,10 @@ class TritonSource:
         self._shapes: dict[ModelKey, _Shape] = {}
         self._metrics: dict[ModelKey, ModelMetrics] = {}
         self._executing: dict[ModelKey, ExecutingEstimate] = {}
-        self._batches: dict[ModelKey, Batches] = {}
-        self._statistics_at = -1.0
+        self._batches = BatchTotals()
+        self._statistics_due = True
         self._gone = False
-        self._trouble: dict[str, str] = {"": "not asked yet"}
+        self._trouble: dict[str, str] = {}
 
     async def watch(self) -> None:
         """Keep the index and the statistics fresh, until cancelled."""
@@ -128,16 +126,16 @@ class TritonSource:
             failed=int(metrics.failed),
             max_batch_rows=shape.max_batch_rows if shape else 1,
             instances=shape.instances if shape else 1,
-            batches=self._batches.get(key, ()),
+            batches=self._batches.of(key),
         )
 
     def _renew(self) -> None:
         """Counters start anew: begin the next incarnation, and forget what the last one measured."""
         self._incarnation = _next_incarnation(self._incarnation)
-        self._statistics_at = -1.0
+        self._statistics_due = True
         self._executing.clear()
         self._batches.clear()
-        logger.info("Triton or a model of it started anew: incarnation %d", self._incarnation)
+        logger.info("Triton's counters started anew: incarnation %d", self._incarnation)
 
     async def _watch_index(self, stub: Any) -> None:
         while True:
@@ -155,30 +153,41 @@ class TritonSource:
         index = {(entry.name, entry.version): entry.state == "READY" for entry in response.models if entry.version}
         for key, loaded in index.items():
             if not loaded:
-                # It may come back with another configuration.
+                # It may come back with another configuration, and will with new statistics.
                 self._shapes.pop(key, None)
+                self._batches.ended(key)
             elif key not in self._shapes:
                 await self._read_shape(stub, key)
         for key in self._executing.keys() - index.keys():
             del self._executing[key]
+            self._batches.ended(key)
+        if index != self._index:
+            self._statistics_due = True
         self._index, self._index_answered = index, True
 
     async def _read_shape(self, stub: Any, key: ModelKey) -> None:
         request = service_pb2.ModelConfigRequest(name=key[0], version=key[1])
-        config = (await stub.ModelConfig(request, timeout=_CALL_TIMEOUT_S)).config
+        try:
+            config = (await stub.ModelConfig(request, timeout=_CALL_TIMEOUT_S)).config
+        except grpc.aio.AioRpcError as error:
+            # Unloaded since, say. The model is not ready without its configuration, but the others may be.
+            logger.info("no configuration of model %s version %s: %s", *key, error.details())
+            return
         # An instance group on GPUs has `count` instances on each; an ensemble has no groups.
         instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_group)
         self._shapes[key] = _Shape(max(config.max_batch_size, 1), max(instances, 1))
 
     async def _watch_statistics(self, stub: Any) -> None:
+        read_at = -1.0
         while True:
             finished = sum(metrics.succeeded + metrics.failed for metrics in self._metrics.values())
-            if finished != self._statistics_at:
+            if self._statistics_due or finished != read_at:
+                self._statistics_due, read_at = False, finished
                 try:
                     await self._read_statistics(stub)
-                    self._statistics_at = finished
                 except grpc.aio.AioRpcError as error:
                     # Whether Triton is ready is the index's to say.
+                    self._statistics_due = True
                     logger.debug("no statistics from %s: %s", self._grpc_address, error.details())
             await asyncio.sleep(_STATISTICS_PERIOD_S)
 
@@ -186,16 +195,17 @@ class TritonSource:
         incarnation = self._incarnation
         response = await stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=_CALL_TIMEOUT_S)
         if incarnation != self._incarnation:
+            # Of the Triton before; the new incarnation has made them due again.
             return
-        batches = {(model.name, model.version): _batches(model) for model in response.model_stats}
-        # Reloading a model clears its statistics, though not its metrics.
-        if any(_batches_fell(before, batches[key]) for key, before in self._batches.items() if key in batches):
-            self._renew()
-        self._batches = batches
+        for model in response.model_stats:
+            key = (model.name, model.version)
+            # An answer may have been under way while the index said that the model is being unloaded.
+            if self._index.get(key):
+                self._batches.update(key, _batches(model))
 
     def _note(self, source: str, trouble: str) -> None:
         """Log what is wrong with a source when that changes, not with every read."""
-        if self._trouble.get(source, "not asked yet") == trouble:
+        if self._trouble.get(source) == trouble:
             return
         self._trouble[source] = trouble
         if trouble:
@@ -229,8 +239,3 @@ def _batches(model: Any) -> Batches:
         )
         for batch in model.batch_stats
     )
-
-
-def _batches_fell(before: Batches, now: Batches) -> bool:
-    executions = {rows: count for rows, count, _ in now}
-    return any(executions.get(rows, 0) < count for rows, count, _ in before)
