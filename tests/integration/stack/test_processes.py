@@ -1,0 +1,78 @@
+"""Two balancer processes behind one Envoy: each decides alone, and hears of what it decided."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.load import steady_load
+from support.stack import Stack, eventually, records
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    stack = Stack(tmp_path, workers=2, processes=2, settings={"log": {"decisions_share": 1.0}})
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+
+
+async def matched(stack: Stack, process: int) -> float:
+    """Outcomes that a process heard of its own picks."""
+    url = f"{stack.admin(process)}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        families = text_string_to_metric_families(await response.text())
+    samples = (sample for family in families for sample in family.samples)
+    return sum(s.value for s in samples if s.name == "balancer_outcomes_total" and s.labels["result"] == "matched")
+
+
+async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=8) as load:
+        for process in range(2):
+
+            async def hears(process: int = process) -> bool:
+                return await matched(stack, process) > 50
+
+            await eventually(hears, f"process {process} hears of its picks")
+    assert not load.failures()
+
+    async def idle(process: int) -> bool:
+        page = await stack.get("/workers", process)
+        return all(worker["in_flight"] == 0 for worker in page["workers"])
+
+    for process in range(2):
+        await eventually(lambda process=process: idle(process), f"nothing in flight for process {process}")
+
+
+async def test_a_process_that_dies_is_replaced_and_costs_no_request(stack: Stack) -> None:
+    children = psutil.Process(stack.balancer.process.pid).children()
+    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    async with steady_load(stack.url, clients=8) as load:
+        workers[0].kill()
+
+        def replaced() -> bool:
+            lines = records(stack.directory / "balancer.log")
+            return sum(line["message"] == "serving" for line in lines) == 3
+
+        await eventually(replaced, "another process in its place")
+        await stack.all_ready()
+    assert not load.failures()
+
+
+async def test_all_processes_follow_the_config(stack: Stack) -> None:
+    stack.write_config({"name": "wlpr"})
+
+    async def follow(process: int) -> bool:
+        return bool((await stack.get("/workers", process))["policy"] == "wlpr")
+
+    for process in range(2):
+        await eventually(lambda process=process: follow(process), f"process {process} follows")
