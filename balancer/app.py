@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.05
 _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
+
+
 class AddressInUseError(OperatorError):
     """A port that the config names is taken."""
 

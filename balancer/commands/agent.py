@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import click
 import uvloop
@@ -11,7 +12,9 @@ import uvloop
 from balancer.config_sections import LogSection
 from balancer.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
+from balancer.telemetry.streams import BalancerTls
 
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9002",))
 
 _EPILOG = """\b
@@ -46,6 +49,10 @@ balancer ends the agent. Ctrl-C or SIGTERM does.
 )
 @click.option("--device", default="", help="Device kind, such as A100 [default: as NVML says].")
 @click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
+@click.option("--tls-ca", type=_FILE, help="What signed the balancers' certificates; given, reports travel by TLS.")
+@click.option("--tls-name", metavar="NAME", help="Name in the balancers' certificates; with --tls-ca.")
+@click.option("--tls-cert", type=_FILE, help="Certificate to show, where the balancers ask for one.")
+@click.option("--tls-key", type=_FILE, help="Its private key.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
@@ -57,6 +64,10 @@ def agent(
     report_hz: float,
     device: str,
     memory_bytes: int,
+    tls_ca: Path | None,
+    tls_name: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     log_level: str,
 ) -> None:
     """Read the Triton beside it 20 to 100 times a second, and report to every balancer.
@@ -71,9 +82,22 @@ def agent(
         report_hz=report_hz,
         device=device,
         memory_bytes=memory_bytes,
+        tls=_tls(tls_ca, tls_name, tls_cert, tls_key),
     )
     configure(LogSection.model_validate({"level": log_level}))
     uvloop.run(_run(options))
+
+
+def _tls(ca: Path | None, name: str | None, certificate: Path | None, key: Path | None) -> BalancerTls | None:
+    if (ca is None) != (name is None):
+        raise click.UsageError("--tls-ca and --tls-name go together; give both, or neither for plain text")
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together; give both or neither")
+    if ca is None or name is None:
+        if certificate is not None:
+            raise click.UsageError("--tls-cert needs --tls-ca and --tls-name")
+        return None
+    return BalancerTls(ca, name, certificate, key)
 
 
 async def _run(options: AgentOptions) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from balancer.core.events import Report
 from balancer.errors import OperatorError
 from balancer.telemetry.device import Device
-from balancer.telemetry.streams import Replicas
+from balancer.telemetry.streams import BalancerTls, Replicas
 from balancer.telemetry.triton_source import TritonSource
 
 MIN_REPORT_HZ = 20.0
@@ -34,6 +34,8 @@ class AgentOptions:
     """Device kind, such as `A100`; empty: as NVML says."""
     memory_bytes: int = 0
     """Device memory; 0: as NVML says."""
+    tls: BalancerTls | None = None
+    """None: plain text."""
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -61,7 +63,7 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
     """Report until `stop` is set. Neither a missing Triton nor a missing balancer ends it; both are tried for ever."""
     source = TritonSource(options.triton_grpc, options.triton_metrics)
     device = Device(options.device, options.memory_bytes)
-    replicas = Replicas(options.balancers)
+    replicas = Replicas(options.balancers, options.tls)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [

@@ -8,10 +8,13 @@ import math
 import random
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
 from balancer.core.events import Report
+from balancer.errors import OperatorError
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
 
@@ -43,12 +46,38 @@ _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 
 
+@dataclass(frozen=True, slots=True)
+class BalancerTls:
+    """TLS towards the balancers. Files are PEM, read when the agent starts to stream to an address."""
+
+    ca: Path
+    """What signed the balancers' certificates."""
+    server_name: str
+    """Required in their alternative names."""
+    certificate: Path | None = None
+    """Chain to show, where a balancer asks for one."""
+    private_key: Path | None = None
+    """With `certificate`, or neither."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel; OperatorError where a file cannot be read."""
+        try:
+            pair = (
+                self.private_key.read_bytes() if self.private_key else None,
+                self.certificate.read_bytes() if self.certificate else None,
+            )
+            return grpc.ssl_channel_credentials(self.ca.read_bytes(), *pair)
+        except OSError as error:
+            raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
+
+
 class Replica:
     """The stream to one balancer. A new report takes the place of one that was not sent yet."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: BalancerTls | None = None) -> None:
         """`address` is `ip:port`; `run` connects."""
         self.address = address
+        self._tls = tls
         self.wanted = True
         """Cleared once the name no longer resolves to it: the stream then ends when it breaks."""
         self._report: Report | None = None
@@ -67,10 +96,17 @@ class Replica:
         self._report = report
         self._wake.set()
 
+    def _channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        # The address is one of several that a name stands for, so the certificate is held against that name.
+        name = ("grpc.ssl_target_name_override", self._tls.server_name)
+        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=(*_CHANNEL_OPTIONS, name))
+
     async def run(self) -> None:
         """Stream until cancelled, or broken and not wanted any more."""
         pause_s = _FIRST_PAUSE_S
-        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+        async with self._channel() as channel:
             method: _Method = channel.stream_stream(
                 METHOD,
                 request_serializer=report_pb2.WorkerReport.SerializeToString,
@@ -129,8 +165,9 @@ class Replica:
 class Replicas:
     """A stream to every address that the targets resolve to."""
 
-    def __init__(self, targets: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[str], tls: BalancerTls | None = None) -> None:
         """`targets` are `host:port`; a name with several addresses stands for as many replicas."""
+        self._tls = tls
         self._targets = tuple(targets)
         self._replicas: dict[str, Replica] = {}
         self._unresolved: set[str] = set()
@@ -163,7 +200,7 @@ class Replicas:
                 await asyncio.sleep(_RESOLVE_PERIOD_S)
 
     async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address)
+        replica = self._replicas[address] = Replica(address, self._tls)
         try:
             await replica.run()
         finally:

@@ -49,6 +49,8 @@ class Stack:
     gpus: tuple[str, ...] = ("A100", "V100", "T4")
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
+    agent_arguments: tuple[str, ...] = ()
+    """Further ones, for every agent."""
     policy: Mapping[str, Any] = field(default_factory=lambda: {"name": "round_robin"})
     tritons: list[TritonServer] = field(default_factory=list, init=False)
     agents: list[Child] = field(default_factory=list, init=False)
@@ -129,7 +131,7 @@ class Stack:
 
     def write_config(self, policy: Mapping[str, Any], **sections: Any) -> None:
         """Write the config file as an editor would: whole, by renaming over the old one."""
-        self.write_text(dump({"policy": dict(policy), **self.settings, **self._addresses, **sections}))
+        self.write_text(dump(_merged({"policy": dict(policy)}, self.settings, self._addresses, sections)))
 
     def write_text(self, text: str) -> None:
         """Put any text in place of the config file."""
@@ -191,6 +193,7 @@ class Stack:
                 *("--triton-grpc", triton.grpc_endpoint),
                 *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
                 *(argument for balancer in balancers for argument in ("--balancer", balancer)),
+                *self.agent_arguments,
             ],
             self.directory / f"{triton.name}-agent.log",
         )
@@ -198,6 +201,16 @@ class Stack:
     def logs(self) -> str:
         """The ends of all logs, for a failing test's message."""
         return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log")))
+
+
+def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of later layers over those of earlier ones, field by field."""
+    config: dict[str, Any] = {}
+    for layer in layers:
+        for section, value in layer.items():
+            known = config.get(section)
+            config[section] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
+    return config
 
 
 def records(path: Path) -> list[dict[str, Any]]:
