@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from datetime import UTC, datetime
@@ -67,8 +68,14 @@ def configure(section: LogSection, *, stream: TextIO | None = None, terminal: bo
     handler.set_name(_HANDLER)
     root.addHandler(handler)
     root.setLevel(section.level.upper())
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
     # At debug it tells every look at the file, 50 a second.
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """gRPC calls it an error when the other end of a stream leaves, which is how agents, Envoys and clients end."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class DecisionLog:

@@ -55,7 +55,15 @@ class DemoStack:
         program = str(pathlib.Path(sys.executable).with_name("balancer"))
         options = {"workers": self.workers, "port": self.port, "admin-port": self._admin_port}
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        return [program, "up", *arguments, "--config", str(self.config_path)]
+        return [
+            program,
+            "up",
+            *arguments,
+            "--config",
+            str(self.config_path),
+            "--run-dir",
+            str(self.config_path.parent / "run"),
+        ]
 
     async def __aenter__(self) -> Self:
         """Start, and return when all is ready; raises `DemoError` with the end of the log where it does not get so."""

@@ -55,6 +55,8 @@ class EnvoyProcess:
     log_level: str = "warning"
     extra_args: Sequence[str] = ()
     """Further arguments of envoy."""
+    bootstrap: str | None = None
+    """YAML to run with; None: that of `options`. Its ports must be those of `options`."""
     _process: asyncio.subprocess.Process | None = field(default=None, init=False, repr=False)
     _directory: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False, repr=False)
 
@@ -91,7 +93,7 @@ class EnvoyProcess:
         executable = find_envoy()
         self._directory = tempfile.TemporaryDirectory(prefix="envoy-")
         bootstrap = Path(self._directory.name) / "bootstrap.yaml"
-        bootstrap.write_text(render(self.options), encoding="utf-8")
+        bootstrap.write_text(self.bootstrap or render(self.options), encoding="utf-8")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

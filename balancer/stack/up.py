@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -75,7 +77,22 @@ def run(options: UpOptions) -> None:
     Raises:
         OperatorError: a part could not be started, or ended; the message says which and shows the end of its log.
     """
-    asyncio.run(_Up(options).run())
+    with _own(options.run_dir):
+        asyncio.run(_Up(options).run())
+
+
+@contextmanager
+def _own(run_dir: Path) -> Iterator[None]:
+    """Hold the directory: a second stack there would swap the workers under the first one."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OperatorError(
+                f"{run_dir} belongs to a running balancer up; stop it, or name another --run-dir"
+            ) from error
+        yield
 
 
 class _Up:
@@ -117,7 +134,6 @@ class _Up:
     async def _start_and_wait(self) -> None:
         """Start all parts and return once requests can be served."""
         options, config = self._options, self._config
-        options.run_dir.mkdir(parents=True, exist_ok=True)
         (options.run_dir / "workers.yaml").write_text(dump_workers(self._specs))
         set_arguments = [
             argument
@@ -235,7 +251,6 @@ def _config_file(options: UpOptions) -> Path:
                 "set policy.name in the file, or leave out one of them"
             )
         return options.config
-    options.run_dir.mkdir(parents=True, exist_ok=True)
     path = options.run_dir / "balancer.yaml"
     policy = options.policy or Config().policy.name
     path.write_text(
