@@ -18,6 +18,7 @@ import yaml
 
 from balancer.errors import OperatorError
 
+_FIELDS = "envoy.filters.http.grpc_field_extraction"
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
 """
@@ -190,6 +191,7 @@ def _json_logger(path: str) -> Node:
                 "json_format": {
                     "time": "%START_TIME%",
                     "request_id": "%REQ(X-REQUEST-ID)%",
+                    "triton_request_id": f"%CEL(metadata.filter_metadata['{_FIELDS}']['id'][0])%",
                     "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
                     "method": "%REQ(:METHOD)%",
                     "path": "%REQ(:PATH)%",

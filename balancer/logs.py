@@ -96,6 +96,7 @@ class DecisionLog:
         self,
         *,
         request_id: str,
+        triton_request_id: str,
         model: str,
         worker: str,
         policy: str,
@@ -108,6 +109,7 @@ class DecisionLog:
             "decision",
             extra={
                 "request_id": request_id,
+                "triton_request_id": triton_request_id,
                 "model": model,
                 "worker": worker,
                 "policy": policy,

@@ -58,6 +58,7 @@ class Recorder:
         decision = pick.decision
         self.decision_log.write(
             request_id=call.request_id,
+            triton_request_id=call.triton_request_id,
             model=call.request.model,
             worker=decision.worker if decision else "",
             policy=decision.policy if decision else self._router.policy.name,

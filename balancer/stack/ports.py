@@ -13,6 +13,10 @@ _LAST_PORT = 32_767
 _ATTEMPTS_PER_PORT = 200
 
 
+_given: set[int] = set()
+"""Handed out by this process: a server may take seconds to bind its port, which looks free until then."""
+
+
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     """Return `count` different TCP ports that nobody listens on at `address`.
 
@@ -29,11 +33,14 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
                 break
             candidate = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             port = generator.randint(_FIRST_PORT, _LAST_PORT)
+            if port in _given:
+                continue
             try:
                 candidate.bind((address, port))
             except OSError:
                 continue
             ports.append(port)
+            _given.add(port)
     if len(ports) < count:
         raise OSError(f"found only {len(ports)} of {count} free ports at {address}; stop some servers there")
     return ports
@@ -49,9 +56,13 @@ def free_port_range(count: int, address: str = "127.0.0.1") -> int:
         first = free_ports(1, address)[0]
         with contextlib.ExitStack() as held:
             try:
-                for port in range(first, first + count):
+                for port in range(first + 1, first + count):
                     held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind((address, port))
             except OSError:
                 continue
+            row = set(range(first + 1, first + count))
+            if _given & row:
+                continue
+            _given.update(row)
             return first
     raise OSError(f"found no {count} free ports in a row at {address}; stop some servers there")

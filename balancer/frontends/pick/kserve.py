@@ -74,6 +74,9 @@ class Call:
     request: Request
     grpc: bool
     request_id: str
+    """Envoy's x-request-id, which is the client's own where it sends one; Triton gets the same header."""
+    triton_request_id: str
+    """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
 
 
 def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]], names: HeaderNames) -> Call:
@@ -105,8 +108,7 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
         tenant=headers.get(names.tenant, ""),
         sequence=in_sequence,
     )
-    request_id = str(_first(fields, "id")) or headers.get("x-request-id", "")
-    return Call(kind, request, grpc, request_id)
+    return Call(kind, request, grpc, headers.get("x-request-id", ""), str(_first(fields, "id")))
 
 
 def sequence_key(model: str, sequence_id: str) -> int:

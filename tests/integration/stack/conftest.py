@@ -11,7 +11,9 @@ from support.stack import Stack
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), settings={"log": {"decisions_share": 1.0}})
+    directory = tmp_path_factory.mktemp("stack")
+    logs = {"log": {"decisions_share": 1.0}, "envoy": {"access_log": str(directory / "envoy-access.log")}}
+    stack = Stack(directory, settings=logs)
     try:
         await stack.start()
         yield stack

@@ -209,20 +209,23 @@ async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_every_pick_was_the_balancers_and_is_in_the_log_with_the_clients_id(stack: Stack) -> None:
-    before = await stack.get("/workers")
-    assert before
+async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) -> None:
     image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
+    ids = {"request_id": "of-the-client", "triton_request_id": "of-the-message"}
     async with grpc_aio.InferenceServerClient(stack.url) as client:
-        await client.infer("digits", [image], request_id="find-me")
+        headers = {"x-request-id": ids["request_id"]}
+        await client.infer("digits", [image], request_id=ids["triton_request_id"], headers=headers)
 
-    def found() -> list[dict[str, object]]:
-        lines = records(stack.directory / "balancer.log")
-        return [line for line in lines if line.get("request_id") == "find-me"]
+    def logged(name: str) -> list[dict[str, object]]:
+        path = stack.directory / name
+        return [line for line in records(path) if line.get("request_id") == ids["request_id"]] if path.exists() else []
 
-    [line] = await eventually(found, "the decision in the log")
-    assert line["model"] == "digits"
-    assert line["policy"] == "round_robin"
+    [decision] = await eventually(lambda: logged("balancer.log"), "the decision in the balancer's log")
+    [access] = await eventually(lambda: logged("envoy-access.log"), "the request in Envoy's log")
+    assert {key: decision[key] for key in ids} == {key: access[key] for key in ids} == ids
+    assert (decision["model"], decision["policy"]) == ("digits", "round_robin")
+    picked = next(spec for spec in stack.specs if spec.name == decision["worker"])
+    assert access["served"] == picked.grpc_endpoint
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -82,7 +82,13 @@ def test_decisions_are_sampled_by_number() -> None:
 def test_a_decision_line() -> None:
     stream = configured(LogSection())
     logs.DecisionLog(1.0).write(
-        request_id="r-1", model="digits", worker="a", policy="wlpr", propensity=0.5, fallbacks=("b",)
+        request_id="r-1",
+        triton_request_id="",
+        model="digits",
+        worker="a",
+        policy="wlpr",
+        propensity=0.5,
+        fallbacks=("b",),
     )
     said = json.loads(stream.getvalue())
     assert said["logger"] == "balancer.decisions"

@@ -43,14 +43,10 @@ def rest(path: str, headers: dict[str, str] | None = None) -> Call:
 
 def test_a_grpc_inference() -> None:
     call = infer(model_version=["3"], id=["mine"], shape=["8", "3", "224"])
-    assert (call.kind, call.grpc, call.request_id) == (Kind.INFERENCE, True, "mine")
+    assert (call.kind, call.grpc, call.request_id, call.triton_request_id) == (Kind.INFERENCE, True, "envoys", "mine")
     assert (call.request.model, call.request.version, call.request.rows) == ("m", "3", 8)
     assert call.request.key is None
     assert math.isinf(float(call.request.deadline_s))
-
-
-def test_without_an_id_the_request_id_is_envoys() -> None:
-    assert infer().request_id == "envoys"
 
 
 def test_a_stream_is_told_apart() -> None:
