@@ -67,11 +67,14 @@ class App:
         self._started_s = self._clock()
         self._workers: tuple[WorkerSpec, ...] | None = None
         self._endpoint_states: tuple[State, ...] = ()
+        number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
-        self.router = Router(config.build_policy(), config.settings(), seed=config.seed + process)
-        self._picker = Picker(self.router, self._clock, str(process))
-        self.metrics = Metrics(self.router, self._clock, str(process))
-        self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock)
+        self.router = Router(
+            config.build_policy(), config.settings(), seed=config.seed + config.first_process + process
+        )
+        self._picker = Picker(self.router, self._clock, number)
+        self.metrics = Metrics(self.router, self._clock, number)
+        self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._names = HeaderNames()
         self._ads = Ads()
         self._health = health.aio.HealthServicer()

@@ -76,6 +76,9 @@ class Config(StrictModel):
     """TLS of the balancer's gRPC port; null: plain text."""
     processes: int = Field(default=1, ge=1, le=64)
     """Balancer processes, a core each. Every one decides alone, by the same policy."""
+    first_process: int = Field(default=0, ge=0)
+    """The number of this machine's first process, where several machines serve one Envoy: its place in the list
+    `envoy.balancers`, by which outcomes find the process that picked."""
     envoy: EnvoySection = EnvoySection()
     """Envoy's bootstrap."""
     log: LogSection = LogSection()
@@ -179,7 +182,7 @@ class Config(StrictModel):
         return config_path.parent / self.discovery.file if self.discovery.file is not None else None
 
 
-RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "envoy")
+RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "first_process", "envoy")
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 

@@ -67,7 +67,7 @@ class BootstrapOptions:
     listener_port: int = 8080
     admin_address: str = "127.0.0.1"
     admin_port: int = 9901
-    balancers: tuple[str, ...] = ("127.0.0.1:9000",)
+    balancers: tuple[str, ...] = ("127.0.0.1:9003",)
     """`host:port` of each balancer process, in the order of their numbers (`balancer.process` in metadata).
 
     A name may resolve to several addresses; brackets around IPv6.
@@ -176,7 +176,6 @@ def _outcome_logger(first: Node, process: int) -> Node:
     logger = copy.deepcopy(first)
     metadata_filter = logger["filter"]["metadata_filter"]
     metadata_filter["matcher"]["value"]["string_match"]["exact"] = str(process)
-    metadata_filter["match_if_key_not_found"] = process == 0
     logger["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = f"balancer_{process}"
     return logger
 

@@ -14,11 +14,16 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ListenerProbe:
-    """Asks the listener for a server's readiness until that has been had once; with TLS it looks for a connection."""
+    """Asks the listener for a server's readiness until that has been had once.
+
+    Where it asks clients for certificates, of which this process has none, a connection has to do.
+    """
 
     def __init__(self, config: Config) -> None:
         self._waits = config.envoy.ready_after_listener
-        self._tls = config.envoy.tls is not None
+        tls = config.envoy.tls
+        self._scheme = "http" if tls is None else "https"
+        self._asks_certificates = tls is not None and tls.client_ca_file is not None
         host, self._port = split_address(config.envoy.listen)
         self._host = _LOOPBACK.get(host, host)
 
@@ -34,13 +39,14 @@ class ListenerProbe:
     async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                if self._tls:
+                if self._asks_certificates:
                     _, writer = await asyncio.open_connection(self._host, self._port)
                     writer.close()
                     return True
                 host = f"[{self._host}]" if ":" in self._host else self._host
-                url = f"http://{host}:{self._port}/v2/health/ready"
-                async with aiohttp.ClientSession() as session, session.get(url) as response:
+                url = f"{self._scheme}://{host}:{self._port}/v2/health/ready"
+                # Whether anybody answers is asked, not who: the certificate's names are those that clients use.
+                async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
                     return response.status == 200
         except (OSError, TimeoutError, aiohttp.ClientError):
             return False

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
-from balancer.core.router import Decision, Router
-from balancer.frontends.access_log import CLIENT_LEFT, Outcome, worker_fault
+from balancer.core.router import Router
+from balancer.frontends.access_log import NOT_PICKED, REFUSED, Outcome, worker_fault
 from balancer.frontends.pick.kserve import Call, Kind
 from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
@@ -23,18 +23,25 @@ _REASONS: dict[type[RoutingError], Reason] = {
     NoEligibleWorker: "no_worker",
     Shed: "shed",
 }
+FIRST_PROCESS = "0"
+_MOST_UNHEARD = 100_000
 _INFERENCE = ("/ModelInfer", "/infer", "/generate")
 
 
 class Recorder:
     """Listens to the pick front end and to Envoy's access log."""
 
-    def __init__(self, router: Router, picker: Picker, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, router: Router, picker: Picker, metrics: Metrics, clock: Callable[[], float], process: str = FIRST_PROCESS
+    ) -> None:
         self._router = router
         self._picker = picker
         self._metrics = metrics
         self._clock = clock
+        self._process = process
         self._failures = 0
+        self._unheard: dict[str, int] = {}
+        """Decision numbers by request id, oldest first."""
         self.decision_log = DecisionLog(0.0)
         self.recent = Recent()
 
@@ -45,6 +52,7 @@ class Recorder:
         decision = pick.decision
         if decision is not None:
             metrics.decisions_of(decision.policy).inc()
+            self._remember(call.request_id, decision.number)
         else:
             metrics.refusals.labels(_REASONS[type(pick.error)] if pick.error else "per_server").inc()
         if self.decision_log.wants(decision.number if decision else 0):
@@ -53,6 +61,12 @@ class Recorder:
         if failures != self._failures:
             self._failures = failures
             logger.error("policy gave no valid answer, least pending stood in: %s", self._router.last_failure)
+
+    def _remember(self, request_id: str, number: int) -> None:
+        """Keep a pick until its outcome is heard: Envoy may tell of it under the request's id alone."""
+        self._unheard[request_id] = number
+        if len(self._unheard) > _MOST_UNHEARD:
+            del self._unheard[next(iter(self._unheard))]
 
     def _log(self, call: Call, pick: Pick) -> None:
         decision = pick.decision
@@ -73,10 +87,6 @@ class Recorder:
         for outcome in outcomes:
             self._outcome(outcome, now_s)
 
-    def withdrawn(self, decision: Decision) -> None:
-        """The client left before its request was sent on."""
-        self._router.observe(Withdrawn(decision.number), self._clock())
-
     def _outcome(self, outcome: Outcome, now_s: float) -> None:
         method = outcome.path.partition("?")[0]
         fault = worker_fault(outcome)
@@ -84,24 +94,42 @@ class Recorder:
         grpc = outcome.grpc_status >= 0
         status = f"grpc_{outcome.grpc_status}" if grpc else f"http_{outcome.http_status}"
         inference = method.endswith(_INFERENCE)
-        if not outcome.upstream and not CLIENT_LEFT.isdisjoint(outcome.flags):
-            self._router.observe(Withdrawn(outcome.number), now_s)
+        number = outcome.number
+        dropped = self._unheard.pop(outcome.request_id, None)
+        if number == NOT_PICKED and dropped is not None:
+            # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
+            self._router.observe(Withdrawn(dropped), now_s)
+        if not outcome.upstream:
+            self._unserved(outcome, status, now_s)
+            return
+        if number == NOT_PICKED and self._process != FIRST_PROCESS:
+            # All processes hear of what none picked for, so that the one whose pick was dropped does. One counts it.
             return
         self._finish(
-            Finished(outcome.number, worker, outcome.latency_s if inference else None, not fault),
+            Finished(number, worker, outcome.latency_s if inference else None, not fault),
             outcome.model,
             status,
             now_s,
         )
-        if outcome.number < 0:
-            # Answered by Envoy alone: no pick was to be had.
+        if number == NOT_PICKED:
             self._metrics.fallbacks.labels("no_pick").inc()
         elif outcome.attempts > 1:
             self._metrics.fallbacks.labels("retried").inc()
 
+    def _unserved(self, outcome: Outcome, status: str, now_s: float) -> None:
+        """A request that no worker got: it was refused, its client left, or Envoy knew of no worker."""
+        if outcome.number >= 0:
+            self._router.observe(Withdrawn(outcome.number), now_s)
+        elif outcome.number == NOT_PICKED and self._process != FIRST_PROCESS:
+            return
+        if outcome.number != REFUSED and outcome.http_status:
+            self.recent.add(now_s, None, False, outcome.number >= 0)
+        self._metrics.requests_of(self._metrics.model_label(outcome.model), "", status).inc()
+
     def served(self, call: Call, served: Served) -> None:
         """A gateway without our access log says how a request ended."""
         decision = served.decision
+        self._unheard.pop(call.request_id, None)
         worker = self._picker.endpoints.name(served.endpoint) if served.endpoint else decision.worker
         measured = call.kind is Kind.INFERENCE
         ok = 0 < served.status < 500

@@ -132,7 +132,7 @@ class Policy(ABC):
     equivariant: ClassVar[bool] = True
     """Whether reordering the workers only reorders the probabilities."""
     needs_key: ClassVar[bool] = False
-    """Whether requests without a routing key should get a random one."""
+    """Whether it places requests by their routing key itself, so that the router need not."""
 
     def __post_init__(self) -> None:
         """Check every option against what it declares; a ValueError names policy, option, value and remedy."""

@@ -17,7 +17,9 @@ from google.protobuf.duration_pb2 import Duration
 
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 NUMBER_KEY = "number"
-"""Of dynamic metadata `balancer`: the number of the decision, in decimal."""
+"""Of dynamic metadata `balancer`: the number of the decision, in decimal; empty for a refusal."""
+NOT_PICKED = -1
+REFUSED = -2
 _BALANCER_NAMESPACE = "balancer"
 _FIELDS_NAMESPACE = "envoy.filters.http.grpc_field_extraction"
 
@@ -52,8 +54,7 @@ _FLAGS = {
     "dns_resolution_failure": "DF",
     "downstream_remote_reset": "DR",
 }
-CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
-"""Flags that say that the client ended the request."""
+_CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
 _WAY_TO_WORKER_FAILED = frozenset({"UF", "UC", "UR", "UPE", "LR"})
 # UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS.
 _GRPC_FAULTS = frozenset({2, 13, 14, 15})
@@ -64,7 +65,7 @@ class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
     number: int
-    """Of the decision; -1 where no balancer picked."""
+    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse."""
     upstream: str
     """`ip:port` of the worker that was last tried; empty: none was."""
     latency_s: float
@@ -137,7 +138,7 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry) -> Outcome:
     # A successful answer has its status in the trailers, an immediate error in the headers.
     grpc_status = response.response_trailers.get("grpc-status") or response.response_headers.get("grpc-status")
     return Outcome(
-        number=_number(metadata[_BALANCER_NAMESPACE]) if _BALANCER_NAMESPACE in metadata else -1,
+        number=_number(metadata[_BALANCER_NAMESPACE]) if _BALANCER_NAMESPACE in metadata else NOT_PICKED,
         upstream=_upstream(common),
         latency_s=latency_s,
         first_byte_s=first_byte_s,
@@ -167,7 +168,7 @@ def worker_fault(outcome: Outcome) -> bool:
     if not outcome.upstream:
         return False
     if outcome.flags:
-        if not CLIENT_LEFT.isdisjoint(outcome.flags):
+        if not _CLIENT_LEFT.isdisjoint(outcome.flags):
             return False
         if not _WAY_TO_WORKER_FAILED.isdisjoint(outcome.flags):
             return True
@@ -191,7 +192,7 @@ def _upstream(common: accesslog_pb2.AccessLogCommon) -> str:
 
 def _number(balancer: struct_pb2.Struct) -> int:
     number = balancer.fields[NUMBER_KEY].string_value if NUMBER_KEY in balancer.fields else ""
-    return int(number) if number.isdecimal() else -1
+    return int(number) if number.isdecimal() else REFUSED
 
 
 def _extracted_model(extracted: struct_pb2.Struct) -> str:

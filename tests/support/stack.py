@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.config import load
 from balancer.discovery.file import dump_workers
@@ -117,6 +118,13 @@ class Stack:
                 return await response.json()
         except aiohttp.ClientError:
             return None
+
+    async def metric(self, name: str, process: int = 0, **labels: str) -> float:
+        """The sum of the samples of a metric that have the labels."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.admin(process)}/metrics") as response:
+            families = text_string_to_metric_families(await response.text())
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     async def all_ready(self) -> None:
         """Wait until every process has heard of every worker."""

@@ -80,8 +80,8 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
     ]
     assert told == [
         ("0", True, "balancer_0", "0.0005s"),
-        ("1", False, "balancer_1", "0.0005s"),
-        ("2", False, "balancer_2", "0.0005s"),
+        ("1", True, "balancer_1", "0.0005s"),
+        ("2", True, "balancer_2", "0.0005s"),
     ]
     addresses = {
         cluster["name"]: [

@@ -34,19 +34,20 @@ class Picker:
         self.endpoints = Endpoints()
         self._clock = clock
         self._process = process
+        self._refused = responses.decision(process, None)
 
     def pick(self, call: Call, subset: Collection[str] | None = None) -> Pick:
         """Decide for one call; `subset`: the endpoints (`address:port`) that the gateway allows, None: all."""
         if call.kind is Kind.PER_SERVER:
-            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc))
+            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
         allowed = None if subset is None else self.endpoints.names(subset)
         try:
             decision = self._route(call, allowed)
         except RoutingError as error:
-            return Pick(responses.refusal(error, call.grpc), error=error)
+            return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
         addresses = self.endpoints.of((decision.worker, *decision.fallbacks), call.grpc)
         answer = responses.destination(addresses, call.request.sequence)
-        return Pick(answer + responses.decision(self._process, decision.number, decision.worker), decision)
+        return Pick(answer + responses.decision(self._process, decision.number), decision)
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
         now_s = self._clock()

@@ -44,13 +44,12 @@ def destination(endpoints: tuple[str, ...], once: bool) -> bytes:
     return _bytes(ext_proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata))
 
 
-def decision(process: str, number: int, worker: str) -> bytes:
-    """The part that says which process decided what: it comes back with the outcome in Envoy's access log."""
+def decision(process: str, number: int | None) -> bytes:
+    """The part that says which process decided what (None: to refuse): it comes back in Envoy's access log."""
     metadata = struct_pb2.Struct()
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields["process"].string_value = process
-    fields["number"].string_value = str(number)
-    fields["worker"].string_value = worker
+    fields["number"].string_value = "" if number is None else str(number)
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

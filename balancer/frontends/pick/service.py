@@ -6,7 +6,6 @@ the hot path, and each layer left out is a tenth of it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +50,6 @@ class Listener(Protocol):
     def served(self, call: Call, served: Served) -> None:
         """A gateway said how a request ended."""
 
-    def withdrawn(self, decision: Decision) -> None:
-        """The request of a decision ended before it was sent on."""
-
 
 class ExternalProcessor:
     """Serves `Process`. Until `ready`, picks cannot be made: streams fail and the gateway falls back."""
@@ -88,15 +84,9 @@ class ExternalProcessor:
         if decision is None:
             await stream.write(pick.answer)
             return
+        await stream.write(pick.answer)
         echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
-        try:
-            await stream.write(pick.answer)
-            await self._follow(stream, call, decision, start_s, echo)
-        except asyncio.CancelledError:
-            # The gateway broke the stream off rather than end it: the client left before the request was sent on, so
-            # no access log will tell of this decision.
-            self._listener.withdrawn(decision)
-            raise
+        await self._follow(stream, call, decision, start_s, echo)
 
     async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
         """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
@@ -111,8 +101,6 @@ class ExternalProcessor:
                 served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
                 endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
             await stream.write(unchanged(message, kind or "", echo).SerializeToString())
-        # A broken stream reads like an ended one; the cancellation that tells them apart comes with this suspension.
-        await asyncio.sleep(0)
         if seen_response:
             latency_s = time.perf_counter() - start_s
             self._listener.served(call, Served(decision, endpoint, latency_s, status))

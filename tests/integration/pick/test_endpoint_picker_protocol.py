@@ -11,10 +11,9 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
-from support.stack import eventually
 
 from balancer.core.events import Finished
-from balancer.core.router import Decision, Router
+from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
 from balancer.frontends.pick.endpoints import Endpoints
@@ -32,13 +31,9 @@ class Listening:
 
     def __init__(self) -> None:
         self.served_calls: list[Served] = []
-        self.withdrawn_decisions: list[Decision] = []
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         assert seconds >= 0
-
-    def withdrawn(self, decision: Decision) -> None:
-        self.withdrawn_decisions.append(decision)
 
     def served(self, call: Call, served: Served) -> None:
         self.served_calls.append(served)
@@ -104,11 +99,7 @@ async def test_the_pick_and_its_fallbacks_are_in_header_and_metadata_alike() -> 
     assert option.header.key == KEY
     assert option.header.raw_value.decode() == metadata
     assert sorted(metadata.split(",")) == ["10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"]
-    assert dict(response.dynamic_metadata["balancer"]) == {
-        "process": "7",
-        "number": "0",
-        "worker": f"w{metadata.split(',')[0][-1]}",
-    }
+    assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0"}
 
 
 async def test_grpc_requests_go_to_the_grpc_ports() -> None:
@@ -189,16 +180,6 @@ async def test_what_served_is_read_back_where_it_is_sent() -> None:
         assert responses[1].HasField("response_headers")
     [served] = g.listening.served_calls
     assert (served.endpoint, served.status, served.decision.number) == ("10.0.0.1:201", 200, 0)
-
-
-async def test_a_stream_that_breaks_off_withdraws_its_pick() -> None:
-    async with gateway() as g:
-        stream = g._process()
-        await stream.write(headers())
-        await stream.read()
-        stream.cancel()
-        await eventually(lambda: g.listening.withdrawn_decisions, "the pick withdrawn")
-    assert [decision.number for decision in g.listening.withdrawn_decisions] == [0]
 
 
 async def test_full_duplex_bodies_come_back_as_they_are() -> None:

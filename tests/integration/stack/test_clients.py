@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 
 import numpy as np
@@ -11,6 +12,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
+from support.load import steady_load
 from support.stack import Stack, eventually, records
 from tritonclient.utils import InferenceServerException
 
@@ -229,9 +231,43 @@ async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) 
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_in_flight_returns_to_zero(stack: Stack) -> None:
+async def test_what_is_in_flight_is_counted_and_every_outcome_finds_its_pick(stack: Stack) -> None:
+    async def in_flight() -> float:
+        page = await stack.get("/workers")
+        return float(sum(worker["in_flight"] for worker in page["workers"]))
+
+    async def busy() -> bool:
+        return await in_flight() >= 4
+
+    async def idle() -> bool:
+        return await in_flight() == 0
+
+    await eventually(idle, "nothing in flight before")
+    before = await outcomes(stack)
+    async with steady_load(stack.url, "emulated_bert_large", clients=6) as load:
+        await eventually(busy, "requests in flight")
+    assert not load.failures()
+    assert load.result is not None
+    await eventually(idle, "nothing in flight once all has been answered")
+    after = await outcomes(stack)
+    assert after["unmatched"] == before["unmatched"]
+    assert after["matched"] - before["matched"] >= len(load.result)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_clients_that_leave_early_leave_nothing_in_flight(stack: Stack) -> None:
+    value = tensor(grpc_aio, "INPUT", np.ones((16, 4), np.float32), "FP32")
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        for timeout_ms in range(1, 40):
+            with contextlib.suppress(InferenceServerException):
+                await client.infer("emulated_bert_large", [value], client_timeout=timeout_ms / 4000)
+
     async def idle() -> bool:
         page = await stack.get("/workers")
         return all(worker["in_flight"] == 0 for worker in page["workers"])
 
-    await eventually(idle, "nothing in flight once all has been answered")
+    await eventually(idle, "nothing in flight")
+
+
+async def outcomes(stack: Stack) -> dict[str, float]:
+    return {name: await stack.metric("balancer_outcomes_total", result=name) for name in ("matched", "unmatched")}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from support.load import steady_load
 from support.stack import Stack, eventually, records
 
@@ -27,11 +25,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 async def matched(stack: Stack, process: int) -> float:
     """Outcomes that a process heard of its own picks."""
-    url = f"{stack.admin(process)}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        families = text_string_to_metric_families(await response.text())
-    samples = (sample for family in families for sample in family.samples)
-    return sum(s.value for s in samples if s.name == "balancer_outcomes_total" and s.labels["result"] == "matched")
+    return await stack.metric("balancer_outcomes_total", process, result="matched")
 
 
 async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 
-from balancer.frontends.access_log import Outcome, outcome_of, worker_fault
+from balancer.frontends.access_log import REFUSED, Outcome, outcome_of, worker_fault
 
 NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
 
@@ -56,10 +56,10 @@ def test_every_response_flag_of_the_api_has_its_abbreviation() -> None:
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "1.5"])
-def test_a_number_that_is_none_is_nobodys(number: str) -> None:
+def test_a_decision_without_a_number_is_a_refusal(number: str) -> None:
     entry = accesslog_pb2.HTTPAccessLogEntry()
     entry.common_properties.metadata.filter_metadata["balancer"].update({"number": number})
-    assert outcome_of(entry).number == -1
+    assert outcome_of(entry).number == REFUSED
 
 
 @pytest.mark.parametrize(
