@@ -177,14 +177,14 @@ def _memory_mib() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-async def _send(address: str, workers: int) -> None:
-    """Send reports on a connection for each worker until killed, each as fast as the balancer reads."""
+async def _send(address: str, workers: int, pause_s: float) -> None:
+    """Send reports on a connection for each worker until killed, with pauses or as fast as the balancer reads."""
     async with asyncio.TaskGroup() as group:
         for index in range(workers):
-            group.create_task(_send_one(address, f"worker-{index}"))
+            group.create_task(_send_one(address, f"worker-{index}", pause_s))
 
 
-async def _send_one(address: str, worker: str) -> None:
+async def _send_one(address: str, worker: str, pause_s: float) -> None:
     encoder = ReportEncoder()
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, bytes] = channel.stream_stream(
@@ -193,6 +193,8 @@ async def _send_one(address: str, worker: str) -> None:
         call = method()
         for report in busy_reports(worker):
             await call.write(encoder.encode(report))
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
 
 @click.command(help=__doc__)
@@ -200,10 +202,11 @@ async def _send_one(address: str, worker: str) -> None:
 @click.option("--duration", "duration_s", default=3.0, show_default=True, help="Seconds that the streams run, twice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and no table.")
 @click.option("--send-to", hidden=True, help="Be the sender: where to.")
-def main(workers: int, duration_s: float, as_json: bool, send_to: str | None) -> None:
+@click.option("--pause", "pause_s", default=0.0, hidden=True, help="Of the sender: seconds between reports.")
+def main(workers: int, duration_s: float, as_json: bool, send_to: str | None, pause_s: float) -> None:
     """Measure and print; or be the other end of it."""
     if send_to is not None:
-        uvloop.run(_send(send_to, workers))
+        uvloop.run(_send(send_to, workers, pause_s))
         return
     result = measure_reports(workers, duration_s)
     if as_json:

@@ -1,0 +1,1 @@
+"""Speed and memory, measured on the real parts: `make bench`, or `python -m benchmarks --help`."""

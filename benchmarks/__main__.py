@@ -1,0 +1,114 @@
+"""Measure all or some parts, print tables as they are ready, and write out/bench/results.json and table.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from balancer.errors import OperatorError
+from benchmarks import decisions, fallback, gateway_cost, machine, memory, report_cost, scaling, swap
+from benchmarks.client import find_h2load
+from benchmarks.results import Section, aims_table
+from benchmarks.stack import Bench, bench
+
+WITHOUT_STACK: dict[str, Callable[[bool], Section]] = {
+    "decisions": lambda quick: decisions.measure(300 if quick else 2000),
+    "reports": report_cost.measure,
+}
+WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
+    "gateway": gateway_cost.measure,
+    "swap": swap.measure,
+    "processes": scaling.measure,
+    "fallback": fallback.measure,
+    "memory": memory.measure,
+}
+PARTS = (*WITHOUT_STACK, *WITH_STACK)
+
+
+class _Run:
+    """Collects what the parts find."""
+
+    def __init__(self, quick: bool, out: Path) -> None:
+        self._out = out
+        self._console = Console()
+        self._began_s = time.monotonic()
+        self.sections: dict[str, Section] = {}
+        self._head: dict[str, Any] = {"machine": machine.facts(), "quick": quick}
+        facts = self._head["machine"]
+        self._say(
+            f"{facts['cores']} cores, {facts['cpu']}, load {facts['load_average_1m']:.1f}; Envoy {facts['envoy']}"
+        )
+
+    def begin(self, name: str) -> None:
+        """Say what is measured now."""
+        self._say(f"[{time.monotonic() - self._began_s:4.0f} s] {name} ...")
+
+    def add(self, name: str, section: Section) -> None:
+        """Show a part's tables, and keep it."""
+        self.sections[name] = section
+        for table in section.tables:
+            self._console.print(table.rich(), "")
+
+    def finish(self) -> None:
+        """Show the aims and write the files."""
+        aims = [aim for section in self.sections.values() for aim in section.aims]
+        tables = [*([aims_table(aims)] if aims else []), *(t for s in self.sections.values() for t in s.tables)]
+        if aims:
+            self._console.print(tables[0].rich())
+        self._out.mkdir(parents=True, exist_ok=True)
+        results = self._head | {
+            "took_s": time.monotonic() - self._began_s,
+            "aims": [aim.as_json() for aim in aims],
+            "parts": {name: section.raw for name, section in self.sections.items()},
+        }
+        (self._out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        facts = self._head["machine"]
+        about = f"{facts['cores']} cores, {facts['cpu']}; Envoy {facts['envoy']}; commit {facts['commit'][:12]}"
+        (self._out / "table.md").write_text("\n".join([about, "", *(table.markdown() for table in tables)]))
+        self._say(f"{time.monotonic() - self._began_s:.0f} s; {self._out / 'results.json'}, {self._out / 'table.md'}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice(PARTS), help="A part to measure; repeatable. Default: all.")
+@click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
+def main(only: tuple[str, ...], quick: bool, out: Path) -> None:
+    """Run the command."""
+    chosen = only or PARTS
+    try:
+        find_h2load()
+        run = _Run(quick, out)
+        for name, measure in WITHOUT_STACK.items():
+            if name in chosen:
+                run.begin(name)
+                run.add(name, measure(quick))
+        if any(name in chosen for name in WITH_STACK):
+            asyncio.run(_with_stack(run, chosen, quick))
+        run.finish()
+    except OperatorError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _with_stack(run: _Run, chosen: tuple[str, ...], quick: bool) -> None:
+    run.begin("starting the stack")
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        async with bench(Path(directory), quick) as started:
+            for name, measure in WITH_STACK.items():
+                if name in chosen:
+                    run.begin(name)
+                    run.add(name, await measure(started))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

@@ -1,0 +1,133 @@
+"""The client: h2load (nghttp2), in C, so that it takes as little as possible of the cores that are measured.
+
+A closed loop: each of `clients` connections keeps one request open and sends the next when the answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as grpc_client
+
+from balancer.errors import OperatorError
+from benchmarks.stack import MODEL
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+_SUMMARY = re.compile(r"(\d+) done, (\d+) succeeded")
+_DATA = re.compile(r"\((\d+)\) data")
+_SPAN = re.compile(r"finished in ([\d.]+)(us|ms|s)")
+_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of one run."""
+
+    started_s: npt.NDArray[np.float64]
+    """When each request was sent, seconds since the epoch."""
+    latency_s: npt.NDArray[np.float64]
+    duration_s: float
+    data_bytes: int
+    """Bodies of all responses."""
+    not_ok: int
+    """HTTP status other than 200; gRPC's own errors show in `data_bytes` alone."""
+    client_cpu_s: float
+
+    @property
+    def count(self) -> int:
+        """Requests answered."""
+        return len(self.latency_s)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Answers a second."""
+        return self.count / self.duration_s
+
+
+def write_infer(path: Path, tensor_bytes: int) -> int:
+    """Write a ModelInfer call of one float32 tensor as gRPC frames it; returns the size of the answer's tensor."""
+    tensor = np.zeros(tensor_bytes // 4, np.float32)
+    single = grpc_client.InferInput("INPUT", list(tensor.shape), "FP32")
+    single.set_data_from_numpy(tensor)
+    request = grpc_client.service_pb2.ModelInferRequest(model_name=MODEL, id="benchmark")
+    request.inputs.append(single._get_tensor())
+    request.raw_input_contents.append(tensor.tobytes())
+    path.write_bytes(framed(request.SerializeToString()))
+    return tensor.nbytes
+
+
+def framed(message: bytes) -> bytes:
+    """A message as gRPC sends it: not compressed, its length, itself."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+async def load(
+    endpoint: str, body: Path, duration_s: float, clients: int = 1, streams: int = 1, path: str = INFER
+) -> Answers:
+    """Post `body` to `endpoint` for `duration_s` over `clients` connections of `streams` requests each.
+
+    Raises:
+        OperatorError: h2load is missing, or could not do it.
+    """
+    with tempfile.TemporaryDirectory(prefix="h2load-") as directory:
+        log = Path(directory) / "requests.tsv"
+        before_s = _children_cpu_s()
+        process = await asyncio.create_subprocess_exec(
+            find_h2load(),
+            *(
+                "--duration",
+                f"{duration_s * 1e3:.0f}ms",
+                "--clients",
+                str(clients),
+                "--max-concurrent-streams",
+                str(streams),
+            ),
+            *("--data", str(body), "--log-file", str(log)),
+            *("--header", "content-type: application/grpc", "--header", "te: trailers"),
+            f"http://{endpoint}{path}",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output = (await process.communicate())[0].decode()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        cpu_s = _children_cpu_s() - before_s
+        summary, data, span = _SUMMARY.search(output), _DATA.search(output), _SPAN.search(output)
+        if process.returncode or not (summary and data and span):
+            raise OperatorError(f"h2load to {endpoint} failed with status {process.returncode}:\n{output}")
+        rows: npt.NDArray[np.int64] = np.loadtxt(log, dtype=np.int64, ndmin=2)
+    if not len(rows):
+        raise OperatorError(f"h2load to {endpoint} got no answer:\n{output}")
+    return Answers(
+        started_s=rows[:, 0].astype(np.float64) * 1e-6,
+        latency_s=rows[:, 2].astype(np.float64) * 1e-6,
+        duration_s=float(span[1]) * _UNIT_S[span[2]],
+        data_bytes=int(data[1]),
+        not_ok=int((rows[:, 1] != 200).sum()),
+        client_cpu_s=cpu_s,
+    )
+
+
+def find_h2load() -> str:
+    """Its path; OperatorError where it is not installed."""
+    found = shutil.which("h2load")
+    if found is None:
+        raise OperatorError("the client h2load is not installed; on Debian: apt-get install nghttp2-client")
+    return found
+
+
+def _children_cpu_s() -> float:
+    """CPU time of children that have ended; no other child ends while one runs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
