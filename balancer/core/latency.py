@@ -46,7 +46,7 @@ def observe(
 
 def error_rate_now(x: Latency, now_s: float | FloatArray, error_decay_s: float) -> FloatArray:
     """Share of requests that failed, forgotten with time so that an avoided worker is tried again; `(..., n)`."""
-    if not x.errors.any():
+    if not np.count_nonzero(x.errors):
         return x.errors
     rate: FloatArray = x.errors * np.exp(-np.maximum(now_s - x.errors_at_s, 0.0) / error_decay_s)
     return rate

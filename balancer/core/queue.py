@@ -128,12 +128,12 @@ def others_left(q: Queue, now_s: float | FloatArray) -> FloatArray:
     """The share of the others' requests that should still be there now, `(..., n)`, 0 to 1."""
     total_s = q.others_work_s + q.own_work_s
     left = 1 - (now_s - q.others_s) / np.maximum(total_s, 1e-9)
-    return np.clip(np.where(q.others_work_s > 0, left, 0.0), 0.0, 1.0)
+    return np.minimum(np.maximum(np.where(q.others_work_s > 0, left, 0.0), 0.0), 1.0)
 
 
 def pending_now(q: Queue, now_s: float | FloatArray) -> FloatArray:
     """Requests at each worker now, queued or executing, `(..., n)`."""
-    if not q.others.any():
+    if not np.count_nonzero(q.others):
         return q.in_flight
     return q.in_flight + q.others * others_left(q, now_s)
 
@@ -145,8 +145,8 @@ def backlog_now_s(q: Queue, now_s: float | FloatArray) -> FloatArray:
     one mean batch cannot be, whatever the silence.
     """
     mean_batch_s = q.own_work_s / np.maximum(q.batches, 1.0)
-    done_s = np.clip(now_s - q.progress_s, 0.0, mean_batch_s)
+    done_s = np.minimum(np.maximum(now_s - q.progress_s, 0.0), mean_batch_s)
     backlog_s = q.own_work_s - done_s
-    if q.others.any():
+    if np.count_nonzero(q.others):
         backlog_s = backlog_s + q.others_work_s * others_left(q, now_s)
     return np.maximum(backlog_s, 0.0)

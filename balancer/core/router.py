@@ -133,16 +133,14 @@ class Router:
         view = self.view(request, now_s, subset)
         policy = self._policy_for(request)
         probabilities = self._ask(policy, request, view)
-        total = probabilities.sum()
+        cumulative = probabilities.cumsum()
+        total = float(cumulative[-1])
         if total <= 0:
             raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
-        cumulative = probabilities.cumsum()
-        draw = unit(mix(self._seed ^ number)) * float(cumulative[-1])
-        row = int(cumulative.searchsorted(draw, side="right"))
-        names = self.fleet.workers
+        row = int(cumulative.searchsorted(unit(mix(self._seed ^ number)) * total, side="right"))
         decision = Decision(
             number=number,
-            worker=names[row].name,
+            worker=self.fleet.workers[row].name,
             fallbacks=() if request.sequence else self._fallbacks(view, row),
             propensity=float(probabilities[row] / total),
             policy=policy.name,
@@ -159,7 +157,7 @@ class Router:
         eligible = self._sequence_eligible(request) if request.sequence else self._eligible(request, now_s)
         if subset is not None:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
-        if not eligible.any():
+        if not np.count_nonzero(eligible):
             raise self._refusal(request)
         view = LiveView(fleet, eligible, self._column(request.model), float(request.rows), now_s)
         return view if request.sequence else self._within_limits(request, view)
@@ -202,10 +200,11 @@ class Router:
         """The policy's answer, or the least pending worker where that is no distribution over eligible workers."""
         try:
             probabilities = policy.probabilities(request, view)
-            total = probabilities.sum()
+            total = float(np.add.reduce(probabilities))
             # Comparisons with NaN are false, so NaN is invalid here too.
-            valid = (total == 0 or abs(total - 1) < 1e-6) and probabilities.min() >= 0
-            if valid and not probabilities[~view.eligible].any():
+            valid = (total == 0 or abs(total - 1) < 1e-6) and np.minimum.reduce(probabilities) >= 0
+            # Above 0 where a worker is not eligible, or above 1.
+            if valid and not np.count_nonzero(probabilities > view.eligible + 1e-6):
                 return probabilities
             self.last_failure = (
                 f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
@@ -221,7 +220,7 @@ class Router:
         if not self.settings.reports_required:
             return servable
         fresh = servable & (now_s - self.fleet.reported_s <= self.settings.stale_after_s)
-        return fresh if fresh.any() else servable
+        return fresh if np.count_nonzero(fresh) else servable
 
     def _sequence_eligible(self, request: Request) -> BoolArray:
         """Members of the hash of a sequence: its worker must not change because it drains or reports late."""

@@ -8,15 +8,12 @@ environment of their own, `triton-python` inside ours. Nothing here imports pytr
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ctypes.util
 import functools
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import sys
 import sysconfig
 import tempfile
@@ -24,12 +21,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-import aiohttp
+from balancer.errors import OperatorError
+from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-_READY_POLL_S = 0.05
-_LOG_TAIL_LINES = 15
 _LOG_ERROR = re.compile(r"E\d{4} |error:")
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -47,12 +44,12 @@ _LEAN_ARGUMENTS = (
 )
 
 
-class TritonUnavailableError(RuntimeError):
+class TritonUnavailableError(OperatorError):
     """This environment cannot run a Triton server; the message names what is missing and how to get it."""
 
 
-class TritonExitedError(RuntimeError):
-    """The server ended, or did not become ready; the message carries the end of its log."""
+class TritonExitedError(ProcessExitedError):
+    """The server ended, or did not become ready; the message carries what its log says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,21 +162,17 @@ def _assemble_backend(files: Sequence[Path], cache_directory: Path) -> Path:
 
 
 @dataclass(slots=True, kw_only=True)
-class TritonServer:
-    """One tritonserver process: started, watched and stopped by its own handle.
+class TritonServer(LocalProcess):
+    """One tritonserver with the stubs of its models."""
 
-    Start it from a thread that lives as long as the server may: the kernel kills the server when that thread ends, so
-    none is left behind if this process is killed.
-    """
-
+    title: ClassVar[str] = "Triton"
+    exited: ClassVar[type[ProcessExitedError]] = TritonExitedError
     name: str
     """The server's id, and BALANCER_WORKER in the models' environment (see triton/README.md)."""
     model_repository: Path | Sequence[Path]
     grpc_port: int
     http_port: int
     metrics_port: int
-    log_path: Path
-    """Standard output and error are appended there."""
     address: str = "127.0.0.1"
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment, e.g. EMULATED_GPU."""
@@ -189,20 +182,13 @@ class TritonServer:
     """How long a stopping server waits for requests in flight, and for idle HTTP connections, before it goes."""
     cache_directory: Path | None = None
     """See `find_triton`."""
-    _process: asyncio.subprocess.Process | None = field(default=None, init=False, repr=False)
     _shared_memory_prefix: str = field(default="", init=False, repr=False)
     _cleaned_up: bool = field(default=False, init=False, repr=False)
 
     @property
-    def process(self) -> asyncio.subprocess.Process:
-        """The running (or ended) process.
-
-        Raises:
-            RuntimeError: if `start` was not called.
-        """
-        if self._process is None:
-            raise RuntimeError(f"Triton {self.name} was not started; await start() first")
-        return self._process
+    def called(self) -> str:
+        """With its name."""
+        return f"Triton {self.name}"
 
     @property
     def shared_memory_prefix(self) -> str:
@@ -232,24 +218,13 @@ class TritonServer:
             FileNotFoundError: if a model repository does not exist.
             RuntimeError: if it was started before.
         """
-        if self._process is not None:
-            raise RuntimeError(f"Triton {self.name} was started before; make a new TritonServer to start it again")
+        self._check_not_started()
         for repository in self._repositories():
             if not repository.is_dir():
                 raise FileNotFoundError(f"model repository {repository} of Triton {self.name} is not a directory")
         installation = find_triton(self.cache_directory)
         self._shared_memory_prefix = f"triton_{uuid.uuid4().hex[:12]}_"
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(installation),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._environment(installation),
-                # Its own group: Ctrl-C in a terminal reaches us alone, and `kill` takes the stubs along.
-                start_new_session=True,
-            )
+        await self._spawn(*self._command(installation), environment=self._environment(installation))
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once the server and all its models are ready.
@@ -257,46 +232,13 @@ class TritonServer:
         Raises:
             TritonExitedError: if the server ends before that, or is not ready in time.
         """
-        ended = asyncio.ensure_future(self.process.wait())
-        url = f"http://{self.http_endpoint}/v2/health/ready"
-        try:
-            async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
-                while not ended.done():
-                    # Refused until the server listens; nothing announces that, so ask.
-                    with contextlib.suppress(aiohttp.ClientError):
-                        async with session.get(url, headers={"Connection": "close"}) as response:
-                            if response.status == 200:
-                                return
-                    await asyncio.wait([ended], timeout=_READY_POLL_S)
-        except TimeoutError:
-            raise TritonExitedError(f"Triton {self.name} not ready after {timeout_s} s; {self._log_tail()}") from None
-        finally:
-            ended.cancel()
-        raise TritonExitedError(f"Triton {self.name} exited with {self.process.returncode}; {self._log_tail()}")
-
-    async def wait(self) -> int:
-        """Return the exit status once the server has ended (negative: the signal that ended it)."""
-        return await self.process.wait()
-
-    async def stop(self, grace_s: float = 10.0) -> None:
-        """Ask the server to drain and end, wait for that up to `grace_s`, then kill it. Harmless if it has ended."""
-        if self._process is None:
-            return
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_s)
-        await self.kill()
+        await self._answers(f"http://{self.http_endpoint}/v2/health/ready", timeout_s)
 
     async def kill(self) -> None:
         """End the server and its stubs at once, as a lost pod would, and remove the shared memory they leave."""
         if self._process is None or self._cleaned_up:
             return
-        # A stub may outlive its server, and the group's id is not given to another while one of them lives.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await LocalProcess.kill(self)
         for region in _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
         self._cleaned_up = True
@@ -306,10 +248,7 @@ class TritonServer:
         return [repository] if isinstance(repository, Path) else list(repository)
 
     def _command(self, installation: TritonInstallation) -> list[str]:
-        # setpriv (util-linux, on every Debian) asks the kernel to kill the server when we die, however we die.
-        guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         return [
-            *guard,
             str(installation.executable),
             f"--id={self.name}",
             *(f"--model-repository={repository}" for repository in self._repositories()),
@@ -342,8 +281,6 @@ class TritonServer:
             environment[variable] = os.pathsep.join([*parts, *filter(None, [environment.get(variable)])])
         return environment
 
-    def _log_tail(self) -> str:
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        # Tables of settings follow the reason, so errors tell more than the end.
-        errors = [line for line in lines if _LOG_ERROR.match(line)]
-        return "\n".join([f"its log ({self.log_path}) says:", *(errors or lines)[-_LOG_TAIL_LINES:]])
+    def _telling(self, lines: list[str]) -> list[str]:
+        """Tables of settings follow the reason, so errors tell more than the end."""
+        return [line for line in lines if _LOG_ERROR.match(line)] or lines

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -26,6 +26,7 @@ from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.live import live_line
 from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import LocalProcess
 from balancer.stack.tritonserver import TritonServer
 from balancer.yaml_document import dump
 
@@ -34,22 +35,6 @@ EMULATED_GPUS = ("A100", "V100", "A30", "T4")
 """In the order in which workers get them, over and over: a fleet of four has one of each."""
 _READY_TIMEOUT_S = 90.0
 _POLL_S = 0.1
-_LOG_TAIL_LINES = 15
-
-
-class Part(Protocol):
-    """Something that runs as a process and can end."""
-
-    log_path: Path
-
-    async def start(self) -> None:
-        """Spawn it."""
-
-    async def wait(self) -> int:
-        """Its exit status, once it has ended."""
-
-    async def stop(self) -> None:
-        """End it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +92,7 @@ class _Up:
         self._overrides = _set_over_file(options, options.processes or in_file.processes)
         self._config = Overrides(self._overrides)(in_file)
         self._tritons, self._specs = _workers(options)
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, LocalProcess] = {}
 
     async def run(self) -> None:
         """Start, watch, stop."""
@@ -140,7 +125,8 @@ class _Up:
             for field, value in self._overrides.items()
             for argument in ("--set", f"{field}={json.dumps(value)}")
         ]
-        serve = Child(["serve", "--config", str(self._config_path), *set_arguments], options.run_dir / "balancer.log")
+        serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
+        serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
         envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=options.run_dir / "envoy.log")
         self._say("balancer", f"{config.listen.grpc}, admin {self._admin_urls()[0]}, {config.processes} process(es)")
         await self._launch("balancer", serve)
@@ -149,7 +135,7 @@ class _Up:
                 triton.name, f"Triton at {triton.grpc_endpoint} (gRPC), {triton.http_endpoint} (HTTP), emulated {gpu}"
             )
             await self._launch(triton.name, triton)
-            agent = Child(self._agent_arguments(triton, gpu), options.run_dir / f"{triton.name}-agent.log")
+            agent = Child(self._agent_arguments(triton, gpu), log_path=options.run_dir / f"{triton.name}-agent.log")
             await self._launch(f"{triton.name}-agent", agent)
         self._say("envoy", f"listens at {config.envoy.listen}, admin {config.envoy.admin}")
         await self._launch("envoy", envoy)
@@ -157,7 +143,7 @@ class _Up:
         await envoy.wait_ready(_READY_TIMEOUT_S)
         await self._balancer_ready()
 
-    async def _launch(self, name: str, part: Part) -> None:
+    async def _launch(self, name: str, part: LocalProcess) -> None:
         await part.start()
         self._parts[name] = part
 
@@ -203,9 +189,7 @@ class _Up:
             await asyncio.gather(working, stopped, *ends, return_exceptions=True)
 
     def _post_mortem(self, name: str, status: int) -> str:
-        log_path = self._parts[name].log_path
-        lines = log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:] if log_path.exists() else []
-        return "\n".join([f"{name} ended with status {status}, so all is stopped; its log ({log_path}) ends:", *lines])
+        return f"{name} ended with status {status}, so all is stopped; {self._parts[name].log_tail()}"
 
     def _say(self, name: str, what: str) -> None:
         self._console.print(f"starting {name:12} {what}", highlight=False)

@@ -173,7 +173,7 @@ class Stack:
         await self.tritons[number].start()
 
     def _serve(self) -> Child:
-        return Child(["serve", "--config", str(self.config_path)], self.directory / "balancer.log")
+        return Child(["serve", "--config", str(self.config_path)], log_path=self.directory / "balancer.log")
 
     def _add_worker(self, name: str, gpu: str, grpc_port: int, http_port: int, metrics_port: int) -> None:
         self.tritons.append(
@@ -203,7 +203,7 @@ class Stack:
                 *(argument for balancer in balancers for argument in ("--balancer", balancer)),
                 *self.agent_arguments,
             ],
-            self.directory / f"{triton.name}-agent.log",
+            log_path=self.directory / f"{triton.name}-agent.log",
         )
 
     def logs(self) -> str:

@@ -93,7 +93,7 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
     path = headers.get(":path", "").partition("?")[0]
     grpc = headers.get("content-type", "").startswith("application/grpc")
     kind, model, version = _grpc_call(path, fields) if grpc else _rest_call(path)
-    parameters = dict(_parameters(fields)) if "parameters.key" in fields else {}
+    parameters = dict(_parameters(fields)) if fields.get("parameters.key") else {}
     model = headers.get(names.model) or model
     sequence_id = headers.get(names.sequence) or str(parameters.get("sequence_id", ""))
     in_sequence = sequence_id not in {"", "0"}
@@ -148,6 +148,8 @@ def _rows(fields: Mapping[str, Sequence[object]]) -> float:
 
 
 def _number(value: object) -> float | None:
+    if value is None or value == "":
+        return None
     try:
         number = float(str(value))
     except ValueError:

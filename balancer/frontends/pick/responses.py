@@ -8,7 +8,7 @@ would cost more than the decision does.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
@@ -46,10 +46,25 @@ def destination(endpoints: tuple[str, ...], once: bool) -> bytes:
 
 def decision(process: str, number: int | None) -> bytes:
     """The part that says which process decided what (None: to refuse): it comes back in Envoy's access log."""
+    if number is None:
+        return _decision(process, "")
+    before, after = _around_number(process)
+    return before + b"%020d" % number + after
+
+
+@cache
+def _around_number(process: str) -> tuple[bytes, bytes]:
+    """What precedes and follows the number, which has a fixed width so that nothing else depends on it."""
+    placeholder = "#" * 20
+    before, after = _decision(process, placeholder).split(placeholder.encode())
+    return before, after
+
+
+def _decision(process: str, number: str) -> bytes:
     metadata = struct_pb2.Struct()
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields["process"].string_value = process
-    fields["number"].string_value = "" if number is None else str(number)
+    fields["number"].string_value = number
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

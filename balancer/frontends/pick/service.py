@@ -7,7 +7,7 @@ the hot path, and each layer left out is a tenth of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,15 +110,31 @@ def read_request(message: ext_proc.ProcessingRequest, names: HeaderNames) -> tup
     """The call, and the endpoints that the gateway allows (None: all)."""
     metadata = message.metadata_context.filter_metadata
     extracted = metadata.get(EXTRACTION)
-    fields: dict[str, Sequence[object]] = {}
-    if extracted is not None:
-        fields = {path: flatten(value) for path, value in extracted.fields.items()}
+    fields: Mapping[str, Sequence[object]] = {} if extracted is None else Extracted(extracted)
     hint = metadata.get(_SUBSET_NAMESPACE)
     subset = None
     if hint is not None and _SUBSET in hint.fields:
         values = flatten(hint.fields[_SUBSET])
         subset = [part.strip() for value in values for part in str(value).split(",") if part.strip()]
     return read_call(read_headers(message.request_headers), fields, names), subset
+
+
+class Extracted(Mapping[str, Sequence[object]]):
+    """The fields that Envoy extracted, each read when it is asked for: most requests use a few of them."""
+
+    def __init__(self, extracted: struct_pb2.Struct) -> None:
+        self._fields = extracted.fields
+
+    def __getitem__(self, path: str) -> Sequence[object]:
+        if path not in self._fields:  # protobuf would add it
+            raise KeyError(path)
+        return flatten(self._fields[path])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
 def read_headers(headers: ext_proc.HttpHeaders) -> Mapping[str, str]:

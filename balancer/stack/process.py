@@ -1,0 +1,132 @@
+"""A process on this machine: started, watched and stopped by its own handle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import aiohttp
+
+from balancer.errors import OperatorError
+
+_READY_POLL_S = 0.05
+_LOG_TAIL_LINES = 15
+
+
+class ProcessExitedError(OperatorError):
+    """A process ended, or did not become ready; the message carries what its log says."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalProcess(ABC):
+    """One process. Start it from a thread that lives as long as the process may.
+
+    The kernel ends the process when that thread ends, so none is left behind if this one is killed.
+    """
+
+    title: ClassVar[str]
+    """What messages call it."""
+    exited: ClassVar[type[ProcessExitedError]] = ProcessExitedError
+    log_path: Path
+    """Standard output and error are appended there."""
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False, repr=False)
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Spawn it; it is not ready yet when this returns."""
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        """The running (or ended) process; RuntimeError before `start`."""
+        if self._process is None:
+            raise RuntimeError(f"{self.called} was not started; await start() first")
+        return self._process
+
+    @property
+    def called(self) -> str:
+        """The name of this one in messages."""
+        return self.title
+
+    def _check_not_started(self) -> None:
+        if self._process is not None:
+            raise RuntimeError(f"{self.called} was started before; make a new one to start it again")
+
+    async def _spawn(
+        self, *command: str, at_our_end: Literal["KILL", "TERM"] = "KILL", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Run `command`; `at_our_end` is the signal that it gets when we end, however we do."""
+        # setpriv (util-linux, on every Debian) asks the kernel for that.
+        guard = ["setpriv", "--pdeathsig", at_our_end, "--"] if shutil.which("setpriv") else []
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *guard,
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                # Its own group: Ctrl-C in a terminal reaches us alone, and `kill` takes its children along.
+                start_new_session=True,
+            )
+
+    async def _answers(self, url: str, timeout_s: float) -> None:
+        """Return once `url` answers 200; `exited` is raised where the process ends before, or time runs out."""
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+                while not ended.done():
+                    # Refused until it listens; nothing announces that, so ask.
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with session.get(url, headers={"Connection": "close"}) as response:
+                            if response.status == 200:
+                                return
+                    await asyncio.wait([ended], timeout=_READY_POLL_S)
+        except TimeoutError:
+            raise self.exited(f"{self.called} not ready after {timeout_s} s; {self.log_tail()}") from None
+        finally:
+            ended.cancel()
+        raise self.exited(f"{self.called} exited with {self.process.returncode}; {self.log_tail()}")
+
+    async def wait(self) -> int:
+        """Return the exit status once it has ended (negative: the signal that ended it)."""
+        return await self.process.wait()
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """Ask it to end, wait for that up to `grace_s`, then kill it. Harmless if it has ended or never started."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it and its children at once. Harmless if it has ended or never started."""
+        if self._process is None:
+            return
+        # A child may outlive its leader, and the group's id is not given to another while one of them lives.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    def log_tail(self) -> str:
+        """The end of its log, introduced."""
+        if not self.log_path.exists():
+            return f"it left no log at {self.log_path}"
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join([f"its log ({self.log_path}) says:", *self._telling(lines)[-_LOG_TAIL_LINES:]])
+
+    def _telling(self, lines: list[str]) -> list[str]:
+        """The lines of a log that tell why it ended."""
+        return lines
