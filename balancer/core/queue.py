@@ -107,7 +107,7 @@ def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, 
     own = q.in_flight[w]
     others = max(total - own, 0.0)
     q.others[w] = others
-    q.others_work_s[w] = work_s * others / total if others > 0 else 0.0
+    q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
     q.others_s[w] = now_s
 
 
