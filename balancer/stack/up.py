@@ -192,7 +192,7 @@ class _Up:
         return f"{name} ended with status {status}, so all is stopped; {self._parts[name].log_tail()}"
 
     def _say(self, name: str, what: str) -> None:
-        self._console.print(f"starting {name:12} {what}", highlight=False)
+        self._console.print(f"starting {name:12} {what}", highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         port, config = self._options.port, self._config
