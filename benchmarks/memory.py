@@ -58,7 +58,7 @@ async def _balancer_bytes(directory: Path, workers: int) -> int:
     }
     (directory / "balancer.yaml").write_text(dump(config))
     url = f"http://127.0.0.1:{admin_port}"
-    balancer = Child(["serve", "--config", str(directory / "balancer.yaml")], directory / "balancer.log")
+    balancer = Child(["serve", "--config", str(directory / "balancer.yaml")], log_path=directory / "balancer.log")
     sender: asyncio.subprocess.Process | None = None
     try:
         await balancer.start()

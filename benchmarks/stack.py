@@ -116,7 +116,7 @@ class Gateway:
 
     async def start_balancer(self) -> None:
         """Start it anew; it is not ready yet when this returns."""
-        self._balancer = Child(["serve", "--config", str(self.config_path)], self.log_path)
+        self._balancer = Child(["serve", "--config", str(self.config_path)], log_path=self.log_path)
         await self.balancer.start()
 
     async def wait_ready(self) -> None:
@@ -181,7 +181,7 @@ class Gateway:
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
         ]
-        return Child(arguments, self.directory / f"{triton.name}-agent.log")
+        return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")
 
     async def _is_ready(self, session: aiohttp.ClientSession, url: str) -> bool:
         try:

@@ -22,6 +22,8 @@ that nobody checked cannot grow the state."""
 
 _FADE_PERIOD_S = 1.0
 _WARM_UP_EXECUTIONS = 3
+_MOST_MASKS = 4096
+"""Clients may name any version."""
 
 
 @dataclass
@@ -64,6 +66,10 @@ class Fleet:
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
         self._servable: dict[tuple[str, str], BoolArray] = {}
+        self._eligible: dict[tuple[str, str], BoolArray] = {}
+        self._fresh: BoolArray = np.zeros(0, bool)
+        self._fresh_from_s, self._fresh_until_s = math.inf, -math.inf
+        """Between these times `_fresh` holds, and what was made of it."""
         self.model_column(ANY_MODEL)
 
     @property
@@ -74,7 +80,7 @@ class Fleet:
     def configure(self, settings: Settings) -> None:
         """Swap the settings; the estimators' state stays."""
         self.settings = settings
-        self._servable.clear()
+        self._forget_masks()
 
     def model_column(self, model: str) -> int:
         """The column of a model, made on first sight."""
@@ -118,9 +124,14 @@ class Fleet:
         row = self.index.get(name)
         if row is not None:
             self.reported_s[row] = -np.inf
+            self._fresh_until_s = -math.inf
+
+    def _forget_masks(self) -> None:
+        self._servable.clear()
+        self._fresh_until_s = -math.inf
 
     def _changed(self) -> None:
-        self._servable.clear()
+        self._forget_masks()
         self.weight = np.array([worker.weight for worker in self.workers])
         self.name_hash = np.array([key_of(worker.name) for worker in self.workers], np.uint64)
 
@@ -142,6 +153,8 @@ class Fleet:
         worker.incarnation, worker.number = event.incarnation, event.number
         self._take_identity(worker, event)
         self._take_queue(row, worker, event, now_s)
+        if now_s - self.reported_s[row] > self.settings.stale_after_s:
+            self._fresh_until_s = -math.inf
         self.reported_s[row] = now_s
         return True
 
@@ -162,7 +175,7 @@ class Fleet:
         ):
             worker.ready, worker.versions = event.ready, versions
             worker.device, worker.memory_bytes = device, memory_bytes
-            self._servable.clear()
+            self._forget_masks()
         worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
 
     def _take_queue(self, row: int, worker: Worker, event: Report, now_s: float) -> None:
@@ -246,8 +259,34 @@ class Fleet:
         if mask is None:
             reasons = (next(self.objections(worker, model, version), None) for worker in self.workers)
             mask = np.array([reason is None for reason in reasons], bool)
+            if len(self._servable) >= _MOST_MASKS:
+                self._servable.clear()
             self._servable[model, version] = mask
         return mask
+
+    def eligible(self, model: str, version: str, now_s: float) -> BoolArray:
+        """Servable workers, stale ones only where no fresh one is left, `(n,)`; cached while no event and no time that
+        passed changes it."""
+        if not self.settings.reports_required:
+            return self.servable(model, version)
+        if not self._fresh_from_s <= now_s <= self._fresh_until_s:
+            self._look_who_is_fresh(now_s)
+        mask = self._eligible.get((model, version))
+        if mask is None:
+            if len(self._eligible) >= _MOST_MASKS:
+                self._eligible.clear()
+            servable = self.servable(model, version)
+            fresh = servable & self._fresh
+            mask = self._eligible[model, version] = fresh if fresh.any() else servable
+        return mask
+
+    def _look_who_is_fresh(self, now_s: float) -> None:
+        stale_after_s = self.settings.stale_after_s
+        self._fresh = now_s - self.reported_s <= stale_after_s
+        # It holds until the oldest of the fresh reports is stale; what else can change it is an event.
+        oldest_s = float(self.reported_s[self._fresh].min(initial=np.inf))
+        self._fresh_from_s, self._fresh_until_s = now_s, oldest_s + stale_after_s
+        self._eligible.clear()
 
     def objections(self, worker: Worker, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
         """Why a worker may not serve a model, in words; none: it may. `drain`: one that is draining may as well.

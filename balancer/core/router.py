@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ class Decision:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     worker: str
     column: int
     rows: float
@@ -84,7 +83,7 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                self._sent(event, now_s)
+                self._sent(event.number, event.worker, self._column(event.model), event.rows, now_s)
             case Finished():
                 self._finished(event, now_s)
             case Withdrawn():
@@ -146,7 +145,7 @@ class Router:
             policy=policy.name,
             at_s=now_s,
         )
-        self.observe(Sent(number, decision.worker, request.model, float(request.rows)), now_s)
+        self._sent(number, decision.worker, self._column(request.model), float(request.rows), now_s)
         return decision
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
@@ -154,7 +153,10 @@ class Router:
         fleet = self.fleet
         if request.model and not fleet.knows(request.model):
             raise UnknownModel(_unknown(request))
-        eligible = self._sequence_eligible(request) if request.sequence else self._eligible(request, now_s)
+        if request.sequence:
+            eligible = self._sequence_eligible(request)
+        else:
+            eligible = fleet.eligible(request.model, request.version, now_s)
         if subset is not None:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
         if not np.count_nonzero(eligible):
@@ -169,7 +171,7 @@ class Router:
         stale_after_s = self.settings.stale_after_s
         found: dict[str, list[str]] = {}
         view = LiveView(fleet, np.ones(len(fleet.workers), bool), self._column(request.model), 1.0, now_s)
-        eligible = self._eligible(request, now_s)
+        eligible = fleet.eligible(request.model, request.version, now_s)
         for row, worker in enumerate(fleet.workers):
             why = list(fleet.objections(worker, request.model, request.version))
             age_s = view.report_age_s[row]
@@ -203,8 +205,7 @@ class Router:
             total = float(np.add.reduce(probabilities))
             # Comparisons with NaN are false, so NaN is invalid here too.
             valid = (total == 0 or abs(total - 1) < 1e-6) and np.minimum.reduce(probabilities) >= 0
-            # Above 0 where a worker is not eligible, or above 1.
-            if valid and not np.count_nonzero(probabilities > view.eligible + 1e-6):
+            if valid and not np.count_nonzero((probabilities > 0) > view.eligible):
                 return probabilities
             self.last_failure = (
                 f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
@@ -213,14 +214,6 @@ class Router:
             self.last_failure = f"{type(error).__name__}: {error}"
         self.failures[policy.name] += 1
         return least(view.pending, view.eligible)
-
-    def _eligible(self, request: Request, now_s: float) -> BoolArray:
-        """Workers that can serve the request, stale ones only where no fresh one is left."""
-        servable = self.fleet.servable(request.model, request.version)
-        if not self.settings.reports_required:
-            return servable
-        fresh = servable & (now_s - self.fleet.reported_s <= self.settings.stale_after_s)
-        return fresh if np.count_nonzero(fresh) else servable
 
     def _sequence_eligible(self, request: Request) -> BoolArray:
         """Members of the hash of a sequence: its worker must not change because it drains or reports late."""
@@ -279,10 +272,9 @@ class Router:
             "says why)"
         )
 
-    def _sent(self, event: Sent, now_s: float) -> None:
-        column = self._column(event.model)
-        self._in_flight[event.number] = _InFlight(event.worker, column, event.rows, now_s)
-        self.fleet.sent(event.worker, column, event.rows, now_s)
+    def _sent(self, number: int, worker: str, column: int, rows: float, now_s: float) -> None:
+        self._in_flight[number] = _InFlight(worker, column, rows, now_s)
+        self.fleet.sent(worker, column, rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._end(event.number, now_s)

@@ -48,14 +48,15 @@ def decision(process: str, number: int | None) -> bytes:
     """The part that says which process decided what (None: to refuse): it comes back in Envoy's access log."""
     if number is None:
         return _decision(process, "")
-    before, after = _around_number(process)
-    return before + b"%020d" % number + after
+    digits = b"%d" % number
+    before, after = _around_number(process, len(digits))
+    return before + digits + after
 
 
 @cache
-def _around_number(process: str) -> tuple[bytes, bytes]:
-    """What precedes and follows the number, which has a fixed width so that nothing else depends on it."""
-    placeholder = "#" * 20
+def _around_number(process: str, digits: int) -> tuple[bytes, bytes]:
+    """What precedes and follows a number of so many digits: protobuf writes lengths, but not what the digits are."""
+    placeholder = "#" * digits
     before, after = _decision(process, placeholder).split(placeholder.encode())
     return before, after
 

@@ -25,6 +25,9 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _SUBSET = "x-gateway-destination-endpoint-subset"
 _SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 _SERVED = "x-gateway-destination-endpoint-served"
+_METHOD = f"/{SERVICE}/Process"
+_HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
+"""Metadata with which our bootstrap says that a stream has one message."""
 _FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
@@ -64,29 +67,40 @@ class ExternalProcessor:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
-        process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
-            self.process, request_deserializer=ext_proc.ProcessingRequest.FromString, response_serializer=None
-        )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+        return _Handler(self)
+
+    async def once(self, _: object, stream: Stream) -> bytes:
+        """A request of a gateway that tells nothing after the headers: the answer ends the stream."""
+        message = await stream.read()
+        answered = await self._answer(message, stream)
+        if answered is None:
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message has no request_headers")
+        return answered[1].answer
 
     async def process(self, _: object, stream: Stream) -> None:
         """One request of a client, from its headers to the end of what the gateway tells of it."""
         message = await stream.read()
-        if not isinstance(message, ext_proc.ProcessingRequest) or not message.HasField("request_headers"):
+        start_s = time.perf_counter()
+        answered = await self._answer(message, stream)
+        if answered is None:
             return
+        call, pick = answered
+        await stream.write(pick.answer)
+        if pick.decision is not None:
+            echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
+            await self._follow(stream, call, pick.decision, start_s, echo)
+
+    async def _answer(self, message: object, stream: Stream) -> tuple[Call, Pick] | None:
+        """Understand the first message and decide; None where it is no request."""
+        if not isinstance(message, ext_proc.ProcessingRequest) or not message.HasField("request_headers"):
+            return None
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, "the balancer does not know its workers yet")
         start_s = time.perf_counter()
         call, subset = read_request(message, self._names())
         pick = self._picker.pick(call, subset)
         self._listener.picked(call, pick, time.perf_counter() - start_s)
-        decision = pick.decision
-        if decision is None:
-            await stream.write(pick.answer)
-            return
-        await stream.write(pick.answer)
-        echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
-        await self._follow(stream, call, decision, start_s, echo)
+        return call, pick
 
     async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
         """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
@@ -104,6 +118,31 @@ class ExternalProcessor:
         if seen_response:
             latency_s = time.perf_counter() - start_s
             self._listener.served(call, Served(decision, endpoint, latency_s, status))
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """The method `Process` in two forms, which are the same on the wire.
+
+    Where the gateway says that the headers are all it sends, the answer goes out together with the end of the stream:
+    that saves a quarter of what gRPC costs here.
+    """
+
+    def __init__(self, processor: ExternalProcessor) -> None:
+        read = ext_proc.ProcessingRequest.FromString
+        self._once: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_unary_rpc_method_handler(
+            processor.once, request_deserializer=read, response_serializer=None
+        )
+        self._process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
+            processor.process, request_deserializer=read, response_serializer=None
+        )
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] | None:
+        """The form for one stream."""
+        if handler_call_details.method != _METHOD:
+            return None
+        return self._once if _HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
 
 
 def read_request(message: ext_proc.ProcessingRequest, names: HeaderNames) -> tuple[Call, list[str] | None]:
