@@ -27,6 +27,9 @@ lint: setup ## style, types, and who may import whom
 	$(BIN)/lint-imports
 
 bench: setup ## speed and memory; report in out/bench
+	@# The client, h2load; where it cannot be installed from here, the benchmark says what to do.
+	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
+	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
 
 docs: setup ## the generated page of config fields
