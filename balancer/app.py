@@ -141,7 +141,7 @@ class App:
         # Several processes share the port; a single one wants to be told when somebody else has it.
         options = [*ads.SERVER_OPTIONS, *collector.SERVER_OPTIONS, ("grpc.so_reuseport", int(config.processes > 1))]
         server = grpc.aio.server(options=options)
-        processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, lambda: not self.not_ready())
+        processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, self._may_pick)
         server.add_generic_rpc_handlers((processor.handler(),))
         AccessLog(self._recorder.outcomes).add_to(server)
         self._ads.add_to(server)
@@ -159,6 +159,10 @@ class App:
                 raise _in_use("listen.grpc", address) from error
         await server.start()
         return server
+
+    def _may_pick(self) -> bool:
+        """Asked for each request, so what was found at the last tick holds; only from not ready to ready at once."""
+        return bool(self._was_ready) or not self.not_ready()
 
     def _observe(self, event: Event) -> None:
         self.router.observe(event, self._clock())

@@ -5,7 +5,7 @@ This is on the hot path, once a request, so it reads each field of an entry once
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -110,12 +110,12 @@ class AccessLog:
 
     async def _serve(
         self,
-        request_iterator: AsyncIterator[als_pb2.StreamAccessLogsMessage],
+        _: object,
         context: grpc.aio.ServicerContext[als_pb2.StreamAccessLogsMessage, als_pb2.StreamAccessLogsResponse],
     ) -> als_pb2.StreamAccessLogsResponse:
         """Serve one worker thread of one Envoy until it leaves."""
         on_outcomes = self._on_outcomes
-        async for message in request_iterator:
+        while isinstance(message := await context.read(), als_pb2.StreamAccessLogsMessage):
             entries = message.http_logs.log_entry
             if entries:
                 on_outcomes([outcome_of(entry) for entry in entries])

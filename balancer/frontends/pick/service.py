@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
@@ -168,6 +168,10 @@ class Extracted(Mapping[str, Sequence[object]]):
         if path not in self._fields:  # protobuf would add it
             raise KeyError(path)
         return flatten(self._fields[path])
+
+    def get(self, path: str, default: Any = ()) -> Any:  # the inherited one takes an exception for every field not sent
+        """The leaves of a field, in order."""
+        return flatten(self._fields[path]) if path in self._fields else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
