@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -89,13 +90,15 @@ def main(only: tuple[str, ...], quick: bool, out: Path) -> None:
     try:
         find_h2load()
         run = _Run(quick, out)
-        for name, measure in WITHOUT_STACK.items():
-            if name in chosen:
-                run.begin(name)
-                run.add(name, measure(quick))
-        if any(name in chosen for name in WITH_STACK):
-            asyncio.run(_with_stack(run, chosen, quick))
-        run.finish()
+        # What was measured is kept, also where a later part fails.
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(run.finish)
+            for name, measure in WITHOUT_STACK.items():
+                if name in chosen:
+                    run.begin(name)
+                    run.add(name, measure(quick))
+            if any(name in chosen for name in WITH_STACK):
+                asyncio.run(_with_stack(run, chosen, quick))
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
 
@@ -108,6 +111,7 @@ async def _with_stack(run: _Run, chosen: tuple[str, ...], quick: bool) -> None:
                 if name in chosen:
                     run.begin(name)
                     run.add(name, await measure(started))
+                    started.check()
 
 
 if __name__ == "__main__":

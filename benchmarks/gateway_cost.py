@@ -109,6 +109,7 @@ async def _round(bench: Bench, target: str, body: Path, answer_bytes: int, pushe
         }
     )
     answers = await _load(bench, target, body, pushed, bench.seconds(duration_s))
+    bench.check()
     spent_s = meter.spent_s()
     picked = await gateway.picks() - picks
     p50_s, p99_s = np.percentile(answers.latency_s, [50, 99])

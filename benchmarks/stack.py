@@ -16,6 +16,7 @@ from balancer.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.envoy_bootstrap import BootstrapOptions, render
+from balancer.errors import OperatorError
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -241,6 +242,13 @@ class Bench:
     tritons: Tritons
     gateway: Gateway
     plain: EnvoyProcess
+
+    def check(self) -> None:
+        """Raise an OperatorError naming the part and the end of its log where one has ended by itself."""
+        gateway = self.gateway
+        for part in (self.plain, gateway.envoy, gateway.balancer, *gateway.agents, *self.tritons.servers):
+            if (status := part.process.returncode) is not None:
+                raise OperatorError(f"{part.called} ended with status {status}; {part.log_tail()}")
 
     def seconds(self, full_s: float) -> float:
         """How long to measure what takes `full_s` in a full run."""
