@@ -29,6 +29,7 @@ _PAGES = {
     "/recent": "rate, p50, p99 and errors of the last seconds",
     "/config": "the config in force, its hash, and the last refusal",
 }
+_PARAMETERS = {"model", "version", "rows", "key", "priority", "deadline_ms"}
 _COLUMNS = (
     *("weight", "in_flight", "reported_pending", "pending", "backlog_s", "completion_s", "service_s", "latency_s"),
     *("error_rate", "tokens", "report_age_s"),
@@ -109,7 +110,9 @@ class Admin:
         return _json(dict(self._config_shown()))
 
     async def _recent(self, _: web.Request) -> web.Response:
-        return _json({"policy": self._router.policy.name, **dataclasses.asdict(self._recent_of_process())})
+        error = self._config_shown()["last_error"]
+        page = {"policy": self._router.policy.name, **dataclasses.asdict(self._recent_of_process())}
+        return _json({**page, "config_refused": error and error["problems"]})
 
     async def _explain(self, request: web.Request) -> web.Response:
         try:
@@ -123,6 +126,8 @@ def read_question(query: Mapping[str, str]) -> Request:
     """The request that `/explain` is asked about; ValueError names the parameter, its value and the remedy."""
     if not query.get("model"):
         raise ValueError("model is missing; ask as /explain?model=NAME, see /workers for the names")
+    if unknown := sorted(set(query) - _PARAMETERS):
+        raise ValueError(f"{unknown[0]} is no parameter; there are {', '.join(sorted(_PARAMETERS))}")
     numbers: dict[str, float] = {}
     for name in ("rows", "priority", "deadline_ms"):
         if name in query:

@@ -16,7 +16,7 @@ from balancer import logs
 from balancer.admin import Admin
 from balancer.config import Config
 from balancer.config_watch import ConfigState, watch
-from balancer.core.events import Event
+from balancer.core.events import Event, Report
 from balancer.core.router import Router
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
@@ -37,6 +37,7 @@ from balancer.yaml_document import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_MOST_STRANGERS = 1000
 _TICK_S = 0.05
 _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
@@ -80,6 +81,8 @@ class App:
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
+        self._strangers: set[str] = set()
+        """Workers that reported and are not listed; each is warned of once."""
         self._listener = ListenerProbe(config)
         self.admin = Admin(
             self.router,
@@ -165,7 +168,14 @@ class App:
         return bool(self._was_ready) or not self.not_ready()
 
     def _observe(self, event: Event) -> None:
+        if isinstance(event, Report) and event.worker not in self.router.fleet.index:
+            self._warn_of_stranger(event.worker)
         self.router.observe(event, self._clock())
+
+    def _warn_of_stranger(self, worker: str) -> None:
+        if worker not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
+            self._strangers.add(worker)
+            logger.warning("an agent reports on %r, which discovery does not list: is --worker spelt right?", worker)
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""

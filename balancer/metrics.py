@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from balancer.core.router import Router
 
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DECISION_BUCKETS_S = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _WORKER_GAUGES = {

@@ -26,6 +26,7 @@ _PORT = click.IntRange(1, 65535)
 @click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Triton servers.")
 @click.option("--policy", metavar="NAME", help="One of `balancer policies` [default: what the config says].")
 @click.option("--port", type=_PORT, default=8080, show_default=True, help="For requests, gRPC and HTTP.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="To listen on; 0.0.0.0: for all.")
 @click.option("--admin-port", type=_PORT, default=8090, show_default=True, help="Of the balancer; see its /ready.")
 @click.option(
     "--config",

@@ -78,7 +78,7 @@ class EnvoyProcess(LocalProcess):
         Raises:
             EnvoyExitedError: if Envoy ends before that, or is not ready in time.
         """
-        await self._answers(f"{self.admin_url}/ready", timeout_s)
+        await self.answers(f"{self.admin_url}/ready", timeout_s)
 
     async def kill(self) -> None:
         """End it at once, and remove its bootstrap."""

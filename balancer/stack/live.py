@@ -35,6 +35,7 @@ async def live_line(console: Console, admin_urls: Sequence[str], stop: asyncio.E
 
 
 async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> str:
+    refused: Sequence[str] = ()
     rate_per_s, errors, p50_ms, p99_ms = 0.0, 0, math.nan, math.nan
     policy = ""
     for url in admin_urls:
@@ -46,11 +47,13 @@ async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> st
         rate_per_s += recent["rate_per_s"]
         errors += recent["errors"]
         policy = recent["policy"]
+        refused = recent["config_refused"] or ()
         # Of several processes the slowest is shown: each sees a share of the same fleet.
         p50_ms = _larger(p50_ms, recent["p50_s"])
         p99_ms = _larger(p99_ms, recent["p99_s"])
     latencies = f"p50 {p50_ms:.1f} ms   p99 {p99_ms:.1f} ms   " if math.isfinite(p50_ms) else ""
-    return f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}"
+    trouble = f"\nconfig refused, the last good one stays: {'; '.join(refused)}" if refused else ""
+    return f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}{trouble}"
 
 
 def _larger(known_ms: float, new_s: float | None) -> float:

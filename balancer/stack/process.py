@@ -38,6 +38,8 @@ class LocalProcess(ABC):
     log_path: Path
     """Standard output and error are appended there."""
     _process: asyncio.subprocess.Process | None = field(default=None, init=False, repr=False)
+    _log_start: int = field(default=0, init=False, repr=False)
+    """Where this run's part of the log begins: earlier ones end with reasons of their own."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -67,6 +69,7 @@ class LocalProcess(ABC):
         guard = ["setpriv", "--pdeathsig", at_our_end, "--"] if shutil.which("setpriv") else []
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *guard,
                 *command,
@@ -78,7 +81,7 @@ class LocalProcess(ABC):
                 start_new_session=True,
             )
 
-    async def _answers(self, url: str, timeout_s: float) -> None:
+    async def answers(self, url: str, timeout_s: float) -> None:
         """Return once `url` answers 200; `exited` is raised where the process ends before, or time runs out."""
         ended = asyncio.ensure_future(self.process.wait())
         try:
@@ -124,7 +127,7 @@ class LocalProcess(ABC):
         """The end of its log, introduced."""
         if not self.log_path.exists():
             return f"it left no log at {self.log_path}"
-        lines = self.log_path.read_text(errors="replace").splitlines()
+        lines = self.log_path.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
         return "\n".join([f"its log ({self.log_path}) says:", *self._telling(lines)[-_LOG_TAIL_LINES:]])
 
     def _telling(self, lines: list[str]) -> list[str]:

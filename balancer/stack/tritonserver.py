@@ -28,6 +28,8 @@ from balancer.stack.process import LocalProcess, ProcessExitedError
 
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LOG_ERROR = re.compile(r"E\d{4} |error:")
+_LOG_NOISE = "CudaDriverHelper has not been initialized"
+"""Logged as an error wherever there is no GPU."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 # What a server needs none of here: CUDA pools, host metrics, and a thread pool for each of 8 HTTP threads.
@@ -232,7 +234,7 @@ class TritonServer(LocalProcess):
         Raises:
             TritonExitedError: if the server ends before that, or is not ready in time.
         """
-        await self._answers(f"http://{self.http_endpoint}/v2/health/ready", timeout_s)
+        await self.answers(f"http://{self.http_endpoint}/v2/health/ready", timeout_s)
 
     async def kill(self) -> None:
         """End the server and its stubs at once, as a lost pod would, and remove the shared memory they leave."""
@@ -283,4 +285,4 @@ class TritonServer(LocalProcess):
 
     def _telling(self, lines: list[str]) -> list[str]:
         """Tables of settings follow the reason, so errors tell more than the end."""
-        return [line for line in lines if _LOG_ERROR.match(line)] or lines
+        return [line for line in lines if _LOG_ERROR.match(line) and _LOG_NOISE not in line] or lines

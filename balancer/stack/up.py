@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import signal
+import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from balancer.config import Config, load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
+from balancer.schema import join_address
 from balancer.serve import Overrides
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
@@ -44,6 +46,8 @@ class UpOptions:
     workers: int = 4
     policy: str | None = None
     """None: what the config says."""
+    host: str = "127.0.0.1"
+    """Of the listener: who may send requests. There is no login."""
     port: int = 8080
     admin_port: int = 8090
     config: Path | None = None
@@ -91,6 +95,9 @@ class _Up:
         in_file = load(self._config_path)
         self._overrides = _set_over_file(options, options.processes or in_file.processes)
         self._config = Overrides(self._overrides)(in_file)
+        _check_free("--port", options.host, options.port)
+        for process in range(self._config.processes):
+            _check_free("--admin-port", "127.0.0.1", options.admin_port + process)
         self._tritons, self._specs = _workers(options)
         self._parts: dict[str, LocalProcess] = {}
 
@@ -128,8 +135,10 @@ class _Up:
         serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
         serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
         envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=options.run_dir / "envoy.log")
-        self._say("balancer", f"{config.listen.grpc}, admin {self._admin_urls()[0]}, {config.processes} process(es)")
+        self._say("balancer", f"{config.listen.grpc}, admin {self._admin_urls()[0]}, processes: {config.processes}")
         await self._launch("balancer", serve)
+        # Envoy that finds no balancer waits, and complains: so it starts when there is one.
+        await serve.answers(f"{self._admin_urls()[0]}/live", _READY_TIMEOUT_S)
         for triton, gpu in zip(self._tritons, cycle(EMULATED_GPUS), strict=False):
             self._say(
                 triton.name, f"Triton at {triton.grpc_endpoint} (gRPC), {triton.http_endpoint} (HTTP), emulated {gpu}"
@@ -189,7 +198,8 @@ class _Up:
             await asyncio.gather(working, stopped, *ends, return_exceptions=True)
 
     def _post_mortem(self, name: str, status: int) -> str:
-        return f"{name} ended with status {status}, so all is stopped; {self._parts[name].log_tail()}"
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{self._parts[name].log_tail()}\n{name} {how}, so all is stopped"
 
     def _say(self, name: str, what: str) -> None:
         self._console.print(f"starting {name:12} {what}", highlight=False, soft_wrap=True)
@@ -198,11 +208,11 @@ class _Up:
         port, config = self._options.port, self._config
         table = Table.grid(padding=(0, 2))
         for name, value in (
-            ("ready", f"{len(self._specs)} workers, policy {config.policy.name}"),
+            ("ready", f"workers: {len(self._specs)}, policy: {config.policy.name}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
             ("fleet", f"{self._admin_urls()[0]}/workers"),
             ("why", f"{self._admin_urls()[0]}/explain?model=digits"),
-            ("metrics", f"{self._admin_urls()[0]}/metrics"),
+            ("metrics", " ".join(f"{url}/metrics" for url in self._admin_urls())),
             ("swap the policy", f"edit {self._config_path}"),
             ("logs", str(self._options.run_dir)),
             ("stop", "Ctrl-C"),
@@ -219,7 +229,7 @@ def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
         "listen.grpc": f"127.0.0.1:{free_port_range(1 + processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
         "envoy.ready_after_listener": True,
-        "envoy.listen": f"0.0.0.0:{options.port}",
+        "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",
         "discovery.file": str((options.run_dir / "workers.yaml").resolve()),
         "discovery.workers": [],
@@ -238,10 +248,24 @@ def _config_file(options: UpOptions) -> Path:
     path = options.run_dir / "balancer.yaml"
     policy = options.policy or Config().policy.name
     path.write_text(
-        "# Edit and save while it runs: policy, limits and the model table are swapped at once.\n"
+        "# Edit and save while it runs: policy, limits and the model table are swapped at once. Each start of\n"
+        "# `balancer up` without --config writes this file anew: to keep it, copy it, and name the copy.\n"
         f"# All fields: docs/config.md; all policies: balancer policies.\n{dump({'policy': {'name': policy}})}"
     )
     return path
+
+
+def _check_free(option: str, host: str, port: int) -> None:
+    """Refuse a port that is taken before anything starts; two Envoys would share it and split the requests."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as candidate:
+        # Connections of a stack that has just ended linger; they are no listener.
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((host, port))
+            candidate.listen(1)
+        except OSError as error:
+            raise OperatorError(f"{option} {port} cannot be used at {host}: {error.strerror}; name another") from error
 
 
 def _workers(options: UpOptions) -> tuple[list[TritonServer], tuple[WorkerSpec, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -85,8 +86,16 @@ async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path
         assert await running.process.wait() == 1
     assert not alive(parts)
     said = running.output.read_text()
-    assert "worker-0 ended with status -9, so all is stopped" in said
+    assert "worker-0 was killed by SIGKILL, so all is stopped" in said
     assert "Traceback" not in said
+
+
+async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        async with up(tmp_path, "--port", port) as running:
+            assert await running.process.wait() == 1
+    assert f"--port {port} cannot be used" in running.output.read_text()
 
 
 async def test_a_second_stack_in_the_same_place_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def variants(policy: type[Policy]) -> list[Policy]:
 
 
 POLICIES = [variant for policy in available().values() for variant in variants(policy)]
-every_policy = pytest.mark.parametrize("policy", POLICIES, ids=repr)
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.name}:{policy!r}")
 
 ORDINARY = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.floats(0.0, 1000.0))
 EXTREME = st.sampled_from([0.0, 1e-12, 1e12, np.inf, np.nan])
