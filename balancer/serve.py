@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -84,6 +85,9 @@ def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:
 def _run(config_path: Path | None, overrides: Overrides, config: Config, process: int) -> None:
     configure(config.log)
     app = App(config, config_path, process, overrides)
+    # What the start made stays for good; a full collection that looked through it would hold requests for over 10 ms.
+    gc.collect()
+    gc.freeze()
     parent = os.getppid() if process or config.processes > 1 else None
 
     async def main() -> None:

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,10 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 _SUMMARY = re.compile(r"(\d+) done, (\d+) succeeded")
 _DATA = re.compile(r"\((\d+)\) data")
 _SPAN = re.compile(r"finished in ([\d.]+)(us|ms|s)")
+_FIRST_RUN = 20
+"""Requests of each client in the first run."""
+_CLOSE_ENOUGH = 0.15
+"""What may be missing of the duration, as a share."""
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -45,6 +50,10 @@ class Answers:
     def count(self) -> int:
         """Requests answered."""
         return len(self.latency_s)
+
+    def failed(self, answer_bytes: int) -> int:
+        """Requests without a good answer, where a good one has `answer_bytes` of tensor: gRPC's errors are HTTP 200."""
+        return self.not_ok + max(self.count - self.not_ok - self.data_bytes // answer_bytes, 0)
 
     @property
     def rate_per_s(self) -> float:
@@ -72,24 +81,49 @@ def framed(message: bytes) -> bytes:
 async def load(
     endpoint: str, body: Path, duration_s: float, clients: int = 1, streams: int = 1, path: str = INFER
 ) -> Answers:
-    """Post `body` to `endpoint` for `duration_s` over `clients` connections of `streams` requests each.
+    """Post `body` to `endpoint` for about `duration_s` over `clients` connections of `streams` requests each.
+
+    In several runs of a counted number of requests, the first a short one that tells the rate: a run that ends by the
+    clock breaks off requests, and Triton 2.51 sometimes crashes when one that it executes is broken off.
 
     Raises:
         OperatorError: h2load is missing, or could not do it.
     """
+    runs = [await _run(endpoint, body, _FIRST_RUN * clients * streams, clients, streams, path)]
+    while (left_s := duration_s - sum(run.duration_s for run in runs)) > _CLOSE_ENOUGH * duration_s:
+        requests = max(int(runs[-1].rate_per_s * left_s), clients * streams)
+        runs.append(await _run(endpoint, body, requests, clients, streams, path))
+    return joined(runs)
+
+
+async def load_until(stop: asyncio.Event, endpoint: str, body: Path, clients: int) -> Answers:
+    """Post until `stop` is set, in runs of a second or so; as `load` otherwise."""
+    runs = [await _run(endpoint, body, _FIRST_RUN * clients, clients, 1, INFER)]
+    while not stop.is_set():
+        requests = max(int(runs[-1].rate_per_s), clients)
+        runs.append(await _run(endpoint, body, requests, clients, 1, INFER))
+    return joined(runs)
+
+
+def joined(runs: Sequence[Answers]) -> Answers:
+    """Runs one after the other as one."""
+    return Answers(
+        started_s=np.concatenate([run.started_s for run in runs]),
+        latency_s=np.concatenate([run.latency_s for run in runs]),
+        duration_s=sum(run.duration_s for run in runs),
+        data_bytes=sum(run.data_bytes for run in runs),
+        not_ok=sum(run.not_ok for run in runs),
+        client_cpu_s=sum(run.client_cpu_s for run in runs),
+    )
+
+
+async def _run(endpoint: str, body: Path, requests: int, clients: int, streams: int, path: str) -> Answers:
     with tempfile.TemporaryDirectory(prefix="h2load-") as directory:
         log = Path(directory) / "requests.tsv"
         before_s = _children_cpu_s()
         process = await asyncio.create_subprocess_exec(
             find_h2load(),
-            *(
-                "--duration",
-                f"{duration_s * 1e3:.0f}ms",
-                "--clients",
-                str(clients),
-                "--max-concurrent-streams",
-                str(streams),
-            ),
+            *("--requests", str(requests), "--clients", str(clients), "--max-concurrent-streams", str(streams)),
             *("--data", str(body), "--log-file", str(log)),
             *("--header", "content-type: application/grpc", "--header", "te: trailers"),
             f"http://{endpoint}{path}",

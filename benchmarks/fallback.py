@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.client import load, write_infer
+from benchmarks.client import load_until, write_infer
 from benchmarks.results import Aim, Section, Table
 from benchmarks.stack import Bench
 
@@ -27,7 +26,8 @@ async def measure(bench: Bench) -> Section:
     body = bench.directory / "infer-fallback"
     answer_bytes = write_infer(body, 64)
     marks: list[tuple[str, float]] = []
-    loading = asyncio.create_task(load(gateway.endpoint, body, _LEAD_S + 8 * _PHASE_S, _CLIENTS))
+    stop = asyncio.Event()
+    loading = asyncio.create_task(load_until(stop, gateway.endpoint, body, _CLIENTS))
     try:
         await asyncio.sleep(_LEAD_S)
         marks.append(("picked", time.time()))
@@ -45,11 +45,9 @@ async def measure(bench: Bench) -> Section:
         marks.append(("killed, starting again", time.time()))
         await gateway.start_balancer()
         await gateway.wait_ready()
-        answers = await loading
     finally:
-        loading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loading
+        stop.set()
+        answers = await loading
     ends = [at_s for _, at_s in marks[1:]] + [np.inf]
     table = Table(f"The balancer gone, {_CLIENTS} clients sending", ["", "requests", "p50 ms", "p99 ms", "largest ms"])
     raw: dict[str, Any] = {}
@@ -60,5 +58,5 @@ async def measure(bench: Bench) -> Section:
         p50, p99, most = np.percentile(latency_ms, [50, 99, 100])
         raw[name] = {"requests": len(latency_ms), "p50_ms": p50, "p99_ms": p99, "max_ms": most}
         table.rows.append([name, f"{len(latency_ms):,}", f"{p50:.2f}", f"{p99:.2f}", f"{most:.0f}"])
-    failed = answers.not_ok + max(answers.count - answers.data_bytes // answer_bytes, 0)
+    failed = answers.failed(answer_bytes)
     return Section([table], raw | {"failed": failed}, [Aim("Requests failed without balancer", failed, "requests", 0)])

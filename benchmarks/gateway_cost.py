@@ -19,7 +19,7 @@ from benchmarks.stack import Bench
 from benchmarks.usage import CpuMeter
 
 TENSORS = {"64 B": 64, "1 MiB": 2**20}
-PICK, PLAIN, DIRECT = "pick", "envoy alone", "triton direct"
+PICK, PLAIN, DIRECT = "pick", "Envoy alone", "Triton direct"
 ROUNDS = 7
 _ROUND_S = {"64 B": 1.5, "1 MiB": 2.0}
 _WARM_UP_S = 1.0
@@ -100,6 +100,7 @@ async def _load(bench: Bench, target: str, body: Path, pushed: Load, duration_s:
 async def _round(bench: Bench, target: str, body: Path, answer_bytes: int, pushed: Load, duration_s: float) -> Round:
     gateway = bench.gateway
     picks = await gateway.picks()
+    bench.check()
     meter = CpuMeter(
         {
             "envoy": [(gateway.envoy if target == PICK else bench.plain).process.pid],
@@ -113,17 +114,14 @@ async def _round(bench: Bench, target: str, body: Path, answer_bytes: int, pushe
     spent_s = meter.spent_s()
     picked = await gateway.picks() - picks
     p50_s, p99_s = np.percentile(answers.latency_s, [50, 99])
-    # gRPC's errors are HTTP 200, but carry no tensor.
-    without_tensor = max(answers.count - answers.data_bytes // answer_bytes, 0)
-    # A run ends with requests in flight, which were picked for and not answered.
     return Round(
         target=target,
         requests=answers.count,
         rate_per_s=answers.rate_per_s,
         p50_ms=p50_s * 1e3,
         p99_ms=p99_s * 1e3,
-        failed=answers.not_ok + without_tensor,
-        picked_share=min(picked / answers.count, 1.0),
+        failed=answers.failed(answer_bytes),
+        picked_share=picked / answers.count,
         envoy_us=spent_s["envoy"] / answers.count * 1e6 if target != DIRECT else 0.0,
         python_us=spent_s["python"] / answers.count * 1e6 if target == PICK else 0.0,
         tritons_us=spent_s["tritons"] / answers.count * 1e6,
@@ -162,7 +160,7 @@ def _summary(rounds: dict[str, list[Round]]) -> dict[str, Any]:
 
 
 def _table(title: str, rounds: dict[str, list[Round]], summary: dict[str, Any]) -> Table:
-    columns = ["", "p50 ms", "p99 ms", "requests/s", "Envoy µs", "Python µs", "Triton µs", "client µs", "failed"]
+    columns = ["", "p50 ms", "p99 ms", "per s", "Envoy", "Python", "Triton", "client", "failed"]
     table = Table(title, columns)
     fields = ("p50_ms", "p99_ms", "rate_per_s", "envoy_us", "python_us", "tritons_us", "client_us")
     for target, measured in rounds.items():
@@ -173,8 +171,8 @@ def _table(title: str, rounds: dict[str, list[Round]], summary: dict[str, Any]) 
     table.note = (
         f"The pick adds {summary['added_p50_ms']:.2f} ms at p50 ({least:.2f} to {most:.2f} over the rounds) and "
         f"{summary['added_p99_ms']:.2f} ms at p99; throughput {summary['throughput_share']:.0%} of Envoy alone; "
-        f"{min(each.picked_share for each in rounds[PICK]):.1%} of the requests or more were picked for. "
-        "µs: CPU a request, all processes."
+        f"{min(each.picked_share for each in rounds[PICK]):.1%} of the requests were picked for. "
+        "Envoy to client: CPU a request, in µs."
     )
     return table
 

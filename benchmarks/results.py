@@ -75,7 +75,7 @@ def aims_table(aims: list[Aim]) -> Table:
     rows = [
         [
             aim.name,
-            f"{aim.value:,.3g} {aim.unit}" if aim.value < 1000 else f"{aim.value:,.0f} {aim.unit}",
+            f"{aim.value:,.3g} {aim.unit}" if aim.value < 100 else f"{aim.value:,.0f} {aim.unit}",
             f"{'≥' if aim.at_least else '≤'} {aim.limit:,g} {aim.unit}",
             "met" if aim.met else "not met",
         ]

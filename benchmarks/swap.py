@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from benchmarks.client import load, write_infer
+from benchmarks.client import load_until, write_infer
 from benchmarks.results import Aim, Section, Table
 from benchmarks.stack import POLICY, Bench
 
@@ -33,7 +32,8 @@ async def measure(bench: Bench) -> Section:
     answer_bytes = write_infer(body, 64)
     everything = {"log": {"decisions_share": 1.0}}
     gateway.write_config(POLICY, **everything)
-    loading = asyncio.create_task(load(gateway.endpoint, body, swaps * _BETWEEN_S * 2, _CLIENTS))
+    stop = asyncio.Event()
+    loading = asyncio.create_task(load_until(stop, gateway.endpoint, body, _CLIENTS))
     taken_s = []
     try:
         with gateway.log_path.open() as log:
@@ -45,14 +45,12 @@ async def measure(bench: Bench) -> Section:
                 gateway.write_config(policy, **everything)
                 # The log has milliseconds, rounded down.
                 taken_s.append(await _first_decision(log, policy) + 0.001 - renamed_s)
-        answers = await loading
     finally:
-        loading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loading
+        stop.set()
+        answers = await loading
         gateway.write_config(POLICY)
     p50_s, most_s = float(np.median(taken_s)), max(taken_s)
-    failed = answers.not_ok + max(answers.count - answers.data_bytes // answer_bytes, 0)
+    failed = answers.failed(answer_bytes)
     raw: dict[str, Any] = {
         "swaps": swaps,
         "taken_s": taken_s,
