@@ -33,7 +33,7 @@ async def measure(bench: Bench) -> Section:
         "envoy": bench.gateway.envoy.process.pid,
         "envoy alone": bench.plain.process.pid,
         "agent": bench.gateway.agents[0].process.pid,
-        "balancer, 2 workers, after all traffic so far": bench.gateway.balancer.process.pid,
+        "balancer, 2 workers, after the traffic since its start": bench.gateway.balancer.process.pid,
     }
     raw: dict[str, Any] = {name: resident_bytes(pid) for name, pid in parts.items()}
     for workers in FLEETS:
