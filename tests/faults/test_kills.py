@@ -54,7 +54,9 @@ async def test_a_hung_balancer_costs_no_request(stack: Stack) -> None:
 async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Stack) -> None:
     victim = stack.tritons[0]
     async with steady_load(stack.url, clients=CLIENTS) as load:
+        load.marks.mark("dying")
         await victim.kill()
+        load.marks.mark("dead")
 
         async def detected() -> bool:
             page = await stack.get("/workers")
@@ -66,9 +68,11 @@ async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Sta
         await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
     assert load.result is not None
     failures = load.failures()
-    # A client has one request in flight, so no more than that can have been executing there.
-    assert failures.total() <= CLIENTS, failures
-    assert load.result.phases(load.marks)["detected"].ok.all()
+    phases = load.result.phases(load.marks)
+    # A client has one request in flight, so no more than that were executing there, and what it sent while the process
+    # was dying may have reached it too.
+    assert failures.total() <= CLIENTS + len(phases["dying"]), failures
+    assert phases["detected"].ok.all()
     why = (await stack.get("/explain?model=emulated_tft"))["workers"]
     assert next(w for w in why if w["worker"] == victim.name)["why_not"]
 

@@ -222,5 +222,6 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a log."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    """The JSON lines of a log; one that is still being written is left for the next look."""
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]

@@ -108,7 +108,8 @@ def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> 
         client.stop_stream()
     assert not any(error for _, error in received)
     indices = [int(result.as_numpy("INDEX")[0]) for result, _ in received]  # type: ignore[attr-defined]  # untyped client
-    assert indices == [0, 1, 2, 3, 4] * 3
+    # Answers of the three requests may interleave.
+    assert sorted(indices) == sorted([0, 1, 2, 3, 4] * 3)
     workers = {result.as_numpy("WORKER")[0] for result, _ in received}  # type: ignore[attr-defined]  # untyped client
     assert len(workers) == 1
 
