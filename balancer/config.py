@@ -29,12 +29,9 @@ from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Set
 from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
 from balancer.file_watch import read_file
 from balancer.policy_options import build_policy
-from balancer.schema import StrictModel, field_error, join_address, split_address, validate
+from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document
 from policies.base import Policy
-
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to reach what listens on all interfaces."""
 
 
 def _path(name: str | None) -> Path | None:
@@ -175,7 +172,7 @@ class Config(StrictModel):
     def _balancers(self) -> tuple[str, ...]:
         """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
         addresses = map(split_address, map(self.own_grpc_address, range(self.processes)))
-        return tuple(join_address(_LOOPBACK.get(host, host), port) for host, port in addresses)
+        return tuple(join_address(reachable(host), port) for host, port in addresses)
 
     def discovery_file(self, config_path: Path) -> Path | None:
         """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""

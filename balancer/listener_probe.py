@@ -7,10 +7,9 @@ import asyncio
 import aiohttp
 
 from balancer.config import Config
-from balancer.schema import split_address
+from balancer.schema import join_address, reachable, split_address
 
 _TIMEOUT_S = 1.0
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ListenerProbe:
@@ -25,7 +24,7 @@ class ListenerProbe:
         self._scheme = "http" if tls is None else "https"
         self._asks_certificates = tls is not None and tls.client_ca_file is not None
         host, self._port = split_address(config.envoy.listen)
-        self._host = _LOOPBACK.get(host, host)
+        self._host = reachable(host)
 
     def not_ready(self) -> str:
         """Why the listener cannot be used yet; empty: it can, or nobody asked."""
@@ -43,8 +42,7 @@ class ListenerProbe:
                     _, writer = await asyncio.open_connection(self._host, self._port)
                     writer.close()
                     return True
-                host = f"[{self._host}]" if ":" in self._host else self._host
-                url = f"{self._scheme}://{host}:{self._port}/v2/health/ready"
+                url = f"{self._scheme}://{join_address(self._host, self._port)}/v2/health/ready"
                 # Whether anybody answers is asked, not who: the certificate's names are those that clients use.
                 async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
                     return response.status == 200

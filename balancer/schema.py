@@ -50,6 +50,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def reachable(host: str) -> str:
+    """Where this machine reaches what listens at `host`, which may stand for all of its interfaces."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _address(value: str) -> str:
     split_address(value)
     return value

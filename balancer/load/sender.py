@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
@@ -62,7 +63,7 @@ class Sender(Protocol):
         """Close the connections."""
 
 
-class _Prepared:
+class _Prepared(ABC):
     """What both protocols share: the tensors of every (model, rows), and request ids that no other run has."""
 
     def __init__(self, key_header: str) -> None:
@@ -99,8 +100,9 @@ class _Prepared:
                     self._input(one.name, array, one.datatype) for one, array in zip(declared, arrays, strict=True)
                 ]
 
+    @abstractmethod
     def _input(self, name: str, array: np.ndarray[Any, Any], datatype: str) -> Any:
-        raise NotImplementedError
+        """The protocol's own form of one tensor."""
 
     def _headers(self, key: str) -> dict[str, str] | None:
         return {self._key_header: key} if key else None

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from balancer.envoy_bootstrap import BootstrapOptions, render
 from balancer.errors import OperatorError
+from balancer.schema import join_address, reachable
 from balancer.stack.process import LocalProcess, ProcessExitedError
 
 
@@ -51,12 +52,12 @@ class EnvoyProcess(LocalProcess):
     @property
     def endpoint(self) -> str:
         """`address:port` of the listener; gRPC and HTTP."""
-        return f"{_reachable(self.options.listener_address)}:{self.options.listener_port}"
+        return join_address(reachable(self.options.listener_address), self.options.listener_port)
 
     @property
     def admin_url(self) -> str:
         """URL of the admin page."""
-        return f"http://{_reachable(self.options.admin_address)}:{self.options.admin_port}"
+        return f"http://{join_address(reachable(self.options.admin_address), self.options.admin_port)}"
 
     async def start(self) -> None:
         """Spawn Envoy; it is not ready yet when this returns.
@@ -96,8 +97,3 @@ class EnvoyProcess(LocalProcess):
             "--disable-hot-restart",
             *self.extra_args,
         ]
-
-
-def _reachable(address: str) -> str:
-    """An address that a client on this machine can connect to, where `address` may mean all of them."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, address)
