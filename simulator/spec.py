@@ -1,0 +1,195 @@
+"""What is simulated: plain frozen records, all times in seconds. Scenario files are read into these.
+
+A worker is a Triton server: per-model queues, dynamic batching, instance groups that share one device. Where a field
+copies a Triton setting, its name and meaning are Triton's (docs: "model configuration").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from balancer.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTime:
+    """Seconds that one execution takes by its rows: measured points, straight lines between them.
+
+    Below the first point the first holds; beyond the last, the last line goes on.
+    """
+
+    rows: tuple[int, ...]
+    """Batch sizes measured; ascending, at least 1."""
+    device_s: tuple[float, ...]
+    """Of each: seconds on the device, for which instances compete."""
+    host_s: tuple[float, ...] = ()
+    """Of each: seconds on the instance before the device (copies, overhead), in parallel to others; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """A random factor of mean 1 on the device seconds of each execution."""
+
+    kind: Literal["none", "lognormal", "exponential"] = "none"
+    cv: float = 0.0
+    """Coefficient of variation of the lognormal; the exponential has 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Triton's dynamic batcher for one model."""
+
+    max_batch_rows: int = 1
+    """1: the model does not batch."""
+    queue_delay_s: float = 0.0
+    """How long the oldest request may wait for a preferred batch."""
+    preferred_rows: tuple[int, ...] = ()
+    """Sizes worth executing before the delay is over; empty: the maximum alone."""
+    priority_levels: int = 1
+    """1 to 8. Level 1 goes first."""
+    default_priority: int = 1
+    """Level of requests with priority 0; those with a larger one than there are go to the last."""
+    max_queue_requests: int = 0
+    """A request that finds so many queued at its level is rejected (UNAVAILABLE); 0: no limit."""
+    timeout_s: float = math.inf
+    """A request queued for longer is rejected (UNAVAILABLE), or goes behind the others, when a batch is formed."""
+    timeout_action: Literal["reject", "delay"] = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as workers hold it."""
+
+    name: str
+    service: dict[str, ServiceTime]
+    """By device kind; `*` for any other."""
+    noise: Noise = Noise()
+    batching: Batching = Batching()
+    instances: int = 1
+    """Executions at once on one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """How executions on one worker share its device."""
+
+    concurrency: int = 1
+    """Executions on the device at once; others wait in the order in which they came."""
+    interference: float = 1.0
+    """With k at once each runs at rate 1 / (1 + interference * (k - 1)): 1 shares one device, 0 is no contention."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker."""
+
+    name: str
+    device: str = "*"
+    """Device kind, which selects the service time."""
+    speed: float = 1.0
+    """Divides its device seconds."""
+    weight: float = 1.0
+    """As discovery tells balancers."""
+    models: tuple[str, ...] = ()
+    """Loaded models; empty: all of the fleet's."""
+    present: bool = True
+    """Whether it is there at the start; else a `join` or the autoscaler brings it."""
+    sharing: Device = Device()
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The agents' report streams."""
+
+    period_s: float = 0.05
+    delay_s: float = 0.001
+    """From sample to balancer."""
+    jitter_s: float = 0.0
+    """Mean of an exponential delay on top, by report and balancer; a report overtaken is late and ignored."""
+    loss: float = 0.0
+    """Share of reports lost, by report and balancer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Delays between the parts."""
+
+    to_worker_s: float = 0.0
+    """From a balancer's decision to the worker's queue: the gateway's work included."""
+    to_client_s: float = 0.0
+    """From the end of execution to the client."""
+    jitter_s: float = 0.0
+    """Mean of an exponential delay on top of the way to the worker."""
+    outcome_s: float = 0.001
+    """From the end of execution until the balancer knows of it (Envoy's access log)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to one worker."""
+
+    kind: Literal["slow", "stall", "crash", "errors", "join", "leave", "silent"]
+    """slow: device seconds times `amount` (thermal). stall: nothing executes. crash: all its requests fail, it is
+    unreachable for the duration and comes back cold. errors: a share `amount` of requests is answered at once with an
+    error. join: the worker appears and loads for the duration. leave: it drains for good. silent: its reports break
+    off."""
+    worker: str
+    at_s: float
+    duration_s: float = math.inf
+    amount: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """A worker that has just joined or restarted."""
+
+    executions: int = 0
+    """Its first so many executions are slower."""
+    factor: float = 1.0
+    """By this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """Adds absent workers in order and drains the last of those added; off while `period_s` is infinite."""
+
+    period_s: float = math.inf
+    up_pending: float = 8.0
+    """Mean pending a ready worker above which one is added."""
+    down_pending: float = 1.0
+    """Below which one is drained."""
+    load_s: float = 5.0
+    """From being added until it is ready."""
+    min_workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A key's requests are cheaper on a worker that has seen the key lately (prefix or embedding caches)."""
+
+    entries: int = 0
+    """Keys that a worker remembers: a direct-mapped table, so a new key replaces the one in its place. 0: no cache."""
+    saving: float = 0.0
+    """Share of a request's work saved by a hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """All that does not depend on the requests."""
+
+    models: tuple[ModelSpec, ...]
+    workers: tuple[WorkerSpec, ...]
+    balancers: int = 1
+    """Requests fall to them at random; each knows its own picks at once and the others' through reports."""
+    reports: Reports = Reports()
+    network: Network = Network()
+    faults: tuple[Fault, ...] = ()
+    cold: Cold = Cold()
+    autoscale: Autoscale = Autoscale()
+    cache: Cache = Cache()
+    retries: int = 2
+    """Attempts after the first where nothing was executed: at the decision's fallbacks, in turn, as Envoy does."""
+    settings: Settings = field(default_factory=Settings)
+    """The routers'; model names in `settings.models` are the fleet's."""
