@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,9 +78,11 @@ class Fleet:
         return [worker.name for worker in self.workers]
 
     def configure(self, settings: Settings) -> None:
-        """Swap the settings; the estimators' state stays."""
+        """Swap the settings; the estimators' state stays, and what is not measured yet follows the new priors."""
         self.settings = settings
         self._forget_masks()
+        self._take_profiles(range(len(self.workers)), self.models)
+        self._fade(0.0)
 
     def model_column(self, model: str) -> int:
         """The column of a model, made on first sight."""
@@ -89,21 +91,24 @@ class Fleet:
             column = self.models[model] = len(self.models)
             for state in (self.queue, self.service):
                 columns.add_model(state)
+            self._take_profiles(range(len(self.workers)), (model,))
             self._fade(0.0)
         return column
 
     def add(self, event: WorkerAdded) -> None:
         """A worker appears, or discovery's word about a known one changes; its state stays then."""
         if event.worker not in self.index:
-            self.index[event.worker] = len(self.workers)
-            self.workers.append(Worker(event.worker))
+            row = self.index[event.worker] = len(self.workers)
+            self.workers.append(Worker(event.worker, device=event.device))
             for state in (self.queue, self.service, self.latency, self.tokens):
                 columns.add_worker(state)
             self.reported_s = np.append(self.reported_s, -np.inf)
+            self._take_profiles((row,), self.models)
             self._fade(0.0)
-        worker = self.workers[self.index[event.worker]]
+        row = self.index[event.worker]
+        worker = self.workers[row]
         worker.weight, worker.draining = event.weight, event.draining
-        worker.device = event.device or worker.device
+        self._take_device(row, event.device)
         worker.memory_bytes = event.memory_bytes or worker.memory_bytes
         self._changed()
 
@@ -151,14 +156,31 @@ class Fleet:
             worker.batches.clear()
         self.reports["accepted"] += 1
         worker.incarnation, worker.number = event.incarnation, event.number
-        self._take_identity(worker, event)
+        self._take_identity(row, worker, event)
         self._take_queue(row, worker, event, now_s)
         if now_s - self.reported_s[row] > self.settings.stale_after_s:
             self._fresh_until_s = -math.inf
         self.reported_s[row] = now_s
         return True
 
-    def _take_identity(self, worker: Worker, event: Report) -> None:
+    def _take_device(self, row: int, device: str) -> None:
+        """A worker's device kind, where `device` tells it; its profiles are the priors from now on."""
+        worker = self.workers[row]
+        if device and device != worker.device:
+            worker.device = device
+            self._take_profiles((row,), self.models)
+            self._fade(0.0)
+
+    def _take_profiles(self, rows: Iterable[int], models: Iterable[str]) -> None:
+        """Look up what was measured beforehand of these workers' devices with these models."""
+        profiles = self.settings.estimators.profiles
+        for row in rows:
+            for model in models:
+                at = row, self.models[model]
+                profile = profiles.get((self.workers[row].device, model), (np.nan, np.nan))
+                self.service.profile_fixed_s[at], self.service.profile_per_row_s[at] = profile
+
+    def _take_identity(self, row: int, worker: Worker, event: Report) -> None:
         """Readiness, loaded versions and the device: what eligibility rests on."""
         ready: dict[str, list[str]] = {}
         for model in event.models:
@@ -173,8 +195,8 @@ class Fleet:
             worker.device,
             worker.memory_bytes,
         ):
-            worker.ready, worker.versions = event.ready, versions
-            worker.device, worker.memory_bytes = device, memory_bytes
+            worker.ready, worker.versions, worker.memory_bytes = event.ready, versions, memory_bytes
+            self._take_device(row, device)
             self._forget_masks()
         worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
 

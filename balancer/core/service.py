@@ -3,8 +3,9 @@
 Modelled as affine, `seconds(rows) = fixed_s + per_row_s * rows`, which measured GPU tables follow closely between batch
 1 and the largest; fitted by least squares with exponential forgetting, so a slowed GPU is noticed.
 
-What is known of a worker fades, with executions and with time, towards a prior: the fastest worker that is well known
-for the model. So a newcomer, or one that was slow once, is tried again before long rather than avoided for ever.
+What is known of a worker fades, with executions and with time, towards a prior: the profile measured of its device
+with the model, or without one the fastest worker that is well known for the model. So a newcomer, or one that was slow
+once, is tried again before long rather than avoided for ever.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class Service:
     rows_squared: FloatArray = per_model()
     seconds: FloatArray = per_model()
     rows_seconds: FloatArray = per_model()
+    profile_fixed_s: FloatArray = per_model(np.nan)
+    """What was measured beforehand of the worker's device with the model; not a number: nothing."""
+    profile_per_row_s: FloatArray = per_model(np.nan)
     prior_fixed_s: FloatArray = per_model()
     prior_per_row_s: FloatArray = per_model()
     fixed_s: FloatArray = per_model()
@@ -94,6 +98,9 @@ def fade(s: Service, share: float, default_s: float) -> None:
         fastest = time_s.argmin(axis=0)
         column = np.arange(s.weight.shape[1])
         known = np.isfinite(time_s[fastest, column])
-        s.prior_fixed_s[:] = np.where(known, s.fixed_s[fastest, column], default_s * (1 - _ROW_SHARE))
-        s.prior_per_row_s[:] = np.where(known, s.per_row_s[fastest, column], default_s * _ROW_SHARE)
+        fastest_fixed_s = np.where(known, s.fixed_s[fastest, column], default_s * (1 - _ROW_SHARE))
+        fastest_per_row_s = np.where(known, s.per_row_s[fastest, column], default_s * _ROW_SHARE)
+        profiled = ~np.isnan(s.profile_fixed_s)
+        s.prior_fixed_s[:] = np.where(profiled, s.profile_fixed_s, fastest_fixed_s)
+        s.prior_per_row_s[:] = np.where(profiled, s.profile_per_row_s, fastest_per_row_s)
     fit(s, ...)

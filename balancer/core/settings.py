@@ -62,6 +62,8 @@ class EstimatorSettings:
     default_service_s: float = 0.010
     """Service time assumed of a worker and model of which nothing is known yet, nor of the model elsewhere."""
     tokens: TokenSettings = TokenSettings()
+    profiles: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """By device kind and model, `fixed_s` and `per_row_s` as measured beforehand (`balancer profile`)."""
 
 
 @dataclass(frozen=True, slots=True)
