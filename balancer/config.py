@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from balancer.config_sections import (
     BalancerTlsSection,
+    DecisionLogSection,
     DiscoverySection,
     EnvoySection,
     EstimatorsSection,
@@ -80,6 +81,8 @@ class Config(StrictModel):
     """Envoy's bootstrap."""
     log: LogSection = LogSection()
     """Logs."""
+    decision_log: DecisionLogSection = DecisionLogSection()
+    """Decisions recorded for replay."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the sampling of decisions. Equal seeds and equal inputs give equal decisions."""
 
@@ -177,6 +180,10 @@ class Config(StrictModel):
     def discovery_file(self, config_path: Path) -> Path | None:
         """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""
         return config_path.parent / self.discovery.file if self.discovery.file is not None else None
+
+    def decision_log_folder(self, config_path: Path) -> Path | None:
+        """Where decisions are recorded, for a config file at `config_path`; None: nowhere."""
+        return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
 RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "first_process", "envoy")
