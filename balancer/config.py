@@ -26,7 +26,7 @@ from balancer.config_sections import (
     TelemetrySection,
     TlsSection,
 )
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.core.settings import Limits, ModelSettings, Settings
 from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
 from balancer.file_watch import read_file
 from balancer.policy_options import build_policy
@@ -125,7 +125,6 @@ class Config(StrictModel):
     def settings(self) -> Settings:
         """What the core is configured with."""
         limits = self.limits.model_dump()
-        estimators = {name: value for name, value in self.estimators if name != "tokens"}
         for name in ("max_pending_per_worker", "sheddable_max_pending_per_worker"):
             limits[name] = math.inf if limits[name] is None else limits[name]
         return Settings(
@@ -134,7 +133,7 @@ class Config(StrictModel):
                 for name, row in self.models.items()
             },
             limits=Limits(**limits),
-            estimators=EstimatorSettings(**estimators, tokens=TokenSettings(**dict(self.estimators.tokens))),
+            estimators=self.estimators.settings(),
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,

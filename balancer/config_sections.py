@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.envoy_bootstrap import BootstrapOptions
 from balancer.policy_options import checked_options, policy_class
-from balancer.schema import Address, Bytes, HeaderName, StrictModel, join_address
+from balancer.profile_file import load_profile
+from balancer.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
+from balancer.yaml_document import ConfigError
 
 _SETTINGS = Settings()
 _LIMITS = Limits()
@@ -111,6 +123,37 @@ class EstimatorsSection(StrictModel):
     elsewhere."""
     tokens: TokensSection = TokensSection()
     """Token buckets."""
+    profiles: tuple[str, ...] = ()
+    """Files written by `balancer profile`: what is assumed of a worker until its own executions tell, by its device
+    kind and the model. Relative to the folder of the config file; read when the config is."""
+
+    _profiles: dict[tuple[str, str], tuple[float, float]] = PrivateAttr(default_factory=dict)
+
+    @field_validator("profiles")
+    @classmethod
+    def _absolute(cls, profiles: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        folder: Path = (info.context or {}).get("folder", Path())
+        return tuple(str(folder / name) for name in profiles)
+
+    @model_validator(mode="after")
+    def _load_profiles(self) -> Self:
+        for number, name in enumerate(self.profiles):
+            try:
+                profile = load_profile(Path(name))
+            except ConfigError as error:
+                raise field_error(("profiles", number), name, str(error)) from error
+            for model in profile.models:
+                key = (profile.device, model.model)
+                if key in self._profiles:
+                    rule = f"profiles {model.model} on {profile.device}, as a file before it does; keep one of them"
+                    raise field_error(("profiles", number), name, rule)
+                self._profiles[key] = model.affine()
+        return self
+
+    def settings(self) -> EstimatorSettings:
+        """What the core is configured with, the profiles as straight lines."""
+        plain = {name: value for name, value in self if name not in ("tokens", "profiles")}
+        return EstimatorSettings(**plain, tokens=TokenSettings(**dict(self.tokens)), profiles=self._profiles)
 
 
 class RequestsSection(StrictModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -85,14 +86,15 @@ def field_error(path: Path, value: Any, rule: str) -> PydanticCustomError:
 
 
 def validate(model: type[ModelT], document: Document) -> ModelT:
-    """The document as `model`.
+    """The document as `model`. Validators find the folder of the file, absolute, as `folder` in their context.
 
     Raises:
         ConfigError: with one problem for each field that does not fit.
     """
     try:
         # Through JSON, because a strict model takes a list for a tuple from JSON only.
-        return model.model_validate_json(json.dumps(document.data))
+        context = {"folder": pathlib.Path(document.source).resolve().parent}
+        return model.model_validate_json(json.dumps(document.data), context=context)
     except ValidationError as error:
         problems = _problems(error.errors(include_url=False), model, (), document)
         raise ConfigError(problems) from error
