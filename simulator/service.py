@@ -1,0 +1,204 @@
+"""Service times from measurements: NVIDIA's tables of real GPUs, profiles of live servers, samples.
+
+The tables are `data/triton_latency_offline.csv`: one client, so an execution is one request of `batch` rows. What is in
+them, and what to beware of, is in `data/README.md`.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from balancer.profile_file import load_profile
+from simulator.spec import ServiceTime
+
+OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"
+ONLINE = Path(__file__).parent / "data" / "triton_latency_online.csv"
+"""The same setups under concurrency, with the columns of the other; for predictions, never for fits."""
+
+_DEVICE = re.compile(r"\b(A100|A30|A40|V100|T4)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One model in one setup; a number for each batch size in `rows`, empty where the source has none."""
+
+    model: str
+    """As the source names it, such as `LanguageModeling-BERT-large`."""
+    setup: str
+    """GPU, runtime, precision, data set."""
+    device: str
+    """A100, A30, A40, V100 or T4."""
+    max_batch_rows: int
+    """As the source states it; 0: it does not."""
+    instances: int
+    """The same."""
+    rows: tuple[int, ...]
+    """Batch sizes, ascending."""
+    mean_s: tuple[float, ...]
+    """What the client saw of a request, of which the following are the parts."""
+    client_send_s: tuple[float, ...]
+    network_s: tuple[float, ...]
+    """Network and the server's handling of the request."""
+    server_queue_s: tuple[float, ...]
+    """With one client nobody is ahead, so this is the scheduler's own time."""
+    compute_input_s: tuple[float, ...]
+    compute_infer_s: tuple[float, ...]
+    compute_output_s: tuple[float, ...]
+    """The PyTorch backend waits for the device here rather than in `compute_infer_s`."""
+    client_recv_s: tuple[float, ...]
+
+    @property
+    def service(self) -> ServiceTime:
+        """On the device: inference and output; on the host: input. Without these parts: the mean latency."""
+        if not self.compute_infer_s:
+            return ServiceTime(self.rows, self.mean_s)
+        parts = zip(self.compute_infer_s, self.compute_output_s, strict=True)
+        return ServiceTime(self.rows, tuple(round(sum(part), 9) for part in parts), self.compute_input_s)
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """All that was measured offline, in the order of the source."""
+    with OFFLINE.open(newline="") as file:
+        groups = itertools.groupby(csv.DictReader(file), key=lambda row: (row["model"], row["setup"]))
+        return tuple(_table(model, setup, list(rows)) for (model, setup), rows in groups)
+
+
+def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
+    def seconds(column: str) -> tuple[float, ...]:
+        values = [row[f"{column}_ms"] for row in rows]
+        return tuple(round(float(value) * 1e-3, 9) for value in values) if all(values) else ()
+
+    device = _DEVICE.search(setup)
+    assert device is not None, setup
+    return Table(
+        model=model,
+        setup=setup,
+        device=device[0],
+        max_batch_rows=int(rows[0]["max_batch_size"] or 0),
+        instances=int(rows[0]["instances"] or 0),
+        rows=tuple(int(row["batch"]) for row in rows),
+        mean_s=seconds("avg"),
+        client_send_s=seconds("client_send"),
+        network_s=seconds("network"),
+        server_queue_s=seconds("server_queue"),
+        compute_input_s=seconds("compute_input"),
+        compute_infer_s=seconds("compute_infer"),
+        compute_output_s=seconds("compute_output"),
+        client_recv_s=seconds("client_recv"),
+    )
+
+
+def table(model: str, setup: str) -> Table:
+    """The table of a model (whole name or short one, see `measured`) in a setup (whole text).
+
+    Raises:
+        ValueError: naming what there is.
+    """
+    of_model = _of_model(model)
+    found = next((each for each in of_model if each.setup == setup), None)
+    if found is None:
+        raise ValueError(
+            f"setup is {setup!r}, in which {model} was not measured; {_choices(t.setup for t in of_model)}"
+        )
+    return found
+
+
+def for_setup(model: str, setup: str) -> ServiceTime:
+    """Service times in one setup; arguments and errors as `table`."""
+    return table(model, setup).service
+
+
+def measured(model: str, device: str) -> ServiceTime:
+    """Service times of a model on a device kind: A100, A30, A40, V100 or T4.
+
+    A model may be given by the end of its name (`BERT-large`, `TFT`, `resnet50`) or any part that only it has, in any
+    case. Of several setups: TensorRT in FP16; failing that FP16 in any runtime, those that use TensorRT first; failing
+    that FP32. Of several data sets the source's first.
+
+    Raises:
+        ValueError: naming what there is.
+    """
+    of_model = _of_model(model)
+    on_device = [each for each in of_model if each.device == device]
+    if not on_device:
+        raise ValueError(
+            f"device is {device!r}, on which {model} was not measured; {_choices(t.device for t in of_model)}"
+        )
+    return min(on_device, key=_unlike_tensorrt_fp16).service
+
+
+def _unlike_tensorrt_fp16(each: Table) -> tuple[bool, bool, bool]:
+    native = "NVIDIA TensorRT" in each.setup
+    return not native, "FP16" not in each.setup, not re.search("TensorRT|TF-TRT", each.setup)
+
+
+def _of_model(name: str) -> list[Table]:
+    """The tables of the one model that `name` stands for."""
+    models = list(dict.fromkeys(each.model for each in tables()))
+    wanted = name.lower()
+    ends = [model for model in models if f"-{model.lower()}".endswith(f"-{wanted}")]
+    found = ends or [model for model in models if wanted in model.lower()]
+    if len(found) != 1:
+        trouble = "fits several" if found else "was not measured"
+        raise ValueError(f"model is {name!r}, which {trouble}; {_choices(found or models)}")
+    return [each for each in tables() if each.model == found[0]]
+
+
+def _choices(names: Iterable[str]) -> str:
+    return "name one of: " + "; ".join(dict.fromkeys(names))
+
+
+def fit(batch: Sequence[int], seconds: Sequence[float], weight: Sequence[float] | None = None) -> ServiceTime:
+    """Service times from samples of a live server: each took `seconds` with `batch` rows; any order, repeats welcome.
+
+    Means by batch size, since throughput is a matter of means, then isotonic regression: a larger batch is hardly ever
+    faster, so neighbours that are the wrong way round are taken for noise and share their mean. No straight line,
+    because devices go in steps (a kernel for up to 64 rows, another for more): of the tables above, a line misses the
+    worst point by 3% in the median and by 46% at most.
+
+    Args:
+        batch: Rows of each sample, at least 1.
+        seconds: Of each, positive.
+        weight: Of each, such as the executions that it is the mean of; None: 1.
+
+    Raises:
+        ValueError: lengths differ, nothing is there, or a number is out of range.
+    """
+    rows, time_s = np.asarray(batch), np.asarray(seconds, float)
+    weights = np.ones(len(rows)) if weight is None else np.asarray(weight, float)
+    if not len(rows) == len(time_s) == len(weights) or not len(rows):
+        lengths = f"{len(rows)}, {len(time_s)} and {len(weights)}"
+        raise ValueError(f"batch, seconds and weight have {lengths} values; give one of each for every sample")
+    for name, values in (("batch", rows), ("seconds", time_s), ("weight", weights)):
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(f"{name} is {values.min()} for some sample; leave out what is not positive and finite")
+    sizes, place = np.unique(rows, return_inverse=True)
+    total = np.bincount(place, weights)
+    means_s = np.bincount(place, weights * time_s) / total
+    smooth_s = isotonic_regression(means_s, weights=total).x
+    return ServiceTime(tuple(sizes.tolist()), tuple(smooth_s.tolist()))
+
+
+def read_profile(path: Path) -> dict[str, ServiceTime]:
+    """Service times by model from a profile file; its `device` is for the caller to heed (`load_profile`).
+
+    Raises:
+        ConfigError: it cannot be read, or does not fit.
+    """
+    times = {}
+    for model in load_profile(path).models:
+        points = model.points
+        device_s = [point.mean_s - point.input_s for point in points]
+        on_device = fit([point.rows for point in points], device_s, [point.executions for point in points])
+        times[model.model] = replace(on_device, host_s=tuple(point.input_s for point in points))
+    return times
