@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,32 @@ class Decision:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a decision rests on. The view shows it only until the pick is counted."""
+
+    request: Request
+    """With its number."""
+    subset: Collection[str] | None
+    view: LiveView
+    policy: Policy
+    """That was asked: the one in force, or the hash that places the request's key."""
+    probabilities: FloatArray
+    valid: bool
+    """Whether they are the policy's; False: they were replaced by the least pending worker."""
+    at_s: float
+
+
+class Witness(Protocol):
+    """Is shown what becomes of every request; each number once. Must not raise."""
+
+    def decided(self, asked: Asked, decision: Decision | None) -> None:
+        """The policy was asked; None: it sheds the request."""
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        """Nobody was asked, since no worker may serve the request."""
+
+
 class _InFlight(NamedTuple):
     worker: str
     column: int
@@ -60,6 +86,7 @@ class Router:
         self.last_failure = ""
         self.outcomes: Counter[str] = Counter()
         """Outcomes by what became of them: matched, unmatched, expired."""
+        self.witness: Witness | None = None
         self._seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
@@ -129,12 +156,19 @@ class Router:
         number = self._number
         self._number = number + 1
         request = dataclasses.replace(request, number=number)
-        view = self.view(request, now_s, subset)
+        try:
+            view = self.view(request, now_s, subset)
+        except RoutingError as error:
+            if self.witness is not None:
+                self.witness.refused(request, error, now_s)
+            raise
         policy = self._policy_for(request)
-        probabilities = self._ask(policy, request, view)
+        probabilities, valid = self._ask(policy, request, view)
         cumulative = probabilities.cumsum()
         total = float(cumulative[-1])
         if total <= 0:
+            if self.witness is not None:
+                self.witness.decided(Asked(request, subset, view, policy, probabilities, valid, now_s), None)
             raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
         row = int(cumulative.searchsorted(unit(mix(self._seed ^ number)) * total, side="right"))
         decision = Decision(
@@ -145,6 +179,8 @@ class Router:
             policy=policy.name,
             at_s=now_s,
         )
+        if self.witness is not None:
+            self.witness.decided(Asked(request, subset, view, policy, probabilities, valid, now_s), decision)
         self._sent(number, decision.worker, self._column(request.model), float(request.rows), now_s)
         return decision
 
@@ -186,7 +222,7 @@ class Router:
     def probabilities(self, request: Request, now_s: float) -> FloatArray:
         """What the policy in force would answer now, `(n,)`; nothing is counted. Raises as `route` does."""
         request = dataclasses.replace(request, number=self._number)
-        return self._ask(self._policy_for(request), request, self.view(request, now_s))
+        return self._ask(self._policy_for(request), request, self.view(request, now_s))[0]
 
     def _column(self, model: str) -> int:
         return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
@@ -198,22 +234,22 @@ class Router:
             return self._unbounded
         return self._sticky if self.settings.sticky_keys and not self.policy.needs_key else self.policy
 
-    def _ask(self, policy: Policy, request: Request, view: LiveView) -> FloatArray:
-        """The policy's answer, or the least pending worker where that is no distribution over eligible workers."""
+    def _ask(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
+        """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""
         try:
             probabilities = policy.probabilities(request, view)
             total = float(np.add.reduce(probabilities))
             # Comparisons with NaN are false, so NaN is invalid here too.
             valid = (total == 0 or abs(total - 1) < 1e-6) and np.minimum.reduce(probabilities) >= 0
             if valid and not np.count_nonzero((probabilities > 0) > view.eligible):
-                return probabilities
+                return probabilities, True
             self.last_failure = (
                 f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
             )
         except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
             self.last_failure = f"{type(error).__name__}: {error}"
         self.failures[policy.name] += 1
-        return least(view.pending, view.eligible)
+        return least(view.pending, view.eligible), False
 
     def _sequence_eligible(self, request: Request) -> BoolArray:
         """Members of the hash of a sequence: its worker must not change because it drains or reports late."""
