@@ -1,0 +1,283 @@
+"""Requests, from their arrival to their end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from simulation.reference.batcher import LiveRequest
+from simulation.reference.clock import Kind, Stream
+from simulation.reference.device import Execution
+from simulation.reference.faults import Faults
+from simulation.reference.record import Record
+from simulation.reference.reports import Reports
+from simulation.reference.worker import Worker
+from simulation.reference.world import World
+
+from balancer.core.errors import NoEligibleWorker, Shed
+from balancer.core.events import Finished
+from policies.base import Policy, Request
+from simulator.arrivals import Arrivals
+from simulator.result import Result, Status
+from simulator.spec import FleetSpec, Noise
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One decision."""
+
+    request: int
+    at_s: float
+    balancer: int
+    worker: int
+    fallbacks: tuple[int, ...]
+    propensity: float
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One execution that ended."""
+
+    worker: int
+    model: int
+    started_s: float
+    ended_s: float
+    requests: tuple[int, ...]
+
+
+def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:
+    """One environment, so `(1, k)`; see `Simulation` for what else it tells."""
+    return Simulation(fleet, arrivals, policy, seed, timeline_period_s).run()
+
+
+class Simulation:
+    def __init__(
+        self, fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0
+    ) -> None:
+        self.fleet = fleet
+        self.arrivals = arrivals
+        self.world = World(fleet, policy, seed)
+        self.clock = self.world.clock
+        self.record = Record(arrivals, timeline_period_s)
+        self.decided: list[Decided] = []
+        self.executed: list[Executed] = []
+        self._reports = Reports(self.world)
+        self._faults = Faults(self.world, self._reports, self._lose, self._reschedule)
+        self._sent = 0
+        self._ended = 0
+        self._unheard = 0
+        """Outcomes that balancers have not observed yet."""
+        self._next = len(arrivals)
+        """The next request of a closed loop."""
+
+    def run(self) -> Result:
+        self._set_up()
+        while (self.record.unended or self._unheard) and self.clock.ending:
+            self.clock.step()
+        return self.record.result(self.world)
+
+    def _set_up(self) -> None:
+        world, clock, arrivals = self.world, self.clock, self.arrivals
+        for router in world.routers:
+            for model in self.fleet.models:
+                router.fleet.model_column(model.name)
+        for worker in world.workers:
+            if worker.state == "up":
+                world.tell(worker.added)
+        self._tick()
+        self._reports.start()
+        self._faults.start()
+        clock.every(1.0, Kind.TICK, self._tick)
+        if self.record.timeline_period_s > 0:
+            clock.every(self.record.timeline_period_s, Kind.TIMELINE, self._sample_timeline)
+        if arrivals.clients:
+            self._next = min(arrivals.clients, len(arrivals))
+        for index in range(self._next):
+            clock.at(float(arrivals.time_s[index]), Kind.ARRIVAL, (index,), self._arrive, index, index)
+
+    def _tick(self) -> None:
+        for router in self.world.routers:
+            router.tick(self.clock.now_s)
+
+    def _sample_timeline(self) -> None:
+        self.record.sample(self.clock.now_s, [worker.pending for worker in self.world.workers])
+
+    # A request's way to a worker.
+
+    def _arrive(self, index: int, client: int) -> None:
+        request = self._request(index, client)
+        self.record.arrived(request)
+        asked = Request(
+            model=self.fleet.models[request.model].name,
+            rows=request.rows,
+            key=request.key or None,
+            deadline_s=float(self.arrivals.deadline_s[index]),
+            priority=int(self.arrivals.priority[index]),
+        )
+        try:
+            decision = self.world.routers[request.balancer].route(asked, self.clock.now_s)
+        except (NoEligibleWorker, Shed) as error:
+            status = Status.SHED if isinstance(error, Shed) else Status.NO_WORKER
+            self.record.ended(request, status, -1, self.clock.now_s, 0.0)
+            self._answer(request, self.clock.now_s)
+            return
+        targets = (decision.worker, *decision.fallbacks)
+        request.targets = tuple(self.world.index[name].index for name in targets)
+        request.number = decision.number
+        picked, *fallbacks = request.targets
+        self.decided.append(
+            Decided(index, self.clock.now_s, request.balancer, picked, tuple(fallbacks), decision.propensity)
+        )
+        self.record.picked[index] = picked
+        self._send(request)
+
+    def _request(self, index: int, client: int) -> LiveRequest:
+        a = self.arrivals
+        m = int(a.model[index])
+        batching = self.fleet.models[m].batching
+        priority = int(a.priority[index]) or batching.default_priority
+        return LiveRequest(
+            index=index,
+            model=m,
+            rows=int(a.rows[index]),
+            work=float(a.work[index]),
+            key=int(a.key[index]),
+            level=min(priority, batching.priority_levels) - 1,
+            balancer=int(a.balancer[index]),
+            client=client,
+            arrival_s=self.clock.now_s,
+        )
+
+    def _send(self, request: LiveRequest) -> None:
+        network = self.fleet.network
+        u = self.world.u(Stream.WAY_JITTER, request.index << 3 | request.attempts)
+        jitter_s = -network.jitter_s * math.log1p(-u)
+        request.attempts += 1
+        request.sent_s = self.clock.now_s
+        at_s = self.clock.now_s + network.to_worker_s + jitter_s
+        self.clock.at(at_s, Kind.REACH, (self._sent,), self._reach, request)
+        self._sent += 1
+
+    def _reach(self, request: LiveRequest) -> None:
+        worker = self.world.workers[request.worker]
+        if worker.state != "up" or request.model not in worker.queues:
+            self._fail(request)
+        elif self.world.u(Stream.ERROR, request.index << 3 | request.attempts - 1) < worker.error_share:
+            self._end(request, Status.ERROR)
+        elif worker.queues[request.model].full(request.level):
+            self._fail(request)
+        else:
+            worker.queues[request.model].push(request, self.clock.now_s)
+            self._look(worker, request.model)
+
+    def _fail(self, request: LiveRequest) -> None:
+        """Where nothing was executed."""
+        if request.attempts < min(len(request.targets), 1 + self.fleet.retries):
+            self._send(request)
+        else:
+            self._end(request, Status.UNAVAILABLE)
+
+    # At a worker.
+
+    def _look(self, worker: Worker, m: int) -> None:
+        """Start what the batcher lets start."""
+        queue = worker.queues[m]
+        while worker.free_instance(m) and len(queue):
+            for request in queue.expire(self.clock.now_s):
+                self._fail(request)
+            if not len(queue):
+                return
+            batch, timer_s = queue.take(self.clock.now_s)
+            if not batch:
+                queue.timer_s = timer_s
+                self.clock.at(timer_s, Kind.BATCH_TIMER, (worker.index, m), self._timer, worker, m, timer_s)
+                return
+            self._execute(worker, m, batch)
+
+    def _timer(self, worker: Worker, m: int, timer_s: float) -> None:
+        if worker.queues[m].timer_s == timer_s:
+            self._look(worker, m)
+
+    def _execute(self, worker: Worker, m: int, batch: list[LiveRequest]) -> None:
+        rows = sum(request.rows for request in batch)
+        work = 0.0
+        for request in batch:
+            work += request.rows * worker.effective_work(request)
+        noise = self._noise(worker.models[m].noise, worker.index << 40 | worker.started)
+        device_s, host_s = (table[rows] for table in worker.tables[m])
+        left_s = device_s / worker.spec.speed * (work / rows) * noise * worker.cold_factor()
+        slot = worker.slots.index(None)
+        execution = worker.slots[slot] = Execution(slot, m, batch, rows, self.clock.now_s, left_s)
+        worker.started += 1
+        if host_s > 0:
+            at_s = self.clock.now_s + host_s
+            self.clock.at(at_s, Kind.HOST_DONE, (worker.index, slot), self._ask_device, worker, execution)
+        else:
+            self._ask_device(worker, execution)
+
+    def _noise(self, noise: Noise, k: int) -> float:
+        if noise.kind == "none":
+            return 1.0
+        u1 = self.world.u(Stream.NOISE_1, k)
+        if noise.kind == "exponential":
+            return -math.log1p(-u1)
+        v = math.log1p(noise.cv * noise.cv)
+        z = math.sqrt(-2 * math.log1p(-u1)) * math.cos(2 * math.pi * self.world.u(Stream.NOISE_2, k))
+        return math.exp(math.sqrt(v) * z - v / 2)
+
+    def _ask_device(self, worker: Worker, execution: Execution) -> None:
+        if not execution.lost:
+            worker.device.ask(execution, self.clock.now_s)
+            self._reschedule(worker)
+
+    def _reschedule(self, worker: Worker) -> None:
+        """The end of the next execution may have moved."""
+        worker.device_version += 1
+        end_s = worker.device.next_end_s
+        if end_s < math.inf:
+            self.clock.at(end_s, Kind.DEVICE_DONE, (worker.index,), self._device_done, worker, worker.device_version)
+
+    def _device_done(self, worker: Worker, version: int) -> None:
+        if version != worker.device_version:
+            return
+        execution = worker.device.end_next(self.clock.now_s)
+        self._reschedule(worker)
+        for request in execution.batch:
+            self._end(request, Status.OK)
+        worker.counters[execution.model].count(execution, self.clock.now_s)
+        worker.slots[execution.slot] = None
+        ids = tuple(request.index for request in execution.batch)
+        self.executed.append(Executed(worker.index, execution.model, execution.started_s, self.clock.now_s, ids))
+        self._look(worker, execution.model)
+
+    # How it ends.
+
+    def _lose(self, request: LiveRequest) -> None:
+        self._end(request, Status.ERROR, answered=False)
+
+    def _end(self, request: LiveRequest, status: Status, answered: bool = True) -> None:
+        now_s, network = self.clock.now_s, self.fleet.network
+        served = status != Status.UNAVAILABLE
+        answer_s = now_s + network.to_client_s
+        self.record.ended(request, status, request.worker if served else -1, now_s, answer_s - request.arrival_s)
+        latency_s = now_s - request.sent_s if served and answered else None
+        name = self.fleet.workers[request.worker].name
+        outcome = Finished(request.number, name, latency_s, status == Status.OK)
+        at_s = now_s + network.outcome_s
+        self.clock.at(at_s, Kind.OUTCOME, (self._ended,), self._observe, request.balancer, outcome)
+        self._ended += 1
+        self._unheard += 1
+        self._answer(request, answer_s)
+
+    def _observe(self, balancer: int, outcome: Finished) -> None:
+        self._unheard -= 1
+        self.world.routers[balancer].observe(outcome, self.clock.now_s)
+
+    def _answer(self, request: LiveRequest, answer_s: float) -> None:
+        if self.arrivals.clients:
+            self.clock.at(answer_s, Kind.ANSWER, (request.client,), self._send_next, request.client)
+
+    def _send_next(self, client: int) -> None:
+        if self._next < len(self.arrivals):
+            self._next += 1
+            self._arrive(self._next - 1, client)
