@@ -1,0 +1,139 @@
+"""What a run amounts to: latencies, deadlines, failures and load, for each environment of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.result import Result, Status
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+WARM_UP_SHARE = 0.1
+"""Share of the requests, the first ones, that fill the empty fleet and are not counted."""
+
+TAIL_SHARES: FloatArray = np.logspace(0.0, -3.0, 61)
+"""Of `Metrics.tail_s`: shares of the requests that are slower."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latency:
+    """Latencies of the requests that were answered well, in seconds; `(e,)` each, NaN where there was none."""
+
+    requests: IntArray
+    """Counted requests, whatever became of them."""
+    mean_s: FloatArray
+    p50_s: FloatArray
+    p95_s: FloatArray
+    p99_s: FloatArray
+    p999_s: FloatArray
+    within_deadline: FloatArray
+    """Share of all requests with a deadline that were answered well within it; NaN where none has one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metrics:
+    """A run after its warm-up; `(e,)` unless said otherwise."""
+
+    latency: Latency
+    models: dict[str, Latency]
+    """The same within each model, by name."""
+    tail_s: FloatArray
+    """Latency that a share `TAIL_SHARES` of the answered requests exceeds; `(e, len(TAIL_SHARES))`."""
+    shares: dict[str, FloatArray]
+    """Share of the requests that ended so, by the name of the `Status` in lower case."""
+    goodput_per_s: FloatArray
+    """Requests answered well, and within their deadline where they have one, by second from the end of the warm-up to
+    the end of the run."""
+    throughput_per_s: FloatArray
+    """Requests answered well, by second of the same time."""
+    busy_share: FloatArray
+    """Share of the whole run in which each device executed something; `(e, n)`."""
+    worker_requests: IntArray
+    """Requests that each worker answered; `(e, n)`."""
+    fairness: FloatArray
+    """Jain's index over `busy_share`: 1 where all devices are equally busy, 1/n where one does everything."""
+
+
+def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> Metrics:
+    """Reduce a run, the first `warm_up_share` of each environment's requests left out.
+
+    Raises:
+        ValueError: the share is outside [0, 1), or leaves no request.
+    """
+    if not 0.0 <= warm_up_share < 1.0:
+        raise ValueError(f"warm_up_share is {warm_up_share}, must be at least 0 and below 1")
+    if result.status.shape[1] == 0:
+        raise ValueError("result has no requests: simulate at least one")
+    first = int(result.status.shape[1] * warm_up_share)
+    status, latency_s = result.status[:, first:], result.latency_s[:, first:]
+    deadline_s, model = result.deadline_s[:, first:], result.model[:, first:]
+    ok = status == Status.OK
+    in_time = ok & (latency_s <= deadline_s)
+    measured_s = np.maximum(result.end_s - result.arrival_s[:, first], np.finfo(float).tiny)
+    everything = np.ones_like(ok)
+    busy_share = result.busy_s / np.maximum(result.end_s, np.finfo(float).tiny)[:, None]
+    return Metrics(
+        latency=_latency(latency_s, deadline_s, ok, everything),
+        models={name: _latency(latency_s, deadline_s, ok, model == i) for i, name in enumerate(result.models)},
+        tail_s=_quantiles(latency_s, ok, 1.0 - TAIL_SHARES),
+        shares={each.name.lower(): np.mean(status == each, axis=1) for each in Status},
+        goodput_per_s=in_time.sum(axis=1) / measured_s,
+        throughput_per_s=ok.sum(axis=1) / measured_s,
+        busy_share=busy_share,
+        worker_requests=_by_worker(result.worker[:, first:], ok, len(result.workers)),
+        fairness=jain(busy_share),
+    )
+
+
+def jain(load: FloatArray) -> FloatArray:
+    """Jain's fairness index over the last axis, `(..., n)` to `(...)`; NaN where all is 0.
+
+    Source: Jain, Chiu, Hawe 1984, A quantitative measure of fairness and discrimination, DEC TR-301.
+    """
+    squares = np.square(load).sum(axis=-1) * load.shape[-1]
+    return _divide(np.square(load.sum(axis=-1)), squares)
+
+
+def _latency(latency_s: FloatArray, deadline_s: FloatArray, ok: BoolArray, counted: BoolArray) -> Latency:
+    answered = ok & counted
+    due = counted & np.isfinite(deadline_s)
+    p50_s, p95_s, p99_s, p999_s = _quantiles(latency_s, answered, np.array([0.5, 0.95, 0.99, 0.999])).T
+    return Latency(
+        requests=counted.sum(axis=1),
+        mean_s=_divide(np.where(answered, latency_s, 0.0).sum(axis=1), answered.sum(axis=1)),
+        p50_s=p50_s,
+        p95_s=p95_s,
+        p99_s=p99_s,
+        p999_s=p999_s,
+        within_deadline=_divide((due & answered & (latency_s <= deadline_s)).sum(axis=1), due.sum(axis=1)),
+    )
+
+
+def _quantiles(values: FloatArray, chosen: BoolArray, levels: FloatArray) -> FloatArray:
+    """Quantiles of the chosen values of each row by linear interpolation, `(e, k)` to `(e, len(levels))`."""
+    ascending = np.sort(np.where(chosen, values, np.nan), axis=1)  # NaN comes last
+    last = np.maximum(chosen.sum(axis=1)[:, None] - 1, 0)
+    place = last * levels
+    low = np.floor(place).astype(np.int64)
+    below = np.take_along_axis(ascending, low, axis=1)
+    above = np.take_along_axis(ascending, np.minimum(low + 1, last), axis=1)
+    found: FloatArray = below + (place - low) * (above - below)
+    return found
+
+
+def _by_worker(worker: npt.NDArray[np.int16], ok: BoolArray, workers: int) -> IntArray:
+    environments = len(worker)
+    row = np.broadcast_to(np.arange(environments)[:, None], worker.shape)
+    flat = (row * workers + worker)[ok & (worker >= 0)]
+    return np.bincount(flat, minlength=environments * workers).reshape(environments, workers)
+
+
+def _divide(above: FloatArray | IntArray, below: FloatArray | IntArray) -> FloatArray:
+    """NaN where the divisor is 0."""
+    quotient: FloatArray = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
+    return quotient
