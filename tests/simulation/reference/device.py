@@ -16,6 +16,7 @@ class Execution:
     """A batch in a slot of its worker."""
 
     slot: int
+    number: int
     model: int
     batch: list[LiveRequest]
     rows: int

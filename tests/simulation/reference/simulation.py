@@ -39,6 +39,8 @@ class Executed:
     """One execution that ended."""
 
     worker: int
+    number: int
+    """How many the worker had started before."""
     model: int
     started_s: float
     ended_s: float
@@ -207,7 +209,8 @@ class Simulation:
         device_s, host_s = (table[rows] for table in worker.tables[m])
         left_s = device_s / worker.spec.speed * (work / rows) * noise * worker.cold_factor()
         slot = worker.slots.index(None)
-        execution = worker.slots[slot] = Execution(slot, m, batch, rows, self.clock.now_s, left_s)
+        execution = Execution(slot, worker.started, m, batch, rows, self.clock.now_s, left_s)
+        worker.slots[slot] = execution
         worker.started += 1
         if host_s > 0:
             at_s = self.clock.now_s + host_s
@@ -246,9 +249,12 @@ class Simulation:
             self._end(request, Status.OK)
         worker.counters[execution.model].count(execution, self.clock.now_s)
         worker.slots[execution.slot] = None
-        ids = tuple(request.index for request in execution.batch)
-        self.executed.append(Executed(worker.index, execution.model, execution.started_s, self.clock.now_s, ids))
+        self._note(worker, execution)
         self._look(worker, execution.model)
+
+    def _note(self, worker: Worker, execution: Execution) -> None:
+        e, ids = execution, tuple(request.index for request in execution.batch)
+        self.executed.append(Executed(worker.index, e.number, e.model, e.started_s, self.clock.now_s, ids))
 
     # How it ends.
 

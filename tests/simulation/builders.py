@@ -1,0 +1,57 @@
+"""Short ways to say small fleets and their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.arrivals import Arrivals
+from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Reports, ServiceTime, WorkerSpec
+
+
+def arrivals_of(
+    time_s: Sequence[float],
+    *,
+    model: int | Sequence[int] = 0,
+    rows: int | Sequence[int] = 1,
+    work: float | Sequence[float] = 1.0,
+    key: int | Sequence[int] = 0,
+    deadline_s: float | Sequence[float] = np.inf,
+    priority: int | Sequence[int] = 0,
+    balancer: int | Sequence[int] = 0,
+    clients: int = 0,
+) -> Arrivals:
+    """One value for all requests, or one for each."""
+
+    def column(values: Any, dtype: Any) -> Any:
+        return np.broadcast_to(np.asarray(values, dtype), (len(time_s),)).copy()
+
+    return Arrivals(
+        time_s=np.asarray(time_s, float),
+        model=column(model, np.int16),
+        rows=column(rows, np.int32),
+        work=column(work, float),
+        key=column(key, np.uint64),
+        deadline_s=column(deadline_s, float),
+        priority=column(priority, np.int16),
+        balancer=column(balancer, np.int16),
+        tenant=column(0, np.int16),
+        clients=clients,
+    )
+
+
+def model_of(*device_s: float, name: str = "m", host_s: tuple[float, ...] = (), **fields: Any) -> ModelSpec:
+    """A model that takes so many seconds for 1, 2, ... rows; fields of `Batching` go there."""
+    batching = {field: fields.pop(field) for field in list(fields) if field in Batching.__dataclass_fields__}
+    service = ServiceTime(tuple(range(1, len(device_s) + 1)), device_s, host_s)
+    return ModelSpec(name, {"*": service}, batching=Batching(**batching), **fields)
+
+
+def fleet_of(*models: ModelSpec, workers: int | Sequence[WorkerSpec] = 1, **fields: Any) -> FleetSpec:
+    """Without delays on the way, unless they are given."""
+    if isinstance(workers, int):
+        workers = [WorkerSpec(f"w{w}") for w in range(workers)]
+    fields = {"network": Network(outcome_s=0.0), "reports": Reports(delay_s=0.0)} | fields
+    return FleetSpec(models, tuple(workers), **fields)

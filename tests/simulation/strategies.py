@@ -1,0 +1,186 @@
+"""Random fleets and their requests. Most times are multiples of 2^-10 s, so that many events coincide."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+from simulation.builders import arrivals_of
+
+from balancer.core.settings import Limits, Settings
+from policies.hashing import mix
+from simulator.arrivals import Arrivals
+from simulator.spec import (
+    Autoscale,
+    Batching,
+    Cache,
+    Cold,
+    Device,
+    Fault,
+    FleetSpec,
+    ModelSpec,
+    Network,
+    Noise,
+    Reports,
+    ServiceTime,
+    WorkerSpec,
+)
+
+KINDS = ("slow", "stall", "crash", "errors", "join", "leave", "silent")
+Draw = st.DrawFn
+
+
+class Scenario(NamedTuple):
+    fleet: FleetSpec
+    arrivals: Arrivals
+    seed: int
+
+
+def quanta(least: int, most: int) -> st.SearchStrategy[float]:
+    """Multiples of 2^-10 s."""
+    return st.integers(least, most).map(lambda count: count / 1024)
+
+
+def maybe(strategy: st.SearchStrategy[float], default: float) -> st.SearchStrategy[float]:
+    return st.one_of(st.just(default), strategy)
+
+
+@st.composite
+def service_times(draw: Draw) -> ServiceTime:
+    rows = (1, 4) if draw(st.booleans()) else (1,)
+    first_s, growth_s = draw(quanta(1, 32)), draw(quanta(0, 16))
+    host_s = tuple(draw(quanta(0, 4)) for _ in rows) if draw(st.booleans()) else ()
+    return ServiceTime(rows, (first_s, first_s + growth_s)[: len(rows)], host_s)
+
+
+@st.composite
+def batchings(draw: Draw) -> Batching:
+    most = draw(st.sampled_from([1, 2, 4, 8]))
+    levels = draw(st.integers(1, 3))
+    return Batching(
+        max_batch_rows=most,
+        queue_delay_s=draw(maybe(quanta(1, 32), 0.0)),
+        preferred_rows=tuple(sorted(draw(st.sets(st.integers(1, most), max_size=2)))),
+        priority_levels=levels,
+        default_priority=draw(st.integers(1, levels)),
+        max_queue_requests=draw(st.sampled_from([0, 0, 1, 4])),
+        timeout_s=draw(maybe(quanta(4, 64), math.inf)),
+        timeout_action=draw(st.sampled_from(["reject", "delay"])),
+    )
+
+
+noises = st.sampled_from([Noise(), Noise("lognormal", 0.5), Noise("exponential")])
+
+
+@st.composite
+def model_specs(draw: Draw, name: str) -> ModelSpec:
+    service = {"*": draw(service_times())}
+    if draw(st.booleans()):
+        service["fast"] = draw(service_times())
+    return ModelSpec(name, service, draw(noises), draw(batchings()), draw(st.integers(1, 3)))
+
+
+@st.composite
+def worker_specs(draw: Draw, w: int, models: tuple[str, ...]) -> WorkerSpec:
+    return WorkerSpec(
+        name=f"w{w}",
+        device=draw(st.sampled_from(["*", "fast"])),
+        speed=draw(st.sampled_from([1.0, 0.5, 3.0])),
+        weight=draw(st.sampled_from([1.0, 2.0])),
+        models=draw(st.sampled_from([(), (), (), models[:1], models[-1:]])),
+        present=w == 0 or draw(st.sampled_from([True, True, False])),
+        sharing=Device(draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.25, 1.0]))),
+    )
+
+
+@st.composite
+def faults(draw: Draw, workers: int) -> Fault:
+    kind = draw(st.sampled_from(KINDS))
+    # Stalls end, so that requests do.
+    duration_s = draw(quanta(0, 256) if kind == "stall" else maybe(quanta(0, 256), math.inf))
+    amount = draw(st.sampled_from([2.0, 4.0] if kind == "slow" else [0.5, 1.0]))
+    return Fault(kind, f"w{draw(st.integers(0, workers - 1))}", draw(quanta(0, 256)), duration_s, amount)
+
+
+settings = st.builds(
+    Settings,
+    limits=st.sampled_from([Limits(), Limits(), Limits(8.0), Limits(6.0, 2, 3.0), Limits(shed_late=True)]),
+    reports_required=st.sampled_from([True, True, True, False]),
+    stale_after_s=st.sampled_from([1.0, 0.1]),
+    sticky_keys=st.booleans(),
+    max_fallbacks=st.integers(0, 3),
+)
+
+reports = st.builds(
+    Reports,
+    period_s=st.sampled_from([0.05, 0.02, 0.25]),
+    delay_s=quanta(0, 16),
+    jitter_s=st.sampled_from([0.0, 0.05]),
+    loss=st.sampled_from([0.0, 0.5]),
+)
+
+networks = st.builds(
+    Network,
+    to_worker_s=quanta(0, 2),
+    to_client_s=quanta(0, 2),
+    jitter_s=st.sampled_from([0.0, 0.0, 0.01]),
+    outcome_s=quanta(0, 8),
+)
+
+autoscales = st.one_of(
+    st.just(Autoscale()),
+    st.builds(
+        Autoscale,
+        period_s=quanta(16, 128),
+        up_pending=st.sampled_from([1.0, 2.0]),
+        down_pending=st.sampled_from([0.5, 1.0]),
+        load_s=quanta(0, 128),
+    ),
+)
+
+
+@st.composite
+def fleets(draw: Draw, most_workers: int = 4) -> FleetSpec:
+    names = tuple(f"m{m}" for m in range(draw(st.integers(1, 3))))
+    workers = draw(st.integers(1, most_workers))
+    return FleetSpec(
+        models=tuple(draw(model_specs(name)) for name in names),
+        workers=tuple(draw(worker_specs(w, names)) for w in range(workers)),
+        balancers=draw(st.integers(1, 3)),
+        reports=draw(reports),
+        network=draw(networks),
+        faults=tuple(draw(st.lists(faults(workers), max_size=5))),
+        cold=draw(st.sampled_from([Cold(), Cold(3, 4.0)])),
+        autoscale=draw(autoscales),
+        cache=draw(st.sampled_from([Cache(), Cache(2, 0.5)])),
+        retries=draw(st.integers(0, 3)),
+        settings=draw(settings),
+    )
+
+
+@st.composite
+def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100) -> Arrivals:
+    """Bursts and pauses of up to `most` requests; open loop or closed."""
+    seed, longest_gap = draw(st.integers(0, 1000)), draw(st.sampled_from([1, 4, 16]))
+    bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(1, most)))]
+    model = [b % len(fleet.models) for b in bits]
+    most_rows = [fleet.models[m].batching.max_batch_rows for m in model]
+    return arrivals_of(
+        list(accumulate((b >> 8) % (longest_gap + 1) / 1024 for b in bits)),
+        model=model,
+        rows=[1 + (b >> 16) % most if b >> 24 & 1 else 1 for b, most in zip(bits, most_rows, strict=True)],
+        work=[(0.5, 1.0, 1.0, 2.0)[b >> 25 & 3] for b in bits],
+        key=[b >> 27 & 7 if b >> 30 & 1 else 0 for b in bits],
+        deadline_s=[0.05 if b >> 31 & 1 else math.inf for b in bits],
+        priority=[b >> 32 & 3 for b in bits],
+        balancer=[(b >> 34) % fleet.balancers for b in bits],
+        clients=draw(st.sampled_from([0, 0, 0, 1, 4])),
+    )
+
+
+@st.composite
+def scenarios(draw: Draw) -> Scenario:
+    fleet = draw(fleets())
+    return Scenario(fleet, draw(arrivals(fleet)), draw(st.integers(0, 1000)))
