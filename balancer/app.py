@@ -15,9 +15,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from balancer import logs
 from balancer.admin import Admin
 from balancer.config import Config
+from balancer.config_sections import DecisionLogSection
 from balancer.config_watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.router import Router
+from balancer.decision_log.files import DecisionFiles
+from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.errors import OperatorError
@@ -39,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_STRANGERS = 1000
 _TICK_S = 0.05
+_LAST_WRITE_S = 5.0
 _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
 
@@ -68,14 +72,15 @@ class App:
         self._started_s = self._clock()
         self._workers: tuple[WorkerSpec, ...] | None = None
         self._endpoint_states: tuple[State, ...] = ()
-        number = str(config.first_process + process)
+        self._number = number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
-        self.router = Router(
-            config.build_policy(), config.settings(), seed=config.seed + config.first_process + process
-        )
+        self._seed = config.seed + config.first_process + process
+        self.router = Router(config.build_policy(), config.settings(), self._seed)
         self._picker = Picker(self.router, self._clock, number)
         self.metrics = Metrics(self.router, self._clock, number)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
+        self._decision_files: DecisionFiles | None = None
+        self._recorded: tuple[DecisionLogSection, Path | None] | None = None
         self._names = HeaderNames()
         self._ads = Ads()
         self._health = health.aio.HealthServicer()
@@ -138,6 +143,7 @@ class App:
             await self._health.enter_graceful_shutdown()
             await self.admin.stop()
             await server.stop(grace=0.5)
+            self._stop_recording(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> grpc.aio.Server:
         config = self.state.config
@@ -190,8 +196,42 @@ class App:
             tenant=requests.tenant_header,
             deadline=requests.deadline_header,
         )
-        self._recorder.decision_log.share = config.log.decisions_share
+        self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
+        self._record(config)
+
+    def _record(self, config: Config) -> None:
+        """Begin, change or end the decision log, where the config says other than before."""
+        section, folder = config.decision_log, config.decision_log_folder(self._source or Path())
+        if (section, folder) == self._recorded:
+            return
+        self._recorded = (section, folder)
+        self._stop_recording()
+        if folder is None or not section.share:
+            return
+        self._decision_files = DecisionFiles(
+            folder,
+            self._number,
+            section.max_file_bytes,
+            section.max_files,
+            count=lambda result, lines: self.metrics.decision_log_lines.labels(result).inc(lines),
+        )
+        recording = Recording(
+            self.router,
+            self._decision_files,
+            process=self._number,
+            seed=self._seed,
+            share=section.share,
+            now_s=self._clock(),
+            unix_s=time.time(),
+        )
+        self._recorder.record(recording)
+
+    def _stop_recording(self, wait_s: float = 0.0) -> None:
+        self._recorder.record(None)
+        if self._decision_files is not None:
+            self._decision_files.close(wait_s)
+            self._decision_files = None
 
     def _accept(self, config: Config) -> None:
         try:

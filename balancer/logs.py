@@ -78,9 +78,10 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-class DecisionLog:
-    """One line for each of a share of the decisions, at level info of logger `balancer.decisions`.
+class DecisionLines:
+    """One line for each of a share of the decisions, at level info of logger `balancer.decisions`: for people.
 
+    What a decision rested on is in the decision log (`balancer.decision_log`), for programs.
     The share may be set at any time. The caller asks `wants` first, which costs next to nothing where the share is 0.
     """
 
@@ -95,6 +96,7 @@ class DecisionLog:
     def write(
         self,
         *,
+        number: int | None,
         request_id: str,
         triton_request_id: str,
         model: str,
@@ -104,10 +106,11 @@ class DecisionLog:
         fallbacks: tuple[str, ...] = (),
         reason: Reason = "picked",
     ) -> None:
-        """Log one decision; `worker` is empty where there was none, for `reason`."""
+        """Log one decision; `worker` is empty where there was none, for `reason`. `number` as in the decision log."""
         _decisions.info(
             "decision",
             extra={
+                "number": number,
                 "request_id": request_id,
                 "triton_request_id": triton_request_id,
                 "model": model,

@@ -51,6 +51,9 @@ class Metrics:
         self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
         self.fallbacks = self._counter("fallbacks", "Requests not served as picked, by cause", "cause")
         self.config_loads = self._counter("config_loads", "Config files seen, by what became of them", "result")
+        self.decision_log_lines = self._counter(
+            "decision_log_lines", "Lines of the decision log, by what became of them", "result"
+        )
         self.registry.register(_Fleet(router, clock))
         prometheus.Info("balancer_process", "This process", registry=self.registry).info({"number": process})
         prometheus.ProcessCollector(registry=self.registry)

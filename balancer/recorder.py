@@ -1,4 +1,4 @@
-"""Joins what the front ends see to the router, the metrics and the log."""
+"""Joins what the front ends see to the router, the metrics and the logs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import Router
+from balancer.decision_log.recording import Recording
 from balancer.frontends.access_log import NOT_PICKED, REFUSED, Outcome, worker_fault
 from balancer.frontends.pick.kserve import Call, Kind
 from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
-from balancer.logs import DecisionLog, Reason
+from balancer.logs import DecisionLines, Reason
 from balancer.metrics import Metrics
 from balancer.recent import Recent
 
@@ -25,6 +26,7 @@ _REASONS: dict[type[RoutingError], Reason] = {
 }
 FIRST_PROCESS = "0"
 _MOST_UNHEARD = 100_000
+_QUESTIONS = (Kind.MODEL, Kind.SERVER)
 _INFERENCE = ("/ModelInfer", "/infer", "/generate")
 
 
@@ -42,8 +44,13 @@ class Recorder:
         self._failures = 0
         self._unheard: dict[str, int] = {}
         """Decision numbers by request id, oldest first."""
-        self.decision_log = DecisionLog(0.0)
+        self.decision_lines = DecisionLines(0.0)
+        self._recording: Recording | None = None
         self.recent = Recent()
+
+    def record(self, recording: Recording | None) -> None:
+        """From now on record every decision and outcome there; None: nowhere."""
+        self._recording = self._router.witness = recording
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """Count a decision or a refusal."""
@@ -53,9 +60,11 @@ class Recorder:
         if decision is not None:
             metrics.decisions_of(decision.policy).inc()
             self._remember(call.request_id, decision.number)
+            if self._recording is not None and call.kind in _QUESTIONS:
+                self._recording.no_inference(decision.number)
         else:
             metrics.refusals.labels(_REASONS[type(pick.error)] if pick.error else "per_server").inc()
-        if self.decision_log.wants(decision.number if decision else 0):
+        if self.decision_lines.wants(decision.number if decision else 0):
             self._log(call, pick)
         failures = self._router.failures.total()
         if failures != self._failures:
@@ -70,7 +79,8 @@ class Recorder:
 
     def _log(self, call: Call, pick: Pick) -> None:
         decision = pick.decision
-        self.decision_log.write(
+        self.decision_lines.write(
+            number=decision.number if decision else None,
             request_id=call.request_id,
             triton_request_id=call.triton_request_id,
             model=call.request.model,
@@ -98,7 +108,7 @@ class Recorder:
         dropped = self._unheard.pop(outcome.request_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
-            self._router.observe(Withdrawn(dropped), now_s)
+            self._observe(Withdrawn(dropped), now_s)
         if not outcome.upstream:
             self._unserved(outcome, status, now_s)
             return
@@ -119,7 +129,7 @@ class Recorder:
     def _unserved(self, outcome: Outcome, status: str, now_s: float) -> None:
         """A request that no worker got: it was refused, its client left, or Envoy knew of no worker."""
         if outcome.number >= 0:
-            self._router.observe(Withdrawn(outcome.number), now_s)
+            self._observe(Withdrawn(outcome.number), now_s)
         elif outcome.number == NOT_PICKED and self._process != FIRST_PROCESS:
             return
         if outcome.number != REFUSED and outcome.http_status:
@@ -136,10 +146,15 @@ class Recorder:
         finished = Finished(decision.number, worker, served.latency_s if measured else None, ok)
         self._finish(finished, call.request.model, f"http_{served.status}", self._clock())
 
+    def _observe(self, event: Finished | Withdrawn, now_s: float) -> None:
+        self._router.observe(event, now_s)
+        if self._recording is not None:
+            self._recording.ended(event, now_s)
+
     def _finish(self, finished: Finished, model: str, status: str, now_s: float) -> None:
         metrics = self._metrics
         label = metrics.model_label(model)
-        self._router.observe(finished, now_s)
+        self._observe(finished, now_s)
         self.recent.add(now_s, finished.latency_s, finished.ok, finished.number >= 0)
         metrics.requests_of(label, finished.worker, status).inc()
         if not finished.ok:

@@ -71,17 +71,18 @@ def test_configured_again_replaces() -> None:
 
 
 def test_decisions_are_sampled_by_number() -> None:
-    assert not any(logs.DecisionLog(0.0).wants(number) for number in range(100))
-    assert all(logs.DecisionLog(1.0).wants(number) for number in range(100))
-    some = logs.DecisionLog(0.25)
+    assert not any(logs.DecisionLines(0.0).wants(number) for number in range(100))
+    assert all(logs.DecisionLines(1.0).wants(number) for number in range(100))
+    some = logs.DecisionLines(0.25)
     chosen = [number for number in range(10_000) if some.wants(number)]
     assert 2300 < len(chosen) < 2700
-    assert chosen == [number for number in range(10_000) if logs.DecisionLog(0.25).wants(number)]
+    assert chosen == [number for number in range(10_000) if logs.DecisionLines(0.25).wants(number)]
 
 
 def test_a_decision_line() -> None:
     stream = configured(LogSection())
-    logs.DecisionLog(1.0).write(
+    logs.DecisionLines(1.0).write(
+        number=7,
         request_id="r-1",
         triton_request_id="",
         model="digits",
@@ -92,4 +93,4 @@ def test_a_decision_line() -> None:
     )
     said = json.loads(stream.getvalue())
     assert said["logger"] == "balancer.decisions"
-    assert (said["request_id"], said["worker"], said["fallbacks"]) == ("r-1", "a", ["b"])
+    assert (said["number"], said["request_id"], said["worker"], said["fallbacks"]) == (7, "r-1", "a", ["b"])

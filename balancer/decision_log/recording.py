@@ -1,0 +1,83 @@
+"""Turns what the router and the front ends say into the lines of a decision log."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from balancer.core.errors import RoutingError
+from balancer.core.events import Finished, Withdrawn
+from balancer.core.fleet import Fleet
+from balancer.core.router import Asked, Decision, Router
+from balancer.decision_log import lines
+from policies.base import FloatArray, Policy, Request
+from policies.hashing import mix, unit
+
+
+class Sink(Protocol):
+    """Where lines go; see `DecisionFiles.put`."""
+
+    def put(self, line: bytes, standing: str = "") -> None:
+        """Write a line soon."""
+
+
+class Recording:
+    """A witness of one router; in use from the moment when it is the router's `witness`."""
+
+    def __init__(
+        self, router: Router, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
+    ) -> None:
+        """`seed`: the router's; `now_s` and `unix_s`: the same moment in the router's clock and since 1970."""
+        self._router = router
+        self._sink = sink
+        self._share = share
+        self._weight: FloatArray | None = None
+        self._devices: list[str] = []
+        self._policies: list[tuple[Policy, bool]] = []
+        """Those that have a line, and whether they were in force; a policy's place is its number."""
+        self._numbers: dict[int, tuple[int, Policy]] = {}
+        """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
+        sink.put(lines.header(process, seed, share, now_s, unix_s), "header")
+
+    def decided(self, asked: Asked, decision: Decision | None) -> None:
+        """Record a decision, and whatever in it was not known yet."""
+        if not self._wants(asked.request.number):
+            return
+        self._record_workers(self._router.fleet)
+        known = self._numbers.get(id(asked.policy))
+        if known is None:
+            known = self._numbers[id(asked.policy)] = self._record_policy(asked.policy), asked.policy
+        self._sink.put(lines.decision(asked, decision, known[0]))
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        """Record a request that nobody may serve."""
+        if self._wants(request.number):
+            self._sink.put(lines.refusal(request, error, at_s))
+
+    def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
+        """Record an outcome."""
+        if event.number >= 0 and self._wants(event.number):
+            self._sink.put(lines.outcome(event, at_s))
+
+    def no_inference(self, number: int) -> None:
+        """The decision was for a question, so it is no load."""
+        if self._wants(number):
+            self._sink.put(lines.no_inference(number))
+
+    def _wants(self, number: object) -> bool:
+        assert isinstance(number, int)  # arrays are for the simulator's views
+        return self._share >= 1 or unit(mix(number)) < self._share
+
+    def _record_workers(self, fleet: Fleet) -> None:
+        devices = [worker.device for worker in fleet.workers]
+        # The fleet replaces the array whenever discovery changes anything.
+        if fleet.weight is not self._weight or devices != self._devices:
+            self._weight, self._devices = fleet.weight, devices
+            self._sink.put(lines.workers(fleet), "workers")
+
+    def _record_policy(self, policy: Policy) -> int:
+        """The number of a policy, whose line is written where none is equal to it."""
+        known = (policy, policy is self._router.policy)
+        if known not in self._policies:
+            self._sink.put(lines.policy(len(self._policies), *known), f"policy {len(self._policies)}")
+            self._policies.append(known)
+        return self._policies.index(known)

@@ -1,0 +1,334 @@
+"""Replays a production decision log through batched code: are the decisions the same, bit for bit?
+
+Decisions of as many workers, asked of the same policy for the same model, become one batch with a leading axis; the
+policy is the production's own class, and the draw is the router's. With another policy the same says what that would
+have picked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.decision_log.lines import COLUMNS
+from balancer.decision_log.reading import DecisionLog, RecordedDecision, RecordedPolicy, Refusal
+from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
+from policies.hashing import mix, mix_array, unit_array
+from simulator.arrivals import Arrivals
+
+_BATCH = 4096
+_MOST_SHOWN = 10
+_UNKNOWN = "unknown_model"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnsView:
+    """Implements `policies.base.FleetView` with recorded columns; `(b, n)` each."""
+
+    eligible: BoolArray
+    weight: FloatArray
+    name_hash: UintArray
+    in_flight: FloatArray
+    reported_pending: FloatArray
+    pending: FloatArray
+    backlog_s: FloatArray
+    completion_s: FloatArray
+    service_s: FloatArray
+    latency_s: FloatArray
+    error_rate: FloatArray
+    tokens: FloatArray
+    report_age_s: FloatArray
+
+    @classmethod
+    def of(cls, decisions: Sequence[RecordedDecision]) -> ColumnsView:
+        """The views of some decisions with equally many workers."""
+        columns = np.stack([decision.columns for decision in decisions], axis=1)
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "eligible": np.stack([decision.eligible for decision in decisions]),
+            "weight": np.stack([decision.workers.weight for decision in decisions]),
+            "name_hash": np.stack([decision.workers.name_hash for decision in decisions]),
+            **dict(zip(COLUMNS, columns, strict=True)),
+        }
+        for array in arrays.values():
+            array.flags.writeable = False
+        return cls(**{field.name: arrays[field.name] for field in fields(cls)})  # type: ignore[arg-type]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A decision that the replay makes otherwise."""
+
+    decision: int
+    """Index into `DecisionLog.decisions`."""
+    what: str
+    """probabilities, picks or fallbacks."""
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was compared of one policy's decisions, and how many were the same."""
+
+    policy: str
+    in_force: bool
+    """False: the router's own hash of keys and sequences."""
+    decisions: int
+    probabilities: int
+    """Decisions whose probabilities, and propensity, are the same in every bit."""
+    picks: int
+    fallbacks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayResult:
+    """Arrays are `(k,)`, in the order of `DecisionLog.decisions`."""
+
+    recorded: IntArray
+    """Index of the worker that was picked; -1: shed."""
+    replayed: IntArray
+    """The same, of the replay."""
+    probability: FloatArray
+    """That the replayed policy gives to the recorded pick; 0 where that was none. Divided by the recorded propensity it
+    is the importance weight of off-policy evaluation."""
+    compared: tuple[Compared, ...]
+    """By the policy that was asked in production."""
+    mismatches: tuple[Mismatch, ...]
+    """The first of them."""
+    changed: tuple[str, ...]
+    """Policies whose source is not the one that decided, so that a difference need not surprise."""
+
+    @property
+    def agreement(self) -> float:
+        """Share of the decisions with the same pick; NaN where there are none."""
+        return float(np.mean(self.recorded == self.replayed)) if len(self.recorded) else float("nan")
+
+    @property
+    def exact(self) -> bool:
+        """Whether every decision came out the same: probabilities bit for bit, pick and fallbacks."""
+        return all(c.probabilities == c.picks == c.fallbacks == c.decisions for c in self.compared)
+
+
+def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
+    """Decide again all that was decided.
+
+    Args:
+        log: From `read_log`.
+        policy: None: the recorded one. Another takes the place of the one in force; keys and sequences go on being
+            placed by the router's hash, where it would do so.
+
+    Raises:
+        DecisionLogError: a recorded policy is not installed.
+    """
+    recorded = np.array([decision.pick for decision in log], np.int64)
+    replayed, probability = np.full(len(log), -1, np.int64), np.zeros(len(log))
+    same: defaultdict[RecordedPolicy, Counter[str]] = defaultdict(Counter)
+    mismatches: list[Mismatch] = []
+    for asked, indices in _batches(log, policy):
+        batch = [log.decisions[index] for index in indices]
+        again = _decide(asked, batch, [log.runs[decision.run].seed for decision in batch])
+        replayed[indices], probability[indices] = again.picks, again.given
+        found = list(_differences(indices, batch, again))
+        mismatches += found
+        same[batch[0].policy].update(decisions=len(batch))
+        same[batch[0].policy].subtract(mismatch.what for mismatch in found)
+    return ReplayResult(
+        recorded=recorded,
+        replayed=replayed,
+        probability=probability,
+        compared=tuple(_compared(same)),
+        mismatches=tuple(sorted(mismatches, key=lambda mismatch: mismatch.decision)[:_MOST_SHOWN]),
+        changed=tuple(sorted({asked.name for asked in same if policy is None and asked.is_changed()})),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Again:
+    """A batch decided again; `(b, n)` and `(b,)`."""
+
+    probabilities: FloatArray
+    picks: IntArray
+    propensity: FloatArray
+    """Of the new pick."""
+    given: FloatArray
+    """Probability of the recorded pick."""
+    fallbacks: list[tuple[str, ...]]
+
+
+def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy | None, list[int]]]:
+    """Who is to be asked (None: the least pending worker stands in), and the decisions that can be asked at once."""
+    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, decision in enumerate(log):
+        q = decision.request
+        kind = (q.model, q.version, q.tenant, q.sequence, q.key is None)
+        groups[(decision.policy, decision.valid, len(decision.workers.names), *kind)].append(index)
+    built: dict[RecordedPolicy, Policy] = {}
+    for indices in groups.values():
+        first = log.decisions[indices[0]]
+        asked: Policy | None = policy
+        if policy is None or not _answers(policy, first):
+            if first.policy not in built:
+                built[first.policy] = first.policy.build()
+            asked = built[first.policy] if first.valid else None
+        for start in range(0, len(indices), _BATCH):
+            yield asked, indices[start : start + _BATCH]
+
+
+def _answers(policy: Policy, decision: RecordedDecision) -> bool:
+    """Whether the router would ask that policy, were it in force, rather than its own hash."""
+    return decision.policy.in_force or (policy.needs_key and not decision.request.sequence)
+
+
+def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequence[int]) -> _Again:
+    """As `Router.route` does, for many at once."""
+    view = ColumnsView.of(batch)
+    recorded = np.array([decision.pick for decision in batch])
+    probabilities = _ask(asked, _request(batch), view)
+    cumulative = probabilities.cumsum(axis=-1)
+    total = cumulative[:, -1]
+    numbers = np.array([decision.request.number for decision in batch], np.uint64)
+    mixed = {seed: np.uint64(mix(seed)) for seed in set(seeds)}
+    draws = unit_array(mix_array(np.array([mixed[seed] for seed in seeds], np.uint64) ^ numbers)) * total
+    # As searchsorted(side="right") in each row.
+    picks = np.where(total > 0, np.count_nonzero(cumulative <= draws[:, None], axis=-1), -1)
+    shares = probabilities / np.where(total > 0, total, 1.0)[:, None]
+    rows = np.arange(len(batch))
+    return _Again(
+        probabilities=probabilities,
+        picks=picks,
+        propensity=np.where(picks >= 0, shares[rows, picks], 0.0),
+        given=np.where(recorded >= 0, shares[rows, recorded], 0.0),
+        fallbacks=_fallbacks(batch, view, picks),
+    )
+
+
+def _ask(asked: Policy | None, request: Request, view: ColumnsView) -> FloatArray:
+    return least(view.pending, view.eligible) if asked is None else asked.probabilities(request, view)
+
+
+def _request(batch: Sequence[RecordedDecision]) -> Request:
+    """One request for the batch: numbers as `(b, 1)`, the rest is the same for all."""
+    requests = [decision.request for decision in batch]
+    first = requests[0]
+
+    def column(name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+        return np.array([[getattr(request, name)] for request in requests], kind)
+
+    return replace(
+        first,
+        rows=column("rows", np.float64),
+        number=column("number", np.uint64),
+        key=None if first.key is None else column("key", np.uint64),
+        deadline_s=column("deadline_s", np.float64),
+        priority=column("priority", np.float64),
+    )
+
+
+def _fallbacks(batch: Sequence[RecordedDecision], view: ColumnsView, picks: IntArray) -> list[tuple[str, ...]]:
+    """As many as were recorded of the eligible workers with the least pending, after the pick."""
+    cost = np.where(view.eligible, view.pending, np.inf)
+    cost[np.arange(len(batch)), picks] = np.inf
+    order = cost.argsort(axis=-1, kind="stable")
+    return [
+        tuple(decision.workers.names[row] for row in rows[: len(decision.fallbacks)] if costs[row] < np.inf)
+        for decision, rows, costs in zip(batch, order, cost, strict=True)
+    ]
+
+
+def _differences(indices: Sequence[int], batch: Sequence[RecordedDecision], again: _Again) -> Iterator[Mismatch]:
+    recorded = np.stack([decision.probabilities for decision in batch])
+    propensity = np.array([decision.propensity for decision in batch])
+    equal = (_bits(recorded) == _bits(again.probabilities)).all(axis=-1) & (
+        _bits(propensity) == _bits(again.propensity)
+    )
+    for place, (index, decision) in enumerate(zip(indices, batch, strict=True)):
+        names = decision.workers.names
+        if not equal[place]:
+            yield Mismatch(index, "probabilities", _text(recorded[place]), _text(again.probabilities[place]))
+        if decision.pick != again.picks[place]:
+            was, now = (names[row] if row >= 0 else "shed" for row in (decision.pick, again.picks[place]))
+            yield Mismatch(index, "picks", was, now)
+        if decision.fallbacks != again.fallbacks[place]:
+            yield Mismatch(index, "fallbacks", ", ".join(decision.fallbacks), ", ".join(again.fallbacks[place]))
+
+
+def _bits(values: FloatArray) -> UintArray:
+    """Compares what `==` would take for equal (zeros of both signs) or never would (NaN)."""
+    return np.ascontiguousarray(values, np.float64).view(np.uint64)
+
+
+def _text(values: FloatArray) -> str:
+    return " ".join(map(repr, values.tolist()))
+
+
+def _compared(same: Mapping[RecordedPolicy, Counter[str]]) -> Iterator[Compared]:
+    """`same` has the decisions of each policy, and minus the differences of each kind."""
+    for asked, counts in same.items():
+        decisions = counts["decisions"]
+        equal = (decisions + counts[what] for what in ("probabilities", "picks", "fallbacks"))
+        yield Compared(asked.name, asked.in_force, decisions, *equal)
+
+
+def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:
+    """The requests of a log as a workload: the times, models, rows, keys, deadlines, priorities and tenants recorded.
+
+    Shed requests are in it, and those for which no worker was there; questions about models or servers are not, nor
+    requests for models that no worker knew. Processes that recorded into one folder are merged by the time of day, each
+    a balancer. Tenants are numbered in the order of their names.
+
+    Args:
+        log: From `read_log`.
+        models: The fleet's, whose indices the arrivals have.
+
+    Raises:
+        ValueError: a share of the requests only was recorded, none was, or one is for none of the models.
+    """
+    for run in log.runs:
+        if run.share < 1:
+            raise ValueError(
+                f"the log has a share of {run.share:g} of the requests of process {run.process}, which is not the "
+                "traffic: record with decision_log.share 1"
+            )
+    came = sorted(_came(log), key=itemgetter(0))
+    if not came:
+        raise ValueError("the log has no request for a model: record while requests flow")
+    index = {name: number for number, name in enumerate(models)}
+    requests = [request for _, _, request in came]
+    if missing := sorted({request.model for request in requests} - index.keys()):
+        raise ValueError(f"the log has requests for {', '.join(missing)}: give these models to the fleet")
+    tenants = {name: number for number, name in enumerate(sorted({request.tenant for request in requests}))}
+    processes = {name: number for number, name in enumerate(sorted({process for _, process, _ in came}))}
+    return Arrivals(
+        time_s=np.array([time_s for time_s, _, _ in came]) - came[0][0],
+        model=np.array([index[request.model] for request in requests], np.int16),
+        rows=_whole([request.rows for request in requests], 1, np.int32),
+        work=np.ones(len(came)),
+        key=np.array([0 if request.key is None else request.key for request in requests], np.uint64),
+        deadline_s=np.array([request.deadline_s for request in requests], np.float64),
+        priority=_whole([request.priority for request in requests], 0, np.int16),
+        balancer=np.array([processes[process] for _, process, _ in came], np.int16),
+        tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
+    )
+
+
+def _whole(values: Sequence[float | FloatArray], lowest: int, kind: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
+    """Whole numbers from what clients wrote, which may be anything."""
+    return np.clip(np.round(np.array(values, np.float64)), lowest, np.iinfo(kind).max).astype(kind)
+
+
+def _came(log: DecisionLog) -> Iterator[tuple[float, str, Request]]:
+    """Time since 1970 in seconds, process and request of all that is load."""
+    seen: Sequence[RecordedDecision | Refusal] = [
+        *(d for d in log.decisions if (d.run, d.request.number) not in log.questions),
+        *(r for r in log.refusals if r.reason != _UNKNOWN),
+    ]
+    for each in seen:
+        run = log.runs[each.run]
+        if each.request.model:
+            yield each.at_s - run.started_s + run.started_unix_s, run.process, each.request

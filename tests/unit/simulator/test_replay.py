@@ -1,0 +1,205 @@
+"""A recorded log decided again in batches: the same decisions, bit for bit, and what another policy would have done."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from support.decision_logs import LIMITS, MODELS, UNIX_S, recorded, write
+from support.fleets import make_router, report
+
+from balancer.core.events import WorkerAdded
+from balancer.core.router import Router
+from balancer.decision_log.reading import DecisionLog, DecisionLogError, RecordedDecision, read_log
+from policies import BUILTIN
+from policies.base import FleetView, FloatArray, Policy, Request, option
+from policies.consistent_hash import ConsistentHash
+from policies.least_requests import LeastRequests
+from policies.power_of_two import PowerOfTwo
+from policies.random_choice import RandomChoice
+from policies.token_bucket import TokenBucket
+from simulator.replay import arrivals_from_log, replay
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_every_policy_decides_the_same_again_in_every_bit(name: str, tmp_path: Path) -> None:
+    log = recorded(tmp_path, BUILTIN[name](), settings=LIMITS, seed=3)
+    result = replay(log)
+    assert result.exact, result.mismatches
+    assert not result.mismatches
+    assert not result.changed
+    np.testing.assert_array_equal(result.recorded, result.replayed)
+    assert sum(compared.decisions for compared in result.compared) == len(log) > 300
+    assert {(compared.policy, compared.in_force) for compared in result.compared} >= {
+        (name, True),
+        ("consistent_hash", False),  # the router's, for sequences at least
+    }
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PowerOfTwo(choices=3, weighted=True),
+        LeastRequests(choices=2),
+        RandomChoice(weighted=True),
+        ConsistentHash(load="in_flight"),
+        BUILTIN["prequal"](pool=0, latency="expected"),  # type: ignore[call-arg]  # options of this one
+        BUILTIN["expected_latency"](temperature=0.5),  # type: ignore[call-arg]  # options of this one
+    ],
+    ids=lambda policy: policy.name,
+)
+def test_so_it_does_with_options(policy: Policy, tmp_path: Path) -> None:
+    assert replay(recorded(tmp_path, policy, seed=4)).exact
+
+
+def test_what_a_policy_sheds_is_shed_again(tmp_path: Path) -> None:
+    router = make_router(2, TokenBucket(when_empty="shed"))
+    files, _ = write(tmp_path, router)
+    picks = []
+    for _ in range(80):
+        try:
+            picks.append(router.route(Request("m"), 0.0).worker)
+        except Exception:
+            picks.append("shed")
+    files.close(wait_s=30)
+    result = replay(read_log(tmp_path))
+    assert result.exact
+    assert np.count_nonzero(result.replayed == -1) == picks.count("shed") > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Policy):
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "Answers nothing valid."
+    source: ClassVar[str] = "nobody"
+
+    weighted: bool = option(False, "As the policy has it whose name this takes")
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        raise RuntimeError("broken")
+
+
+def test_where_the_least_pending_stood_in_it_does_again(tmp_path: Path) -> None:
+    log = recorded(tmp_path, Broken(), seed=5)
+    result = replay(log)
+    assert result.exact
+    assert any(not decision.valid for decision in log)
+    assert result.changed == ("random",)  # the source that decided is not the one that is here
+
+
+def changed(log: DecisionLog, index: int, **fields: object) -> DecisionLog:
+    decisions: list[RecordedDecision] = list(log.decisions)
+    decisions[index] = dataclasses.replace(decisions[index], **fields)  # type: ignore[arg-type]  # by name
+    return DecisionLog(log.runs, decisions, log.refusals, log.outcomes, log.questions, log.cut)
+
+
+def test_one_bit_is_a_difference_and_is_told(tmp_path: Path) -> None:
+    log = recorded(tmp_path, BUILTIN["expected_latency"](), requests=60, seed=6)
+    nudged = log.decisions[7].probabilities.copy()
+    place = int(nudged.argmax())
+    nudged[place] = np.nextafter(nudged[place], 2)
+    result = replay(changed(log, 7, probabilities=nudged))
+    assert not result.exact
+    (mismatch,) = result.mismatches
+    assert (mismatch.decision, mismatch.what) == (7, "probabilities")
+    assert repr(float(nudged[place])) in mismatch.recorded
+    other = (log.decisions[9].pick + 1) % len(log.decisions[9].workers.names)
+    (mismatch,) = replay(changed(log, 9, pick=other)).mismatches
+    names = log.decisions[9].workers.names
+    assert (mismatch.what, mismatch.recorded, mismatch.replayed) == (
+        "picks",
+        names[other],
+        names[log.decisions[9].pick],
+    )
+
+
+def test_another_policy_takes_the_place_of_the_one_in_force_only(tmp_path: Path) -> None:
+    log = recorded(tmp_path, RandomChoice(), seed=7)
+    other = BUILTIN["wlpr"]()
+    result = replay(log, other)
+    for index, decision in enumerate(log):
+        router = decision.policy.in_force
+        alone = other.probabilities(decision.request, one_view(decision)) if router else decision.probabilities
+        assert result.probability[index] == alone[decision.pick] / alone.sum()
+    assert 0.2 < result.agreement < 1
+    keyed = np.array([not decision.policy.in_force for decision in log])
+    np.testing.assert_array_equal(result.recorded[keyed], result.replayed[keyed])
+    # A policy that places keys itself is asked for them too, as the router would; sequences stay where they are.
+    taken = replay(log, ConsistentHash(balance_factor=1.01))
+    moved = taken.recorded != taken.replayed
+    sequences = np.array([decision.request.sequence for decision in log])
+    assert not moved[sequences].any()
+    assert moved[keyed & ~sequences].any()
+
+
+def one_view(decision: RecordedDecision) -> FleetView:
+    from simulator.replay import ColumnsView
+
+    batch = ColumnsView.of([decision])
+    return ColumnsView(**{f.name: getattr(batch, f.name)[0] for f in dataclasses.fields(batch)})
+
+
+def test_a_policy_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    class Stranger(LeastRequests):
+        name: ClassVar[str] = "stranger"
+
+    log = recorded(tmp_path, Stranger(), requests=20)
+    with pytest.raises(DecisionLogError, match=r"policy stranger .* install the distribution"):
+        replay(log)
+    assert replay(log, LeastRequests()).agreement > 0
+
+
+def routed(folder: Path, process: str, requests: list[tuple[float, Request]], share: float = 1.0) -> None:
+    router = Router(LeastRequests())
+    for worker in range(2):
+        router.observe(WorkerAdded(f"w{worker}"), 0.0)
+        router.observe(report(f"w{worker}"), 0.0)
+    files, recording = write(folder, router, process=process, share=share)
+    for at_s, request in requests:
+        try:
+            decision = router.route(request, at_s)
+            if not request.model or request.tenant == "probe":
+                recording.no_inference(decision.number)
+        except Exception:
+            continue
+    files.close(wait_s=30)
+
+
+def test_the_arrivals_of_all_processes_are_one_workload(tmp_path: Path) -> None:
+    routed(tmp_path, "0", [(1.0, Request("m", rows=4, key=9, tenant="b")), (3.0, Request("m", deadline_s=0.5))])
+    other = [(2.0, Request("m", priority=10**300, tenant="a")), (2.5, Request("")), (2.6, Request("nobody's"))]
+    routed(tmp_path, "1", [*other, (2.7, Request("m", tenant="probe"))])
+    arrivals = arrivals_from_log(read_log(tmp_path), ["other", "m"])
+    np.testing.assert_allclose(arrivals.time_s, [0, 1, 2], atol=1e-6)
+    assert arrivals.model.tolist() == [1, 1, 1]
+    assert arrivals.rows.tolist() == [4, 1, 1]
+    assert arrivals.key.tolist() == [9, 0, 0]
+    assert arrivals.deadline_s.tolist() == [np.inf, np.inf, 0.5]
+    assert arrivals.priority.tolist() == [0, 32767, 0]
+    assert arrivals.balancer.tolist() == [0, 1, 0]
+    assert arrivals.tenant.tolist() == [2, 1, 0]
+    assert arrivals.work.tolist() == [1, 1, 1]
+
+
+def test_shed_requests_arrived_too(tmp_path: Path) -> None:
+    log = recorded(tmp_path, RandomChoice(), settings=LIMITS, seed=8)
+    shed = [refusal for refusal in log.refusals if refusal.reason == "shed"]
+    assert shed
+    unknown = [refusal for refusal in log.refusals if refusal.reason == "unknown_model"]
+    assert len(arrivals_from_log(log, MODELS)) == len(log) + len(log.refusals) - len(unknown)
+    assert log.runs[0].started_unix_s == UNIX_S
+
+
+def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
+    routed(tmp_path / "some", "0", [(1.0, Request("m"))] * 50, share=0.5)
+    with pytest.raises(ValueError, match=r"share of 0.5 .* decision_log.share 1"):
+        arrivals_from_log(read_log(tmp_path / "some"), ["m"])
+    routed(tmp_path / "none", "0", [(1.0, Request(""))])
+    with pytest.raises(ValueError, match="no request for a model"):
+        arrivals_from_log(read_log(tmp_path / "none"), ["m"])
+    routed(tmp_path / "all", "0", [(1.0, Request("m"))])
+    with pytest.raises(ValueError, match="requests for m: give these models"):
+        arrivals_from_log(read_log(tmp_path / "all"), ["x"])
