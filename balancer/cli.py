@@ -17,10 +17,11 @@ _COMMANDS = {
     "policies": ("balancer.commands.policies", "List the policies and their options."),
     "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),
     "load": ("balancer.load.command", "Drive a listener and measure."),
+    "profile": ("balancer.commands.profile", "Measure a Triton's service times."),
 }
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
 
-_EXTRAS = {"agent": "agent", "up": "stack", "load": "stack"}
+_EXTRAS = {"agent": "agent", "up": "stack", "load": "stack", "profile": "agent"}
 """The optional dependencies that a command needs."""
 
 

@@ -28,10 +28,9 @@ from balancer.config_sections import (
 )
 from balancer.core.settings import Limits, ModelSettings, Settings
 from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
-from balancer.file_watch import read_file
 from balancer.policy_options import build_policy
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
-from balancer.yaml_document import ConfigError, Document, dump, read_document
+from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file
 from policies.base import Policy
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import watchfiles
 
-from balancer.yaml_document import ConfigError, Problem
+from balancer.yaml_document import ConfigError, read_file
 
 _log = logging.getLogger(__name__)
 
@@ -23,19 +23,6 @@ _SETTLE_S = 0.03
 _MAX_SETTLES = 20
 _POLL_S = 1.0
 """Bind mounts and network file systems may not notify, so the file is read this often anyway."""
-
-
-def read_file(path: Path) -> bytes:
-    """The content of a file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}; put the file there or name another"
-        raise ConfigError([Problem(str(path), None, "", message)]) from error
 
 
 async def versions(path: Path, stop: asyncio.Event) -> AsyncGenerator[bytes | ConfigError, None]:

@@ -11,9 +11,8 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from balancer.file_watch import read_file
 from balancer.schema import StrictModel, field_error, validate
-from balancer.yaml_document import dump, read_document
+from balancer.yaml_document import dump, read_document, read_file
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

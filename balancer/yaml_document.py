@@ -6,6 +6,7 @@ stay text, and `1e3` is a number (as in YAML 1.2 and JSON). Anchors and aliases 
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -164,6 +165,19 @@ def _text(content: bytes, source: str) -> str:
         line = content[: error.start].count(b"\n") + 1
         message = f"byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise ConfigError([Problem(source, line, "", message)]) from error
+
+
+def read_file(path: pathlib.Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}; put the file there or name another"
+        raise ConfigError([Problem(str(path), None, "", message)]) from error
 
 
 def read_document(content: bytes | str, source: str) -> Document:
