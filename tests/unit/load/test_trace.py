@@ -1,3 +1,4 @@
+import gzip
 import os
 import pathlib
 
@@ -26,6 +27,16 @@ def test_model_rows_and_key_are_read_and_sorted_by_time(tmp_path: pathlib.Path) 
     assert trace.models == ("a", "b")
     assert trace.rows.tolist() == [1, 4]
     assert trace.keys == ("x", "y")
+
+
+def test_further_columns_are_read_where_asked_for_gzipped_too(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"time_s,ContextTokens\n2,7\n1,3.5\n"))
+    assert read_trace(path, ["contexttokens"]).numbers["contexttokens"].tolist() == [3.5, 7]
+    with pytest.raises(ValueError, match="has no column 'tokens': name one of"):
+        read_trace(path, ["tokens"])
+    with pytest.raises(ValueError, match="line 2: b is 'x': give a number"):
+        read_trace(written(tmp_path / "t.csv", "time_s,b\n1,x\n"), ["b"])
 
 
 @pytest.mark.parametrize(
