@@ -8,7 +8,7 @@ have picked.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.decision_log.lines import COLUMNS
+from balancer.decision_log.lines import COLUMNS, arithmetic
 from balancer.decision_log.reading import DecisionLog, RecordedDecision, RecordedPolicy, Refusal
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.hashing import mix, mix_array, unit_array
@@ -74,7 +74,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was compared of one policy's decisions, and how many were the same."""
+    """What was compared of the decisions of one policy, whatever its options, and how many were the same."""
 
     policy: str
     in_force: bool
@@ -102,7 +102,7 @@ class ReplayResult:
     mismatches: tuple[Mismatch, ...]
     """The first of them."""
     changed: tuple[str, ...]
-    """Policies whose source is not the one that decided, so that a difference need not surprise."""
+    """What is not as it was when the decisions were made, in words, so that a difference need not surprise."""
 
     @property
     def agreement(self) -> float:
@@ -144,7 +144,7 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
         probability=probability,
         compared=tuple(_compared(same)),
         mismatches=tuple(sorted(mismatches, key=lambda mismatch: mismatch.decision)[:_MOST_SHOWN]),
-        changed=tuple(sorted({asked.name for asked in same if policy is None and asked.is_changed()})),
+        changed=tuple(_changed(log, same)) if policy is None else (),
     )
 
 
@@ -267,12 +267,22 @@ def _text(values: FloatArray) -> str:
     return " ".join(map(repr, values.tolist()))
 
 
+def _changed(log: DecisionLog, asked: Iterable[RecordedPolicy]) -> Iterator[str]:
+    for name in sorted({policy.name for policy in asked if policy.is_changed()}):
+        yield f"the source of policy {name} is not the one that decided"
+    here = arithmetic()
+    for there in sorted({run.arithmetic for run in log.runs} - {here}):
+        yield f"decided with {there}; here is {here}: exp and log may differ in the last bit"
+
+
 def _compared(same: Mapping[RecordedPolicy, Counter[str]]) -> Iterator[Compared]:
     """`same` has the decisions of each policy, and minus the differences of each kind."""
+    names: defaultdict[tuple[str, bool], Counter[str]] = defaultdict(Counter)
     for asked, counts in same.items():
-        decisions = counts["decisions"]
-        equal = (decisions + counts[what] for what in ("probabilities", "picks", "fallbacks"))
-        yield Compared(asked.name, asked.in_force, decisions, *equal)
+        names[asked.name, asked.in_force].update(counts)
+    for (name, in_force), counts in names.items():
+        equal = (counts["decisions"] + counts[what] for what in ("probabilities", "picks", "fallbacks"))
+        yield Compared(name, in_force, counts["decisions"], *equal)
 
 
 def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:

@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.lib.introspect import opt_func_info
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
@@ -45,6 +46,13 @@ def line(kind: str, content: dict[str, Any]) -> bytes:
     return (_encode({kind: content}) + "\n").encode()
 
 
+def arithmetic() -> str:
+    """What the last bit of exp and log depends on: NumPy, and which of its variants it takes on this processor."""
+    variants = opt_func_info("^(exp|log)$", "float64")
+    chosen = (f"{name} {kind['current']}" for name, kinds in sorted(variants.items()) for kind in kinds.values())
+    return ", ".join([f"NumPy {np.__version__}", *chosen])
+
+
 def header(process: str, seed: int, share: float, now_s: float, unix_s: float) -> bytes:
     """The first line of a file; the two times are one moment, in the router's clock and since 1970."""
     return line(
@@ -57,6 +65,7 @@ def header(process: str, seed: int, share: float, now_s: float, unix_s: float) -
             "share": share,
             "started_s": now_s,
             "started_unix_s": unix_s,
+            "arithmetic": arithmetic(),
             "columns": COLUMNS,
         },
     )

@@ -7,7 +7,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Run:
     """In the router's clock, which is that of all `at_s`."""
     started_unix_s: float
     """The same moment, in seconds since 1970."""
+    arithmetic: str
+    """See `lines.arithmetic`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,8 +265,8 @@ class _FileReader:
             raise self._no_log(str(error)) from error
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(number + isinstance(error, zlib.error), error) from error
-        if not number and not self._log.cut:
-            raise self._no_log("it is empty")
+        if not number and self._file.stat().st_size == 0:
+            self._log.cut.append(f"{self._file} is empty, as after a crash")
 
     def _no_log(self, why: str) -> DecisionLogError:
         return DecisionLogError(
@@ -284,8 +286,7 @@ class _FileReader:
                 f"{', '.join(content['columns'])}; this balancer reads version {VERSION} with {', '.join(COLUMNS)}: "
                 "use the version of the balancer that wrote it"
             )
-        names = ("process", "seed", "share", "started_s", "started_unix_s")
-        run = Run(**{name: content[name] for name in names})
+        run = Run(**{field.name: content[field.name] for field in fields(Run)})
         if run not in self._log.runs:
             self._log.runs.append(run)
         self._run = self._log.runs.index(run)
@@ -307,7 +308,8 @@ class _FileReader:
 
     def _decision(self, content: Mapping[str, Any]) -> None:
         workers = self._workers
-        assert workers is not None  # a line of workers precedes every decision
+        if workers is None:
+            raise ValueError("no line of workers is before it")
         subset = content["subset"]
         decision = RecordedDecision(
             run=self._run,

@@ -51,12 +51,12 @@ def recorded(
 
 def history(router: Router, recording: Recording, rng: np.random.Generator, requests: int) -> None:
     """Let it all happen: about as many other events as requests."""
-    now_s, number = 0.0, 0
+    now_s = 0.0
     unfinished: list[tuple[int, str, float]] = []
     for worker in range(5):
         router.observe(WorkerAdded(f"w{worker}", float(rng.uniform(0.5, 2)), f"gpu-{worker % 2}"), now_s)
         router.observe(_report(f"w{worker}", 0, rng), now_s)
-    for step in range(requests):
+    for step in range(1, requests + 1):
         now_s += float(rng.exponential(0.01))
         router.tick(now_s)
         try:
@@ -70,9 +70,8 @@ def history(router: Router, recording: Recording, rng: np.random.Generator, requ
             event = Withdrawn(sent) if gone else Finished(sent, worker, now_s - sent_s, bool(rng.random() < 0.95))
             router.observe(event, now_s)
             recording.ended(event, now_s)
-        number += 1
-        router.observe(_report(f"w{rng.integers(8)}", number, rng), now_s)
-        if step % 40 == 39:
+        router.observe(_report(f"w{rng.integers(8)}", step, rng), now_s)
+        if step % 40 == 0:
             _change(router, rng, now_s)
 
 

@@ -21,7 +21,7 @@ from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.token_bucket import TokenBucket
-from simulator.replay import arrivals_from_log, replay
+from simulator.replay import ColumnsView, arrivals_from_log, replay
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
@@ -87,7 +87,14 @@ def test_where_the_least_pending_stood_in_it_does_again(tmp_path: Path) -> None:
     result = replay(log)
     assert result.exact
     assert any(not decision.valid for decision in log)
-    assert result.changed == ("random",)  # the source that decided is not the one that is here
+    assert result.changed == ("the source of policy random is not the one that decided",)
+
+
+def test_another_processor_is_told(tmp_path: Path) -> None:
+    log = recorded(tmp_path, BUILTIN["wlpr"](), requests=20)
+    log.runs[0] = dataclasses.replace(log.runs[0], arithmetic="NumPy 1.0, exp ABACUS")
+    (said,) = replay(log).changed
+    assert said.startswith("decided with NumPy 1.0, exp ABACUS; here is NumPy ")
 
 
 def changed(log: DecisionLog, index: int, **fields: object) -> DecisionLog:
@@ -136,8 +143,6 @@ def test_another_policy_takes_the_place_of_the_one_in_force_only(tmp_path: Path)
 
 
 def one_view(decision: RecordedDecision) -> FleetView:
-    from simulator.replay import ColumnsView
-
     batch = ColumnsView.of([decision])
     return ColumnsView(**{f.name: getattr(batch, f.name)[0] for f in dataclasses.fields(batch)})
 
