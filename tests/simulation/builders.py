@@ -53,5 +53,5 @@ def fleet_of(*models: ModelSpec, workers: int | Sequence[WorkerSpec] = 1, **fiel
     """Without delays on the way, unless they are given."""
     if isinstance(workers, int):
         workers = [WorkerSpec(f"w{w}") for w in range(workers)]
-    fields = {"network": Network(outcome_s=0.0), "reports": Reports(delay_s=0.0)} | fields
-    return FleetSpec(models, tuple(workers), **fields)
+    no_delays: dict[str, Any] = {"network": Network(outcome_s=0.0), "reports": Reports(delay_s=0.0)}
+    return FleetSpec(models, tuple(workers), **(no_delays | fields))

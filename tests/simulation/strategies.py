@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
@@ -28,7 +28,6 @@ from simulator.spec import (
     WorkerSpec,
 )
 
-KINDS = ("slow", "stall", "crash", "errors", "join", "leave", "silent")
 Draw = st.DrawFn
 
 
@@ -95,9 +94,12 @@ def worker_specs(draw: Draw, w: int, models: tuple[str, ...]) -> WorkerSpec:
     )
 
 
+kinds: st.SearchStrategy[Any] = st.sampled_from(["slow", "stall", "crash", "errors", "join", "leave", "silent"])
+
+
 @st.composite
 def faults(draw: Draw, workers: int) -> Fault:
-    kind = draw(st.sampled_from(KINDS))
+    kind = draw(kinds)
     # Stalls end, so that requests do.
     duration_s = draw(quanta(0, 256) if kind == "stall" else maybe(quanta(0, 256), math.inf))
     amount = draw(st.sampled_from([2.0, 4.0] if kind == "slow" else [0.5, 1.0]))

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from simulation.fleet import simulate
+from simulation.builders import arrivals_of, fleet_of, model_of
+from simulation.reference import simulate
 
 from policies import BUILTIN
+from simulator.result import FloatArray, Status
+from simulator.spec import Network, Reports, WorkerSpec
 
 HETEROGENEOUS = (1.0, 1.0, 2.0, 4.0)
 # The slowest serves 8 rows in 26 ms, so all together some 2,460 rows a second.
 BUSY_PER_S = 1500.0
+# 10 ms, and 2 ms a row.
+BATCHING = model_of(*(0.010 + 0.002 * rows for rows in range(1, 9)), max_batch_rows=8)
+
+
+def latencies_s(name: str, speeds: Sequence[float], rate_per_s: float, requests: int, balancers: int = 1) -> FloatArray:
+    """Of Poisson arrivals, all served."""
+    fleet = fleet_of(
+        BATCHING,
+        workers=[WorkerSpec(f"w{w}", speed=speed) for w, speed in enumerate(speeds)],
+        balancers=balancers,
+        network=Network(outcome_s=0.005),
+        reports=Reports(0.05),
+    )
+    time_s = np.random.default_rng(0).exponential(1 / rate_per_s, requests).cumsum()
+    arrivals = arrivals_of(time_s.tolist(), balancer=[k % balancers for k in range(requests)])
+    result = simulate(fleet, arrivals, BUILTIN[name](), seed=0)
+    assert np.all(result.status == Status.OK)
+    served: FloatArray = result.latency_s[0]
+    return served
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_every_policy_serves_every_request(name: str) -> None:
-    assert np.isfinite(simulate(BUILTIN[name](), HETEROGENEOUS, 300.0, requests=1000)).all()
+    assert np.isfinite(latencies_s(name, HETEROGENEOUS, 300.0, requests=1000)).all()
 
 
 @pytest.mark.parametrize("balancers", [1, 3])
 def test_expected_latency_beats_the_load_blind_and_the_speed_blind(balancers: int) -> None:
     mean_ms = {
-        name: 1e3 * simulate(BUILTIN[name](), HETEROGENEOUS, BUSY_PER_S, balancers=balancers).mean()
+        name: 1e3 * latencies_s(name, HETEROGENEOUS, BUSY_PER_S, 2000, balancers).mean()
         for name in ("round_robin", "random", "least_requests", "wlpr", "power_of_two", "expected_latency")
     }
     best = mean_ms.pop("expected_latency")
@@ -29,5 +53,5 @@ def test_expected_latency_beats_the_load_blind_and_the_speed_blind(balancers: in
 
 
 def test_least_requests_uses_a_homogeneous_fleet_evenly_and_beats_random() -> None:
-    least, random = (simulate(BUILTIN[n](), (1.0,) * 4, 600.0).mean() for n in ("least_requests", "random"))
+    least, random = (latencies_s(name, (1.0,) * 4, 600.0, 2000).mean() for name in ("least_requests", "random"))
     assert least < random

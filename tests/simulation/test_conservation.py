@@ -1,0 +1,148 @@
+"""What holds in every run, whatever fails: of each simulator, and of what happens inside the reference."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.reference import Simulation
+from simulation.simulators import SIMULATORS, Simulate
+from simulation.strategies import Scenario, scenarios
+
+from policies import BUILTIN
+from simulator.result import FloatArray, Result, Status
+from simulator.spec import FleetSpec
+
+EVERYWHERE = pytest.mark.parametrize("simulate", SIMULATORS.values(), ids=SIMULATORS)
+names = st.sampled_from(sorted(BUILTIN))
+
+
+def time_in_system_s(fleet: FleetSpec, result: Result) -> FloatArray:
+    """Of each request: until a worker or the balancer answered."""
+    at_worker = result.attempts[0] > 0
+    spent_s: FloatArray = result.latency_s[0] - np.where(at_worker, fleet.network.to_client_s, 0.0)
+    return spent_s
+
+
+@EVERYWHERE
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scenario, name: str) -> None:
+    fleet, arrivals, seed = scenario
+    result = simulate(fleet, arrivals, BUILTIN[name](), seed)
+    status, attempts = result.status[0], result.attempts[0]
+    turned_away = np.isin(status, (Status.SHED, Status.NO_WORKER))
+    answered = np.isin(status, (Status.OK, Status.ERROR))
+
+    assert status.shape == (len(arrivals),)
+    assert not np.any(status == Status.UNFINISHED)
+    assert np.array_equal(turned_away, attempts == 0)
+    assert np.array_equal(turned_away, result.picked[0] < 0)
+    assert np.array_equal(answered, result.worker[0] >= 0)
+    assert attempts.max() <= 1 + min(fleet.retries, fleet.settings.max_fallbacks, len(fleet.workers) - 1)
+    assert np.array_equal(
+        result.worker[0] != result.picked[0], (status == Status.UNAVAILABLE) | (answered & (attempts > 1))
+    )
+
+    spent_s = time_in_system_s(fleet, result)
+    least_s = np.where(attempts > 0, fleet.network.to_worker_s, 0.0)
+    assert np.all(spent_s >= least_s - 1e-12)
+    # Little's law: the integral of the number in the system is the sum of the times in it.
+    assert result.pending_integral_s[0] == pytest.approx(spent_s.sum(), abs=1e-9)
+    assert result.end_s[0] == pytest.approx((result.arrival_s[0] + spent_s).max(), abs=1e-12)
+    assert np.all(result.busy_s[0] <= result.end_s[0] + 1e-9)
+
+    if not arrivals.clients:
+        assert np.array_equal(result.arrival_s[0], arrivals.time_s)
+    served = np.bincount(result.worker[0][status == Status.OK], minlength=len(fleet.workers))
+    most = max(model.batching.max_batch_rows for model in fleet.models)
+    assert np.all(served <= most * result.executions[0])
+
+
+@EVERYWHERE
+@settings(max_examples=20, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_a_closed_loop_has_no_more_requests_than_clients(simulate: Simulate, scenario: Scenario, name: str) -> None:
+    fleet, arrivals, seed = scenario
+    result = simulate(fleet, arrivals, BUILTIN[name](), seed)
+    starts_s, ends_s = result.arrival_s[0], result.arrival_s[0] + result.latency_s[0]
+    # Answers go before requests at equal times; latencies are differences, so the ends are off by rounding.
+    at_once = [int(np.sum((starts_s <= t) & (ends_s > t + 1e-9))) for t in starts_s]
+
+    assert max(at_once) <= (arrivals.clients or len(arrivals))
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) -> None:
+    simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
+    simulation.run()
+
+    assert [worker.pending for worker in simulation.world.workers] == [0] * len(scenario.fleet.workers)
+    for router in simulation.world.routers:
+        assert not router.fleet.queue.in_flight.any()
+        assert not router.fleet.queue.own_work_s.any()
+        assert router.outcomes["unmatched"] == 0
+        assert not router.failures
+    assert sum(router.outcomes["matched"] for router in simulation.world.routers) == len(simulation.decided)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_workers_execute_as_they_are_configured(scenario: Scenario, name: str) -> None:
+    fleet, arrivals, seed = scenario
+    simulation = Simulation(fleet, arrivals, BUILTIN[name](), seed)
+    simulation.run()
+    at_once: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    for execution in simulation.executed:
+        requests = list(execution.requests)
+        assert len(set(arrivals.model[requests])) == 1
+        assert arrivals.rows[requests].sum() <= fleet.models[execution.model].batching.max_batch_rows
+        at_once[execution.worker, execution.model] += [(execution.started_s, 1), (execution.ended_s, -1)]
+    for (_, m), changes in at_once.items():
+        counts = np.cumsum([change for _, change in sorted(changes)])
+        assert counts.max(initial=0) <= fleet.models[m].instances
+    executed = [request for execution in simulation.executed for request in execution.requests]
+    assert len(executed) == len(set(executed)) == np.sum(simulation.record.status == Status.OK)
+
+
+def down_s(fleet: FleetSpec, worker: int) -> Iterator[tuple[float, float]]:
+    """Between what times a worker is surely down; a crash while it loads or is absent is none."""
+    crashes = [f for f in fleet.faults if f.kind == "crash" and f.worker == fleet.workers[worker].name]
+    for crash in crashes if fleet.workers[worker].present else ():
+        ends_s = [c.at_s + c.duration_s for c in crashes]
+        yield crash.at_s, min((end_s for end_s in ends_s if end_s >= crash.at_s), default=math.inf)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_a_crashed_worker_executes_nothing(scenario: Scenario, name: str) -> None:
+    simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
+    simulation.run()
+    for execution in simulation.executed:
+        for from_s, until_s in down_s(scenario.fleet, execution.worker):
+            assert execution.ended_s <= from_s or execution.started_s >= until_s or from_s == until_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), name=names)
+def test_within_a_level_it_is_first_come_first_served(scenario: Scenario, name: str) -> None:
+    fleet, arrivals, seed = scenario
+    simulation = Simulation(fleet, arrivals, BUILTIN[name](), seed)
+    simulation.run()
+    reached: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for execution in sorted(simulation.executed, key=lambda e: (e.worker, e.number)):
+        model = fleet.models[execution.model].batching
+        if fleet.network.jitter_s or model.timeout_action == "delay":
+            continue
+        for r in execution.requests:
+            level = min(int(arrivals.priority[r]) or model.default_priority, model.priority_levels)
+            if simulation.record.attempts[r] == 1:
+                reached[execution.worker, execution.model, level].append(simulation.record.arrival_s[r])
+    for times_s in reached.values():
+        assert times_s == sorted(times_s)
