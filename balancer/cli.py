@@ -17,6 +17,7 @@ _COMMANDS = {
     "policies": ("balancer.commands.policies", "List the policies and their options."),
     "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),
     "load": ("balancer.load.command", "Drive a listener and measure."),
+    "replay": ("balancer.commands.replay", "Decide again what a decision log records."),
     "profile": ("balancer.commands.profile", "Measure a Triton's service times."),
 }
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
