@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -102,10 +103,10 @@ class Workload:
             rows=drawn_rows,
             work=drawn_work,
             key=self._keys(requests, position, keys),
-            deadline_s=np.array([one.deadline_s for one in self._by_model(fleet)])[model],
-            priority=self.priorities.quantile(priorities.random(requests)).astype(np.int16),
+            deadline_s=self._deadlines_s(fleet, model, position),
+            priority=self._told("priorities", position, self.priorities.quantile(priorities.random(requests))),
             balancer=np.floor(balancers.random(requests) * fleet.balancers).astype(np.int16),
-            tenant=self.tenants.quantile(tenants.random(requests)).astype(np.int16),
+            tenant=self._told("tenants", position, self.tenants.quantile(tenants.random(requests))),
             clients=self.clients,
         )
 
@@ -164,6 +165,21 @@ class Workload:
                 works = works if self.recorded.work is None else self.recorded.work[position[own]]
             rows[own], work[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows), works
         return rows, work
+
+    def _deadlines_s(
+        self, fleet: FleetSpec, model: npt.NDArray[np.int16], position: npt.NDArray[np.int64] | None
+    ) -> FloatArray:
+        if self.recorded is not None and self.recorded.deadline_s is not None:
+            return self.recorded.deadline_s[position]
+        deadlines_s: FloatArray = np.array([one.deadline_s for one in self._by_model(fleet)])[model]
+        return deadlines_s
+
+    def _told(
+        self, column: Literal["priorities", "tenants"], position: npt.NDArray[np.int64] | None, drawn: FloatArray
+    ) -> npt.NDArray[np.int16]:
+        """What the trace tells of each request, or else what was drawn."""
+        told = None if self.recorded is None else getattr(self.recorded, column)
+        return drawn.astype(np.int16) if told is None else told[position]
 
     def _keys(
         self, count: int, position: npt.NDArray[np.int64] | None, generator: np.random.Generator

@@ -48,6 +48,11 @@ class Recorded:
     """Of mean 1."""
     keys: npt.NDArray[np.uint64] | None
     """Hashes; 0: none."""
+    deadline_s: FloatArray | None = None
+    """From arrival; infinite: none."""
+    priorities: npt.NDArray[np.int16] | None = None
+    tenants: npt.NDArray[np.int16] | None = None
+    """Indices."""
 
     def window(self, rate_per_s: float, count: int, start: float) -> tuple[FloatArray, npt.NDArray[np.int64]]:
         """Times of `count` requests in a row, and the position of each in the trace; shape `(count,)` each.

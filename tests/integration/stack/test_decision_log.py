@@ -13,7 +13,8 @@ from support.stack import Stack, eventually
 
 from balancer.decision_log.reading import DecisionLog, read_log
 from policies.wlpr import WeightedLeastPending
-from simulator.replay import arrivals_from_log, replay
+from simulator.log_workload import arrivals_from_log
+from simulator.replay import replay
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.decision_logs import LIMITS, MODELS, UNIX_S, recorded, write
-from support.fleets import make_router, report
+from support.decision_logs import LIMITS, recorded, write
+from support.fleets import make_router
 
-from balancer.core.events import WorkerAdded
-from balancer.core.router import Router
 from balancer.decision_log.reading import DecisionLog, DecisionLogError, RecordedDecision, read_log
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, option
@@ -21,7 +19,7 @@ from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.token_bucket import TokenBucket
-from simulator.replay import ColumnsView, arrivals_from_log, replay
+from simulator.replay import ColumnsView, replay
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
@@ -155,56 +153,3 @@ def test_a_policy_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with pytest.raises(DecisionLogError, match=r"policy stranger .* install the distribution"):
         replay(log)
     assert replay(log, LeastRequests()).agreement > 0
-
-
-def routed(folder: Path, process: str, requests: list[tuple[float, Request]], share: float = 1.0) -> None:
-    router = Router(LeastRequests())
-    for worker in range(2):
-        router.observe(WorkerAdded(f"w{worker}"), 0.0)
-        router.observe(report(f"w{worker}"), 0.0)
-    files, recording = write(folder, router, process=process, share=share)
-    for at_s, request in requests:
-        try:
-            decision = router.route(request, at_s)
-            if not request.model or request.tenant == "probe":
-                recording.no_inference(decision.number)
-        except Exception:
-            continue
-    files.close(wait_s=30)
-
-
-def test_the_arrivals_of_all_processes_are_one_workload(tmp_path: Path) -> None:
-    routed(tmp_path, "0", [(1.0, Request("m", rows=4, key=9, tenant="b")), (3.0, Request("m", deadline_s=0.5))])
-    other = [(2.0, Request("m", priority=10**300, tenant="a")), (2.5, Request("")), (2.6, Request("nobody's"))]
-    routed(tmp_path, "1", [*other, (2.7, Request("m", tenant="probe"))])
-    arrivals = arrivals_from_log(read_log(tmp_path), ["other", "m"])
-    np.testing.assert_allclose(arrivals.time_s, [0, 1, 2], atol=1e-6)
-    assert arrivals.model.tolist() == [1, 1, 1]
-    assert arrivals.rows.tolist() == [4, 1, 1]
-    assert arrivals.key.tolist() == [9, 0, 0]
-    assert arrivals.deadline_s.tolist() == [np.inf, np.inf, 0.5]
-    assert arrivals.priority.tolist() == [0, 32767, 0]
-    assert arrivals.balancer.tolist() == [0, 1, 0]
-    assert arrivals.tenant.tolist() == [2, 1, 0]
-    assert arrivals.work.tolist() == [1, 1, 1]
-
-
-def test_shed_requests_arrived_too(tmp_path: Path) -> None:
-    log = recorded(tmp_path, RandomChoice(), settings=LIMITS, seed=8)
-    shed = [refusal for refusal in log.refusals if refusal.reason == "shed"]
-    assert shed
-    unknown = [refusal for refusal in log.refusals if refusal.reason == "unknown_model"]
-    assert len(arrivals_from_log(log, MODELS)) == len(log) + len(log.refusals) - len(unknown)
-    assert log.runs[0].started_unix_s == UNIX_S
-
-
-def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
-    routed(tmp_path / "some", "0", [(1.0, Request("m"))] * 50, share=0.5)
-    with pytest.raises(ValueError, match=r"share of 0.5 .* decision_log.share 1"):
-        arrivals_from_log(read_log(tmp_path / "some"), ["m"])
-    routed(tmp_path / "none", "0", [(1.0, Request(""))])
-    with pytest.raises(ValueError, match="no request for a model"):
-        arrivals_from_log(read_log(tmp_path / "none"), ["m"])
-    routed(tmp_path / "all", "0", [(1.0, Request("m"))])
-    with pytest.raises(ValueError, match="requests for m: give these models"):
-        arrivals_from_log(read_log(tmp_path / "all"), ["x"])
