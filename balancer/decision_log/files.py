@@ -24,7 +24,7 @@ _PERIOD_S = 0.25
 _MOST_WAITING_BYTES = 16 * 2**20
 _MEMBER_BYTES = 2**20
 _LEVEL = 1
-"""Of compression: half the size of none at all would be had for less, but higher levels gain little."""
+"""Of compression: to about a quarter of the size; level 6 takes three times as long for a tenth less."""
 
 
 class DecisionFiles:
