@@ -273,9 +273,11 @@ def test_a_worker_joins_when_it_has_loaded_and_leaves_at_once() -> None:
 
 
 def test_a_silent_worker_is_avoided_until_it_reports_again() -> None:
-    fleet = fleet_of(model_of(0.001), workers=2, faults=(Fault("silent", "w0", 0.1, 0.1),))
+    silent = Fault("silent", "w0", 0.1, 0.1)
+    fleet = fleet_of(model_of(0.001), workers=2, faults=(silent,), reports=Reports(0.05, delay_s=0.049))
 
-    assert picks(fleet, [0.09, 0.11, 0.19, 0.2001]) == [0, 1, 1, 0]
+    # Reports that were on their way when it began do not arrive either.
+    assert picks(fleet, [0.09, 0.11, 0.12, 0.13, 0.14, 0.15, 0.248, 0.25]) == [0, 1, 1, 1, 1, 1, 1, 0]
 
 
 def test_nobody_eligible_ends_at_once() -> None:
