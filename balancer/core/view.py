@@ -1,4 +1,8 @@
-"""The fleet as policies see it: columns computed when first read, for one request at one moment."""
+"""The fleet as policies see it: columns computed when first read, at one moment.
+
+Production sees one fleet, for one request at a time; the simulator sees many side by side. Both compute the columns
+here, over arrays of shape `(..., n)`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,104 @@ import numpy as np
 
 from balancer.core import latency, queue, tokens
 from balancer.core.fleet import Fleet
+from balancer.core.latency import Latency
+from balancer.core.queue import Queue
+from balancer.core.service import Service
+from balancer.core.settings import EstimatorSettings
+from balancer.core.tokens import Tokens
 from policies.base import BoolArray, FloatArray, UintArray
 
 
-class LiveView:
-    """Implements `policies.base.FleetView` over a fleet's estimators; arrays have shape `(n,)` and are not copied."""
+class View:
+    """Implements `policies.base.FleetView` over estimators' state; arrays are not copied.
 
-    def __init__(self, fleet: Fleet, eligible: BoolArray, column: int, rows: float, now_s: float) -> None:
-        self._fleet = fleet
-        self._column = column
+    `now_s` and `rows` broadcast against `(..., n)`; `_of_model` is what differs between one fleet and many.
+    """
+
+    def __init__(
+        self,
+        states: tuple[Queue, Service, Latency, Tokens],
+        settings: EstimatorSettings,
+        eligible: BoolArray,
+        rows: float | FloatArray,
+        now_s: float | FloatArray,
+    ) -> None:
+        self._queue, self._service, self._latency, self._tokens = states
+        self._settings = settings
         self._rows = rows
         self._now_s = now_s
         self.eligible = eligible
+
+    def _of_model(self, array: FloatArray) -> FloatArray:
+        """The column of the request's model, `(..., n)`, of an array `(..., n, m)`."""
+        raise NotImplementedError
+
+    @property
+    def in_flight(self) -> FloatArray:
+        """See `FleetView`."""
+        return self._queue.in_flight
+
+    @property
+    def reported_pending(self) -> FloatArray:
+        """See `FleetView`."""
+        return self._queue.reported_pending
+
+    @cached_property
+    def pending(self) -> FloatArray:
+        """See `FleetView`."""
+        return queue.pending_now(self._queue, self._now_s)
+
+    @cached_property
+    def backlog_s(self) -> FloatArray:
+        """See `FleetView`."""
+        return queue.backlog_now_s(self._queue, self._now_s)
+
+    @cached_property
+    def completion_s(self) -> FloatArray:
+        """See `FleetView`: the backlog, and what this request adds, which is little if it can join a batch."""
+        s, q, of_model = self._service, self._queue, self._of_model
+        rows = of_model(q.own_rows) + self._rows
+        batches = np.ceil(rows / of_model(s.max_batch_rows))
+        work_s = (of_model(s.fixed_s) * batches + of_model(s.per_row_s) * rows) / of_model(s.instances)
+        completion_s: FloatArray = self.backlog_s + (work_s - of_model(q.own_work_model_s))
+        return completion_s
+
+    @cached_property
+    def service_s(self) -> FloatArray:
+        """See `FleetView`."""
+        s, of_model = self._service, self._of_model
+        batches = np.ceil(self._rows / of_model(s.max_batch_rows))
+        service_s: FloatArray = of_model(s.fixed_s) * batches + of_model(s.per_row_s) * self._rows
+        return service_s
+
+    @cached_property
+    def latency_s(self) -> FloatArray:
+        """See `FleetView`."""
+        return latency.latency_now_s(self._latency, self._now_s, self._settings.latency_decay_s)
+
+    @cached_property
+    def error_rate(self) -> FloatArray:
+        """See `FleetView`."""
+        return latency.error_rate_now(self._latency, self._now_s, self._settings.error_decay_s)
+
+    @cached_property
+    def tokens(self) -> FloatArray:
+        """See `FleetView`."""
+        return tokens.level_now(self._tokens, self._settings.tokens, self._now_s)
+
+
+class LiveView(View):
+    """One fleet, for one request; arrays have shape `(n,)`."""
+
+    def __init__(self, fleet: Fleet, eligible: BoolArray, column: int, rows: float, now_s: float) -> None:
+        states = fleet.queue, fleet.service, fleet.latency, fleet.tokens
+        super().__init__(states, fleet.settings.estimators, eligible, rows, now_s)
+        self._fleet = fleet
+        self._column = column
+
+    def _of_model(self, array: FloatArray) -> FloatArray:
+        column: FloatArray = array[:, self._column]
+        return column
 
     @property
     def weight(self) -> FloatArray:
@@ -30,61 +120,6 @@ class LiveView:
     def name_hash(self) -> UintArray:
         """See `FleetView`."""
         return self._fleet.name_hash
-
-    @property
-    def in_flight(self) -> FloatArray:
-        """See `FleetView`."""
-        return self._fleet.queue.in_flight
-
-    @property
-    def reported_pending(self) -> FloatArray:
-        """See `FleetView`."""
-        return self._fleet.queue.reported_pending
-
-    @cached_property
-    def pending(self) -> FloatArray:
-        """See `FleetView`."""
-        return queue.pending_now(self._fleet.queue, self._now_s)
-
-    @cached_property
-    def backlog_s(self) -> FloatArray:
-        """See `FleetView`."""
-        return queue.backlog_now_s(self._fleet.queue, self._now_s)
-
-    @cached_property
-    def completion_s(self) -> FloatArray:
-        """See `FleetView`: the backlog, and what this request adds, which is little if it can join a batch."""
-        s, q, m = self._fleet.service, self._fleet.queue, self._column
-        rows = q.own_rows[:, m] + self._rows
-        batches = np.ceil(rows / s.max_batch_rows[:, m])
-        work_s = (s.fixed_s[:, m] * batches + s.per_row_s[:, m] * rows) / s.instances[:, m]
-        completion_s: FloatArray = self.backlog_s + (work_s - q.own_work_model_s[:, m])
-        return completion_s
-
-    @cached_property
-    def service_s(self) -> FloatArray:
-        """See `FleetView`."""
-        s, m = self._fleet.service, self._column
-        batches = np.ceil(self._rows / s.max_batch_rows[:, m])
-        service_s: FloatArray = s.fixed_s[:, m] * batches + s.per_row_s[:, m] * self._rows
-        return service_s
-
-    @cached_property
-    def latency_s(self) -> FloatArray:
-        """See `FleetView`."""
-        decay_s = self._fleet.settings.estimators.latency_decay_s
-        return latency.latency_now_s(self._fleet.latency, self._now_s, decay_s)
-
-    @cached_property
-    def error_rate(self) -> FloatArray:
-        """See `FleetView`."""
-        decay_s = self._fleet.settings.estimators.error_decay_s
-        return latency.error_rate_now(self._fleet.latency, self._now_s, decay_s)
-
-    @cached_property
-    def tokens(self) -> FloatArray:
-        """See `FleetView`."""
-        return tokens.level_now(self._fleet.tokens, self._fleet.settings.estimators.tokens, self._now_s)
 
     @cached_property
     def report_age_s(self) -> FloatArray:

@@ -1,0 +1,211 @@
+"""Environments side by side, stopped at each decision: what policies in NumPy, and Gymnasium, step through."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+from policies.consistent_hash import ConsistentHash
+from policies.hashing import mix_array, unit_array
+from simulator.arrivals import Arrivals
+from simulator.engine import layout as at
+from simulator.engine import loop, picks
+from simulator.engine.allocate import Tables, allocate, fill
+from simulator.engine.native import Native
+from simulator.result import Result, Status
+from simulator.spec import FleetSpec
+from simulator.view import BatchView
+
+IntArray = npt.NDArray[np.int64]
+
+# As in balancer.core.router.
+_STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
+
+
+class Batch:
+    """`e` environments of at most `n` workers, each with `k` requests.
+
+    After `start` (or `load`) and after every `step`, `waiting` says which environments have a request to be decided;
+    `request`, `view` and `now_s` then tell of it. In the others they are stale. Estimator settings must be alike.
+    """
+
+    def __init__(
+        self,
+        fleets: Sequence[FleetSpec],
+        arrivals: Sequence[Arrivals],
+        seeds: Sequence[int],
+        *,
+        exact: bool = False,
+        timeline_period_s: float = 0.0,
+        timeline_rows: int = 0,
+    ) -> None:
+        """Allocate for the largest of the fleets and fill all; nothing has happened yet."""
+        if not len(fleets) == len(arrivals) == len(seeds):
+            raise ValueError(
+                f"{len(fleets)} fleets, {len(arrivals)} arrivals and {len(seeds)} seeds: give one of each an environment"
+            )
+        requests = {len(one) for one in arrivals}
+        if len(requests) != 1:
+            raise ValueError(f"arrivals have {sorted(requests)} requests: give every environment as many")
+        self.sim = allocate(fleets, requests.pop(), timeline_rows)
+        self._native = Native(self.sim)
+        self.fleets = list(fleets)
+        self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
+        self._tenants = [one.tenant for one in arrivals]
+        self._tables = Tables(self.sim.plan)
+        self._exact, self._timeline_period_s = exact, timeline_period_s
+        self._no_options = np.zeros(2)
+        self._everyone = np.arange(len(fleets))
+        self._keyed = any(one.key.any() for one in arrivals)
+        for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
+            self._fill(e, fleet, one, seed)
+
+    def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
+        fill(
+            self.sim,
+            self._tables,
+            e,
+            fleet,
+            arrivals,
+            seed,
+            exact=self._exact,
+            timeline_period_s=self._timeline_period_s,
+        )
+        loop.begin(self._native, e)
+        self.fleets[e], self._tenants[e] = fleet, arrivals.tenant
+
+    def load(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
+        """Put environment `e` to the start of another run, at its first decision; it must fit the arrays."""
+        self._keyed = self._keyed or bool(arrivals.key.any())
+        self._fill(e, fleet, arrivals, seed)
+        only = self._everyone == e
+        loop.advance(self._native, only, picks.OUTSIDE, self._no_options)
+        self.waiting[e] = only[e]
+
+    def start(self) -> int:
+        """Go on to the first decision of each environment; returns how many wait."""
+        self.waiting[:] = True
+        return int(loop.advance(self._native, self.waiting, picks.OUTSIDE, self._no_options))
+
+    def step(self, workers: IntArray) -> int:
+        """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
+        loop.assign(self._native, workers, self.waiting)
+        return int(loop.advance(self._native, self.waiting, picks.OUTSIDE, self._no_options))
+
+    def run_inside(self, how: int, options: FloatArray) -> None:
+        """Run to the end with a policy that the engine decides as itself, one of `picks`."""
+        self.waiting[:] = True
+        loop.advance(self._native, self.waiting, how, options)
+
+    @property
+    def deciding(self) -> IntArray:
+        """Index of the request that waits in each environment, `(e,)`; 0 where none does."""
+        return np.maximum(self.sim.state.count[:, at.DECIDING], 0)
+
+    @property
+    def now_s(self) -> FloatArray:
+        """Time of each environment, `(e,)`."""
+        now_s: FloatArray = self.sim.state.clock[:, at.NOW]
+        return now_s
+
+    @property
+    def pending_integral_s(self) -> FloatArray:
+        """Integral of the number in the system up to its last change, `(e,)`."""
+        integral: FloatArray = self.sim.state.clock[:, at.INTEGRAL]
+        return integral
+
+    def request(self) -> Request:
+        """What waits, as policies see it; fields of shape `(e, 1)`, model and tenant empty."""
+        k, e, d = self.deciding, self._everyone, self.sim.demand
+        return Request(
+            model="",
+            rows=d.rows[e, k].astype(np.float64)[:, None],
+            number=self._number(k).astype(np.uint64)[:, None],
+            key=d.key[e, k][:, None] if self._keyed else None,
+            deadline_s=d.deadline_s[e, k][:, None],
+            priority=d.priority[e, k].astype(np.float64)[:, None],
+        )
+
+    def _number(self, k: IntArray) -> IntArray:
+        number: IntArray = self.sim.known.number[self._everyone, self.sim.demand.balancer[self._everyone, k]]
+        return number
+
+    def model(self) -> IntArray:
+        """Index of the model of what waits, `(e,)`."""
+        return self.sim.demand.model[self._everyone, self.deciding].astype(np.int64)
+
+    def view(self) -> BatchView:
+        """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
+        k, e, d = self.deciding, self._everyone, self.sim.demand
+        return BatchView(
+            self.sim,
+            self.fleets[0].settings.estimators,
+            d.balancer[e, k].astype(np.int64),
+            self.model(),
+            d.rows[e, k].astype(np.float64)[:, None],
+            self.now_s[:, None],
+        )
+
+    def sticky(self, policy: Policy) -> bool:
+        """Whether some requests are not the policy's to decide, since their keys are."""
+        return self._keyed and self.fleets[0].settings.sticky_keys and not policy.needs_key
+
+    def probabilities(self, policy: Policy, view: BatchView | None = None) -> FloatArray:
+        """`Router._ask`: the policy's answers, those of the sticky hash for keyed requests; `(e, n)`."""
+        view = view or self.view()
+        request = self.request()
+        if request.key is None:
+            return policy.probabilities(request, view)
+        keyed = np.asarray(request.key) != 0
+        with_key = dataclasses.replace(request, key=np.where(keyed, request.key, request.number))
+        if policy.needs_key:
+            return policy.probabilities(with_key, view)
+        answer = policy.probabilities(request, view)
+        if not self.sticky(policy):
+            return answer
+        return np.where(keyed, _STICKY.probabilities(with_key, view), answer)
+
+    def draw(self, probabilities: FloatArray) -> IntArray:
+        """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
+        k = self.deciding
+        seeds: UintArray = self.sim.plan.router_seed[self._everyone, self.sim.demand.balancer[self._everyone, k]]
+        uniform = unit_array(mix_array(seeds ^ self._number(k).astype(np.uint64)))
+        choices = np.empty(len(uniform), np.int64)
+        loop.draw(np.ascontiguousarray(probabilities, np.float64), uniform, choices)
+        return choices
+
+    def result(self) -> Result:
+        """All that happened so far."""
+        x, d = self.sim.state, self.sim.demand
+        n = self.sim.sizes.workers
+        to_client_s = np.array([[fleet.network.to_client_s] for fleet in self.fleets])
+        answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, loop.faults.LOST))
+        status = np.where(x.status == loop.faults.LOST, Status.ERROR, x.status).astype(np.int8)
+        latency_s = x.resolved_s - x.arrived_s + np.where(answered, to_client_s, 0.0)
+        rows = int(x.count[:, at.TIMELINE_ROW].min(initial=0)) if len(x.count) else 0
+        return Result(
+            arrival_s=x.arrived_s.copy(),
+            latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
+            status=status,
+            worker=np.where(np.isin(status, (Status.OK, Status.ERROR)), x.server, -1).astype(np.int16),
+            picked=x.picked.copy(),
+            attempts=x.attempts.copy(),
+            model=d.model.copy(),
+            rows=d.rows.copy(),
+            deadline_s=d.deadline_s.copy(),
+            priority=d.priority.copy(),
+            tenant=np.stack(self._tenants),
+            pending_integral_s=self.pending_integral_s.copy(),
+            end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
+            busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),
+            executions=x.whole[:, at.EXECUTED].reshape(-1, n).copy(),
+            timeline_s=np.arange(rows) * self._timeline_period_s,
+            timeline_pending=x.timeline[:, :rows].copy(),
+            workers=tuple(worker.name for worker in self.fleets[0].workers),
+            models=tuple(model.name for model in self.fleets[0].models),
+        )
+

@@ -1,0 +1,1 @@
+"""The event-driven core of the simulator; see README.md."""

@@ -1,0 +1,97 @@
+"""The core's scalar updates, compiled from their own source: production and simulator run the same code.
+
+numba resolves the names that a function uses when it compiles it, so each function is copied with a namespace in which
+its siblings are the compiled ones. State records become native ones of the same arrays (see `native.py`); a row index
+then stands for (environment, balancer, worker).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pathlib
+import types
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import numba
+import numpy as np
+import platformdirs
+
+from balancer.core import columns, latency, queue, service, tokens
+from policies import hashing
+
+_SOURCES = (pathlib.Path(__file__).parent, pathlib.Path(queue.__file__).parent, pathlib.Path(hashing.__file__).parent)
+
+
+def _digest() -> str:
+    """Of all that is compiled: numba's own cache looks at the outermost function's file alone."""
+    content = hashlib.sha256()
+    for folder in _SOURCES:
+        for path in sorted(folder.glob("*.py")):
+            content.update(path.read_bytes())
+    return content.hexdigest()[:16]
+
+
+# Read by numba when a function is decorated.
+numba.config.CACHE_DIR = str(platformdirs.user_cache_path("balancer") / "engine" / _digest())  # type: ignore[attr-defined]
+
+# Without numba's reference counts: nothing is allocated in here.
+inlined: Callable[..., Any] = numba.njit(forceinline=True, _nrt=False)
+"""For what happens to every request."""
+outlined: Callable[..., Any] = numba.njit(_nrt=False)
+"""For what is rarer."""
+compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, _nrt=False)
+"""For what Python calls."""
+
+
+def _compile_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]:
+    namespace = dict(vars(module))
+    for name in names:
+        source = namespace[name]
+        copy = types.FunctionType(source.__code__, namespace, name, source.__defaults__)
+        namespace[name] = inlined(copy)
+        yield namespace[name]
+
+
+QueueArrays = namedtuple("QueueArrays", [f.name for f in fields(queue.Queue)])  # type: ignore[misc]
+ServiceArrays = namedtuple("ServiceArrays", [f.name for f in fields(service.Service)])  # type: ignore[misc]
+LatencyArrays = namedtuple("LatencyArrays", [f.name for f in fields(latency.Latency)])  # type: ignore[misc]
+TokenArrays = namedtuple("TokenArrays", [f.name for f in fields(tokens.Tokens)])  # type: ignore[misc]
+TokenLimits = namedtuple("TokenLimits", ["capacity", "refill_per_s", "target_pending"])
+
+batch_work_s, recount, drain, queue_sent, queue_ended, queue_reported = _compile_module(
+    queue, ("batch_work_s", "recount", "_drain", "sent", "ended", "reported")
+)
+service_fit, service_observe = _compile_module(service, ("fit", "observe"))
+(latency_observe,) = _compile_module(latency, ("observe",))
+tokens_advance, tokens_take = _compile_module(tokens, ("advance", "take"))
+
+
+def arrays(kind: type[Any], record: type[Any], workers: int, models: int) -> Any:
+    """A named tuple of the arrays that `balancer.core.columns.allocate` makes."""
+    state = columns.allocate(kind, workers, models)
+    return record(*(getattr(state, f.name) for f in fields(kind)))
+
+
+@inlined
+def mix(value: Any) -> Any:
+    """`policies.hashing.mix` for uint64, which wraps by itself."""
+    value = np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@inlined
+def unit(value: Any) -> Any:
+    """`policies.hashing.unit`."""
+    return np.float64(value >> np.uint64(11)) * 2.0**-53
+
+
+@inlined
+def exponential(mean: float, uniform: float) -> float:
+    """An exponential draw from a uniform one."""
+    return -mean * math.log1p(-uniform)

@@ -1,0 +1,105 @@
+"""A worker's device: executions that run at once share it, others wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.engine.compiled import inlined
+from simulator.engine.heap import push
+from simulator.engine.layout import (
+    ACTIVE,
+    AT,
+    BUSY,
+    DEVICE_DONE,
+    DEVICE_END,
+    NEXT_SLOT,
+    ORDER,
+    RUNS,
+    SLOWNESS,
+    STALLED,
+    W_CONCURRENCY,
+    W_INTERFERENCE,
+    WAITING,
+    WAITS,
+    Sim,
+)
+
+
+@inlined
+def _rate(sim: Sim, g: int) -> float:
+    """At which each execution on the device proceeds."""
+    x = sim.state
+    if x.whole[g, STALLED]:
+        return 0.0
+    together = 1 + sim.plan.worker[g, W_INTERFERENCE] * (x.whole[g, ACTIVE] - 1)
+    return 1.0 / together / x.real[g, SLOWNESS]
+
+
+@inlined
+def bring_up_to_date(sim: Sim, g: int, now_s: float) -> None:
+    """Account for what was executed since the last change."""
+    x = sim.state
+    active = x.whole[g, ACTIVE]
+    if active:
+        elapsed_s = now_s - x.real[g, AT]
+        rate = _rate(sim, g)
+        if elapsed_s > 0 and rate > 0:
+            x.real[g, BUSY] += elapsed_s
+            for slot in range(sim.sizes.slots):
+                if x.slot_state[g, slot] == RUNS:
+                    x.slot_left_s[g, slot] -= elapsed_s * rate
+    x.real[g, AT] = now_s
+
+
+@inlined
+def schedule(sim: Sim, e: int, g: int, now_s: float) -> None:
+    """Foresee the next end; `bring_up_to_date` comes before whatever changes it, this after."""
+    x = sim.state
+    x.real[g, DEVICE_END] = np.inf
+    rate = _rate(sim, g)
+    if x.whole[g, ACTIVE] == 0 or rate == 0:
+        return
+    least_s, first = np.inf, -1
+    for slot in range(sim.sizes.slots):
+        if x.slot_state[g, slot] == RUNS and x.slot_left_s[g, slot] < least_s:
+            least_s, first = x.slot_left_s[g, slot], slot
+    end_s = now_s + max(least_s, 0.0) / rate
+    x.whole[g, NEXT_SLOT] = first
+    x.real[g, DEVICE_END] = end_s
+    push(sim.heap, e, end_s, DEVICE_DONE, g - e * sim.sizes.workers)
+
+
+@inlined
+def ask(sim: Sim, e: int, g: int, slot: int, now_s: float) -> None:
+    """An execution wants the device: it runs, or waits behind the others."""
+    x = sim.state
+    if x.whole[g, ACTIVE] < sim.plan.worker[g, W_CONCURRENCY]:
+        bring_up_to_date(sim, g, now_s)
+        x.slot_state[g, slot] = RUNS
+        x.whole[g, ACTIVE] += 1
+        schedule(sim, e, g, now_s)
+    else:
+        x.slot_state[g, slot] = WAITS
+        x.slot_order[g, slot] = x.whole[g, ORDER]
+        x.whole[g, ORDER] += 1
+        x.whole[g, WAITING] += 1
+
+
+@inlined
+def leave(sim: Sim, e: int, g: int, now_s: float) -> None:
+    """The next execution to end is done, its slot no longer runs, and those that wait take its place."""
+    x = sim.state
+    bring_up_to_date(sim, g, now_s)
+    x.slot_state[g, x.whole[g, NEXT_SLOT]] = WAITS  # until its caller frees it; it must not be taken up again
+    x.slot_order[g, x.whole[g, NEXT_SLOT]] = -1
+    x.whole[g, ACTIVE] -= 1
+    while x.whole[g, WAITING] > 0 and x.whole[g, ACTIVE] < sim.plan.worker[g, W_CONCURRENCY]:
+        first = -1
+        for slot in range(sim.sizes.slots):
+            if x.slot_state[g, slot] == WAITS and x.slot_order[g, slot] >= 0:
+                if first < 0 or x.slot_order[g, slot] < x.slot_order[g, first]:
+                    first = slot
+        x.slot_state[g, first] = RUNS
+        x.whole[g, ACTIVE] += 1
+        x.whole[g, WAITING] -= 1
+    schedule(sim, e, g, now_s)

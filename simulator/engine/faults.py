@@ -1,0 +1,187 @@
+"""What befalls workers: faults begin and end, and the autoscaler adds and drains."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.engine import device
+from simulator.engine.compiled import inlined, outlined
+from simulator.engine.heap import push
+from simulator.engine.knowledge import announce, lose_reports, report_again
+from simulator.engine.layout import (
+    ACTIVE,
+    CRASH,
+    DEVICE_END,
+    DRAINING,
+    E_FAULTS,
+    E_SCALE_DOWN,
+    E_SCALE_LEAST,
+    E_SCALE_LOAD,
+    E_SCALE_PERIOD,
+    E_SCALE_UP,
+    ERROR_SHARE,
+    ERRORS,
+    EXECUTING,
+    FAULT_END,
+    FREE,
+    INCARNATION,
+    IS_SILENT,
+    JOIN,
+    JOINED,
+    LEAVE,
+    LOGGED,
+    QUEUED,
+    READY,
+    SAMPLED,
+    SCALE,
+    SILENT,
+    SLOW,
+    SLOWNESS,
+    STALL,
+    STALLED,
+    STARTED_UP,
+    UP,
+    W_EXISTS,
+    WAITING,
+    Sim,
+)
+from simulator.engine.requests import end
+
+LOST = 6
+"""A request's status while it is lost in a crash, so that its outcome has no latency; an ERROR in results."""
+
+
+@inlined
+def _change_speed(sim: Sim, e: int, g: int, slowness: float, stalled: int, now_s: float) -> None:
+    device.bring_up_to_date(sim, g, now_s)
+    sim.state.real[g, SLOWNESS] = slowness
+    sim.state.whole[g, STALLED] = stalled
+    device.schedule(sim, e, g, now_s)
+
+
+@inlined
+def _lose(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """A chain of requests is lost."""
+    while k >= 0:
+        following = sim.state.next[e, k]
+        end(sim, e, k, LOST, now_s)
+        k = following
+
+
+@outlined
+def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
+    x = sim.state
+    g = e * sim.sizes.workers + w
+    device.bring_up_to_date(sim, g, now_s)
+    for slot in range(sim.sizes.slots):
+        if x.slot_state[g, slot] != FREE:
+            _lose(sim, e, x.slot_head[g, slot], now_s)
+            x.slot_state[g, slot] = FREE
+    for m in range(sim.sizes.models):
+        for level in range(sim.sizes.levels + 1):
+            if x.queue_count[g, m, level] > 0:
+                _lose(sim, e, x.queue_head[g, m, level], now_s)
+                x.queue_count[g, m, level] = 0
+        x.queued[g, m], x.executing[g, m], x.busy_instances[g, m] = 0, 0, 0
+        x.timer_s[g, m] = np.inf
+        x.compute_s[g, m] = 0.0
+    for column in (ACTIVE, WAITING, QUEUED, EXECUTING, LOGGED, SAMPLED, STARTED_UP, UP):
+        x.whole[g, column] = 0
+    x.whole[g, INCARNATION] += 1
+    x.real[g, DEVICE_END] = np.inf
+    x.cache[g] = 0
+    lose_reports(sim, e, w)
+
+
+@outlined
+def begin(sim: Sim, e: int, i: int, now_s: float) -> None:
+    """Fault `i` of the environment begins."""
+    x, plan = sim.state, sim.plan
+    kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
+    g = e * sim.sizes.workers + w
+    if kind == SLOW:
+        _change_speed(sim, e, g, plan.fault_amount[e, i], x.whole[g, STALLED], now_s)
+    elif kind == STALL:
+        _change_speed(sim, e, g, x.real[g, SLOWNESS], 1, now_s)
+    elif kind == CRASH:
+        _crash(sim, e, w, now_s)
+    elif kind == ERRORS:
+        x.real[g, ERROR_SHARE] = plan.fault_amount[e, i]
+    elif kind == JOIN:
+        _join(sim, e, w)
+    elif kind == LEAVE:
+        x.whole[g, DRAINING] = 1
+        announce(sim, e, w, True)
+    elif kind == SILENT:
+        x.whole[g, IS_SILENT] = 1
+        lose_reports(sim, e, w)
+    if plan.fault_until_s[e, i] < np.inf:
+        push(sim.heap, e, plan.fault_until_s[e, i], FAULT_END, i)
+
+
+@outlined
+def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
+    """Fault `i` ends; an index past the faults is that of a worker which the autoscaler added and is ready now."""
+    x, plan = sim.state, sim.plan
+    faults = int(plan.env[e, E_FAULTS])
+    if i >= faults:
+        x.whole[e * sim.sizes.workers + i - faults, READY] = 1
+        report_again(sim, e, i - faults, now_s)
+        return
+    kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
+    g = e * sim.sizes.workers + w
+    if kind == SLOW:
+        _change_speed(sim, e, g, 1.0, x.whole[g, STALLED], now_s)
+    elif kind == STALL:
+        _change_speed(sim, e, g, x.real[g, SLOWNESS], 0, now_s)
+    elif kind == CRASH:
+        x.whole[g, UP] = 1
+        report_again(sim, e, w, now_s)
+    elif kind == ERRORS:
+        x.real[g, ERROR_SHARE] = 0.0
+    elif kind == JOIN:
+        x.whole[g, READY] = 1
+        report_again(sim, e, w, now_s)
+    elif kind == SILENT:
+        x.whole[g, IS_SILENT] = 0
+        report_again(sim, e, w, now_s)
+
+
+@inlined
+def _join(sim: Sim, e: int, w: int) -> None:
+    g = e * sim.sizes.workers + w
+    sim.state.whole[g, JOINED] = 1
+    sim.state.whole[g, UP] = 1
+    announce(sim, e, w, False)
+
+
+@outlined
+def scale(sim: Sim, e: int, now_s: float) -> None:
+    """The autoscaler looks, and sets when it looks again."""
+    x, env, n = sim.state, sim.plan.env, sim.sizes.workers
+    period_s = env[e, E_SCALE_PERIOD]
+    push(sim.heap, e, (round(now_s / period_s) + 1) * period_s, SCALE, 0)
+    serving, pending, absent, drained, last = 0, 0, -1, -1, -1
+    for w in range(n):
+        whole = x.whole[e * n + w]
+        if not whole[JOINED]:
+            if absent < 0 and sim.plan.worker[e * n + w, W_EXISTS]:
+                absent = w
+        elif whole[DRAINING]:
+            if drained < 0:
+                drained = w
+        elif whole[READY] and whole[UP]:
+            serving += 1
+            pending += whole[QUEUED] + whole[EXECUTING]
+            last = w
+    mean = pending / max(serving, 1)
+    if mean > env[e, E_SCALE_UP]:
+        if absent >= 0:
+            _join(sim, e, absent)
+            push(sim.heap, e, now_s + env[e, E_SCALE_LOAD], FAULT_END, int(env[e, E_FAULTS]) + absent)
+        elif drained >= 0:
+            x.whole[e * n + drained, DRAINING] = 0
+            announce(sim, e, drained, False)
+    elif mean < env[e, E_SCALE_DOWN] and serving > env[e, E_SCALE_LEAST]:
+        x.whole[e * n + last, DRAINING] = 1
+        announce(sim, e, last, True)

@@ -1,0 +1,373 @@
+"""The engine's loop: events in order, until a request needs a decision or all is over. What Python calls is here."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simulator.engine import batcher, device, faults, knowledge, picks
+from simulator.engine.compiled import compiled, inlined, outlined
+from simulator.engine.heap import pop, push
+from simulator.engine.layout import (
+    ANSWER,
+    ARRIVAL,
+    DECIDING,
+    DEVICE_DONE,
+    DEVICE_END,
+    E_CLIENTS,
+    E_EXACT,
+    E_FALLBACKS,
+    E_FALLIBLE,
+    E_FAULTS,
+    E_MAX_PENDING,
+    E_OUTCOME,
+    E_SCALE_PERIOD,
+    E_SHED_LATE,
+    E_SHED_PENDING,
+    E_SHED_PRIORITY,
+    E_TIMELINE,
+    E_TO_CLIENT,
+    E_TO_WORKER,
+    ENDED,
+    ERROR_SHARE,
+    EXECUTING,
+    FAULT,
+    FAULT_END,
+    HOST_DONE,
+    KIND_BITS,
+    NEXT_ANSWERED,
+    NEXT_ARRIVAL,
+    NEXT_SAMPLE,
+    NOW,
+    ON_HOST,
+    OUTCOME,
+    OUTCOME_HEAD,
+    QUEUED,
+    REACH,
+    REACH_HEAD,
+    REPORT,
+    REPORT_BITS,
+    SAMPLE,
+    SCALE,
+    TICK,
+    TIMELINE,
+    TIMELINE_ROW,
+    TIMER,
+    UP,
+    Sim,
+)
+from simulator.engine.requests import UNAVAILABLE, count_system, end, fail, send, uniform
+from simulator.result import Status
+
+_OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.SHED), int(Status.NO_WORKER)
+
+
+@inlined
+def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
+    """A request ends where it arrived."""
+    x = sim.state
+    x.status[e, k] = status
+    x.resolved_s[e, k] = now_s
+    x.picked[e, k] = x.server[e, k] = -1
+    x.count[e, ENDED] += 1
+    count_system(sim, e, -1, now_s)
+    if sim.plan.env[e, E_CLIENTS] > 0:
+        push(sim.heap, e, now_s + sim.plan.env[e, E_TO_CLIENT], ANSWER, 0)
+
+
+@outlined
+def _within_limits(sim: Sim, e: int, k: int, b: int, count: int, now_s: float) -> int:
+    """`Router._within_limits`: how many workers are left to pick from; 0: shed."""
+    env, mask, demand = sim.plan.env, sim.state.mask[e], sim.demand
+    first = knowledge.row(sim, e, b, 0)
+    limit = env[e, E_MAX_PENDING]
+    if 0 < env[e, E_SHED_PRIORITY] <= demand.priority[e, k]:
+        limit = min(limit, env[e, E_SHED_PENDING])
+    if limit < np.inf:
+        count = 0
+        for w in range(sim.sizes.workers):
+            mask[w] = mask[w] and picks.pending_of(sim, first + w, now_s) < limit
+            count += mask[w]
+    if count > 0 and env[e, E_SHED_LATE] and demand.deadline_s[e, k] < np.inf:
+        best_s = np.inf
+        for w in range(sim.sizes.workers):
+            if mask[w]:
+                rows = demand.rows[e, k]
+                best_s = min(best_s, picks.completion_of(sim, first + w, demand.model[e, k], rows, now_s))
+        if best_s > demand.deadline_s[e, k]:
+            count = 0
+    return count
+
+
+@inlined
+def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """A request arrives; returns how many workers may be picked for it, 0 where it was refused."""
+    x, known = sim.state, sim.known
+    x.arrived_s[e, k] = now_s
+    count_system(sim, e, 1, now_s)
+    b = sim.demand.balancer[e, k]
+    if sim.plan.env[e, E_EXACT]:
+        knowledge.know_exactly(sim, e, b, now_s)
+    if now_s > known.fresh_until_s[e, b]:
+        knowledge.look_who_is_eligible(sim, e, b, now_s)
+    line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
+    count = known.eligible_count[line]
+    if count == 0:
+        known.number[e, b] += 1
+        _refuse(sim, e, k, _NO_WORKER, now_s)
+        return 0
+    for w in range(sim.sizes.workers):
+        x.mask[e, w] = known.eligible[line, w]
+    count = _within_limits(sim, e, k, b, count, now_s)
+    if count == 0:
+        known.number[e, b] += 1
+        _refuse(sim, e, k, _SHED, now_s)
+    return count
+
+
+@outlined
+def _name_fallbacks(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """`Router._fallbacks`: the eligible workers with the least pending, after the one picked."""
+    x = sim.state
+    first, most = knowledge.row(sim, e, sim.demand.balancer[e, k], 0), min(2, int(sim.plan.env[e, E_FALLBACKS]))
+    x.fallback[e, k, 0], x.fallback[e, k, 1] = -1, -1
+    for i in range(most):
+        least, found = np.inf, -1
+        for other in range(sim.sizes.workers):
+            if x.mask[e, other] and other != w and not (i == 1 and other == x.fallback[e, k, 0]):
+                pending = picks.pending_of(sim, first + other, now_s)
+                if pending < least:
+                    least, found = pending, other
+        x.fallback[e, k, i] = found
+
+
+@inlined
+def _assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """A decision is made: worker `w`, or -1 to shed."""
+    x = sim.state
+    sim.known.number[e, sim.demand.balancer[e, k]] += 1
+    if w < 0:
+        _refuse(sim, e, k, _SHED, now_s)
+        return
+    x.picked[e, k] = w
+    if sim.plan.env[e, E_FALLIBLE]:
+        _name_fallbacks(sim, e, k, w, now_s)
+    knowledge.count_in(sim, e, k, w, now_s)
+    send(sim, e, k, w, now_s)
+
+
+@inlined
+def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """A request reaches the worker it was sent to; returns what the batcher must look at, as `_handle` does."""
+    x = sim.state
+    w = x.server[e, k]
+    g = e * sim.sizes.workers + w
+    if not x.whole[g, UP]:
+        fail(sim, e, k, now_s)
+    elif x.real[g, ERROR_SHARE] > 0 and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, ERROR_SHARE]:
+        end(sim, e, k, _ERROR, now_s)
+    elif batcher.enqueue(sim, e, g, k, now_s):
+        return w * sim.sizes.models + sim.demand.model[e, k]
+    else:
+        fail(sim, e, k, now_s)
+    return -1
+
+
+@inlined
+def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """A balancer hears how a request ended."""
+    x = sim.state
+    status = x.status[e, k]
+    latency_s = x.resolved_s[e, k] - x.sent_s[e, k]
+    if status in (UNAVAILABLE, faults.LOST):
+        latency_s = math.nan
+    knowledge.observe_outcome(sim, e, k, latency_s, status == _OK, now_s)
+
+
+@outlined
+def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
+    x = sim.state
+    line = x.count[e, TIMELINE_ROW]
+    if line < x.timeline.shape[1]:
+        for w in range(sim.sizes.workers):
+            whole = x.whole[e * sim.sizes.workers + w]
+            x.timeline[e, line, w] = whole[QUEUED] + whole[EXECUTING]
+        x.count[e, TIMELINE_ROW] = line + 1
+        push(sim.heap, e, (line + 1) * sim.plan.env[e, E_TIMELINE], TIMELINE, 0)
+
+
+@outlined
+def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> None:
+    """An event that concerns no request."""
+    x, n = sim.state, sim.sizes.workers
+    if kind == SAMPLE:
+        if x.real[e * n + subject, NEXT_SAMPLE] == now_s:
+            knowledge.report_again(sim, e, subject, now_s)
+    elif kind == REPORT:
+        way, number = subject >> REPORT_BITS, subject & ((1 << REPORT_BITS) - 1)
+        w, b = way // sim.sizes.balancers, way % sim.sizes.balancers
+        place = knowledge.find_snapshot(sim, e, w, number)
+        if place >= 0:
+            knowledge.receive(sim, e, b, w, place, now_s)
+    elif kind == TICK:
+        knowledge.fade_all(sim, e)
+        push(sim.heap, e, now_s + 1.0, TICK, 0)
+    elif kind == FAULT:
+        faults.begin(sim, e, subject, now_s)
+    elif kind == FAULT_END:
+        faults.cease(sim, e, subject, now_s)
+    elif kind == SCALE:
+        faults.scale(sim, e, now_s)
+    elif kind == TIMELINE:
+        _record_timeline(sim, e, now_s)
+
+
+@inlined
+def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
+    """One event; returns the worker and model (`worker * models + model`) that the batcher must look at, or -1."""
+    x, n, models = sim.state, sim.sizes.workers, sim.sizes.models
+    if kind == DEVICE_DONE:
+        if x.real[e * n + subject, DEVICE_END] == now_s:
+            return subject * models + batcher.finish(sim, e, e * n + subject, now_s)
+    elif kind == HOST_DONE:
+        g, slot = e * n + subject // sim.sizes.slots, subject % sim.sizes.slots
+        if x.slot_state[g, slot] == ON_HOST and x.slot_ready_s[g, slot] == now_s:
+            device.ask(sim, e, g, slot, now_s)
+    elif kind == TIMER:
+        g, m = e * n + subject // models, subject % models
+        if x.timer_s[g, m] == now_s:
+            x.timer_s[g, m] = np.inf
+            return subject
+    elif kind == REACH:
+        return _reach(sim, e, subject, now_s)
+    else:
+        _handle_rare(sim, e, kind, subject, now_s)
+    return -1
+
+
+@inlined
+def _next(sim: Sim, e: int) -> tuple[float, int, int]:
+    """Take the next event: time, kind and subject; an arrival's subject is the request."""
+    x, env = sim.state, sim.plan.env
+    requests = sim.sizes.requests
+    if env[e, E_CLIENTS] > 0:
+        requests = min(requests, int(env[e, E_CLIENTS]))
+    at_s, kind, subject, from_heap = np.inf, ARRIVAL, x.count[e, NEXT_ARRIVAL], False
+    if subject < requests:
+        at_s = sim.demand.time_s[e, subject]
+    if sim.heap.at_s[e, 0] <= at_s:
+        at_s, payload, from_heap = sim.heap.at_s[e, 0], sim.heap.payload[e, 0], True
+        kind, subject = payload >> KIND_BITS, payload & ((1 << KIND_BITS) - 1)
+    head = x.count[e, OUTCOME_HEAD]
+    if head >= 0:
+        then_s = x.resolved_s[e, head] + env[e, E_OUTCOME]
+        if then_s < at_s or (then_s == at_s and kind > OUTCOME):
+            at_s, kind, subject, from_heap = then_s, OUTCOME, head, False
+    head = x.count[e, REACH_HEAD]
+    if head >= 0:
+        then_s = x.sent_s[e, head] + env[e, E_TO_WORKER]
+        if then_s < at_s or (then_s == at_s and kind > REACH):
+            at_s, kind, subject, from_heap = then_s, REACH, head, False
+    if from_heap:
+        pop(sim.heap, e)
+    elif kind == OUTCOME:
+        x.count[e, OUTCOME_HEAD] = x.next[e, subject]
+    elif kind == REACH:
+        x.count[e, REACH_HEAD] = x.next[e, subject]
+    else:
+        x.count[e, NEXT_ARRIVAL] = subject + 1
+    return at_s, kind, subject
+
+
+@inlined
+def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
+    """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
+    x, models = sim.state, sim.sizes.models
+    while x.count[e, ENDED] < sim.sizes.requests or x.count[e, OUTCOME_HEAD] >= 0:
+        now_s, kind, subject = _next(sim, e)
+        x.clock[e, NOW] = now_s
+        if kind == ANSWER:
+            if x.count[e, NEXT_ANSWERED] == sim.sizes.requests:
+                continue
+            subject = x.count[e, NEXT_ANSWERED]
+            x.count[e, NEXT_ANSWERED] = subject + 1
+        if kind == OUTCOME:
+            _hear(sim, e, subject, now_s)
+        elif kind >= ANSWER:
+            count = _arrive(sim, e, subject, now_s)
+            if count > 0:
+                x.count[e, DECIDING] = subject
+                if how == picks.OUTSIDE:
+                    return True
+                b = sim.demand.balancer[e, subject]
+                _assign(sim, e, subject, picks.pick(sim, e, subject, b, count, how, options, now_s), now_s)
+        else:
+            place = _handle(sim, e, kind, subject, now_s)
+            if place >= 0:
+                batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
+    x.count[e, DECIDING] = -1
+    return False
+
+
+@compiled
+def begin(sim: Sim, e: int) -> None:
+    """Time 0: workers are announced, balancers tick, present workers report; see README.md."""
+    x, n = sim.state, sim.sizes.workers
+    for w in range(n):
+        if x.whole[e * n + w, UP]:
+            knowledge.announce(sim, e, w, False)
+    knowledge.fade_all(sim, e)
+    for w in range(n):
+        if x.whole[e * n + w, UP]:
+            place = knowledge.sample(sim, e, w, 0.0)
+            for b in range(sim.sizes.balancers):
+                knowledge.receive(sim, e, b, w, place, 0.0)
+            knowledge.next_sample(sim, e, w, 0.0)
+    push(sim.heap, e, 1.0, TICK, 0)
+    env = sim.plan.env
+    for i in range(int(env[e, E_FAULTS])):
+        push(sim.heap, e, sim.plan.fault_at_s[e, i], FAULT, i)
+    if env[e, E_SCALE_PERIOD] < np.inf:
+        push(sim.heap, e, env[e, E_SCALE_PERIOD], SCALE, 0)
+    if env[e, E_TIMELINE] > 0:
+        push(sim.heap, e, 0.0, TIMELINE, 0)
+
+
+@compiled
+def assign(sim: Sim, workers: np.ndarray, waiting: np.ndarray) -> None:
+    """Send what waits to these workers (-1: shed); `(e,)` each."""
+    for e in range(waiting.size):
+        if waiting[e]:
+            _assign(sim, e, sim.state.count[e, DECIDING], workers[e], sim.state.clock[e, NOW])
+
+
+@compiled
+def advance(sim: Sim, waiting: np.ndarray, how: int, options: np.ndarray) -> int:
+    """Go on to the next decision of each environment in `waiting`, `(e,)`, or with a policy of `picks` to the end.
+
+    Sets `waiting` to those that wait for a decision now, and returns how many they are.
+    """
+    deciding = 0
+    for e in range(waiting.size):
+        if waiting[e]:
+            waiting[e] = _advance(sim, e, how, options)
+            deciding += waiting[e]
+    return deciding
+
+
+@compiled
+def draw(probabilities: np.ndarray, uniform: np.ndarray, choices: np.ndarray) -> None:
+    """`Router.route`'s draw for each row of `(e, n)` by its number in `(e,)`; -1 where all are zero."""
+    for e in range(uniform.size):
+        total = 0.0
+        for w in range(probabilities.shape[1]):
+            total += probabilities[e, w]
+        target, cumulative, choice = uniform[e] * total, 0.0, -1
+        if total > 0:
+            for w in range(probabilities.shape[1]):
+                cumulative += probabilities[e, w]
+                if cumulative > target:
+                    choice = w
+                    break
+        choices[e] = choice

@@ -1,0 +1,98 @@
+"""A request's way: sent, failed and sent again, ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.engine.compiled import exponential, inlined, mix, outlined, unit
+from simulator.engine.heap import push
+from simulator.engine.layout import (
+    ANSWER,
+    E_CLIENTS,
+    E_NET_JITTER,
+    E_OUTCOME,
+    E_RETRIES,
+    E_TO_CLIENT,
+    E_TO_WORKER,
+    ENDED,
+    IN_SYSTEM,
+    INTEGRAL,
+    INTEGRAL_AT,
+    OUTCOME_HEAD,
+    OUTCOME_TAIL,
+    REACH,
+    REACH_HEAD,
+    REACH_TAIL,
+    Sim,
+)
+from simulator.result import Status
+
+UNAVAILABLE = int(Status.UNAVAILABLE)
+
+
+@inlined
+def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
+    """The draw `k` of a stream; see README.md."""
+    return unit(mix(mix(sim.plan.seed[e] ^ np.uint64(stream)) ^ np.uint64(k)))
+
+
+@inlined
+def count_system(sim: Sim, e: int, change: int, now_s: float) -> None:
+    """Count requests in or out of the system, and integrate their number."""
+    x = sim.state
+    x.clock[e, INTEGRAL] += x.count[e, IN_SYSTEM] * (now_s - x.clock[e, INTEGRAL_AT])
+    x.clock[e, INTEGRAL_AT] = now_s
+    x.count[e, IN_SYSTEM] += change
+
+
+@inlined
+def append(sim: Sim, e: int, k: int, head: int, tail: int) -> None:
+    """Put a request at the end of one of the environment's own queues."""
+    x = sim.state
+    x.next[e, k] = -1
+    if x.count[e, head] < 0:
+        x.count[e, head] = k
+    else:
+        x.next[e, x.count[e, tail]] = k
+    x.count[e, tail] = k
+
+
+@inlined
+def send(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """Send a request on its way to a worker; without jitter, those on their way stay in order."""
+    x, env = sim.state, sim.plan.env
+    x.server[e, k] = w
+    x.sent_s[e, k] = now_s
+    jitter_s = env[e, E_NET_JITTER]
+    if jitter_s > 0:
+        late_s = exponential(jitter_s, uniform(sim, e, 3, (k << 3) | x.attempts[e, k]))
+        push(sim.heap, e, now_s + env[e, E_TO_WORKER] + late_s, REACH, k)
+    else:
+        append(sim, e, k, REACH_HEAD, REACH_TAIL)
+    x.attempts[e, k] += 1
+
+
+@inlined
+def end(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
+    """A request that was sent has its answer; its balancer will hear of it, and its client."""
+    x, env = sim.state, sim.plan.env
+    x.status[e, k] = status
+    x.resolved_s[e, k] = now_s
+    x.count[e, ENDED] += 1
+    count_system(sim, e, -1, now_s)
+    append(sim, e, k, OUTCOME_HEAD, OUTCOME_TAIL)
+    if env[e, E_CLIENTS] > 0:
+        push(sim.heap, e, now_s + env[e, E_TO_CLIENT], ANSWER, 0)
+
+
+@outlined
+def fail(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """An attempt found nothing executed: the next fallback, or the end."""
+    x = sim.state
+    tried = x.attempts[e, k]
+    if tried <= sim.plan.env[e, E_RETRIES] and tried <= 2:
+        w = x.fallback[e, k, tried - 1]
+        if w >= 0:
+            send(sim, e, k, w, now_s)
+            return
+    end(sim, e, k, UNAVAILABLE, now_s)

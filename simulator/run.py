@@ -1,0 +1,91 @@
+"""Run a policy over arrivals: the one call behind commands, scoreboard and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from policies import ExpectedLatency, LeastRequests, Policy, RandomChoice, RoundRobin, WeightedLeastPending
+from simulator.arrivals import Arrivals, FloatArray
+from simulator.batch import Batch
+from simulator.engine import picks
+from simulator.result import Result
+from simulator.spec import FleetSpec
+
+Knowledge = Literal["reports", "exact", "clairvoyant"]
+
+
+def run(
+    fleet: FleetSpec | Sequence[FleetSpec],
+    arrivals: Sequence[Arrivals],
+    policy: Policy,
+    *,
+    seeds: Sequence[int] | None = None,
+    knowledge: Knowledge = "reports",
+    timeline_period_s: float = 0.0,
+    progress: Callable[[int], None] | None = None,
+    compiled: bool = True,
+) -> Result:
+    """Route every request of every environment.
+
+    Args:
+        fleet: One for all environments, or one for each.
+        arrivals: One environment each; all of one length.
+        policy: Decides.
+        seeds: Of service noise, delays, faults and the policy's draws; the places in `arrivals` by default.
+        knowledge: What the policy is shown. `reports`: as in production. `exact`: every queue as it is at the moment.
+            `clairvoyant`: also the work that each queued and executing request really has left.
+        timeline_period_s: Above 0: also record what is pending at each worker, so often.
+        progress: Called now and then with the number of requests decided since the last call.
+        compiled: Whether policies that the engine can decide by itself are; the decisions are the same.
+    """
+    fleets = [fleet] * len(arrivals) if isinstance(fleet, FleetSpec) else list(fleet)
+    seeds = range(len(arrivals)) if seeds is None else seeds
+    rows = 0
+    if timeline_period_s > 0:
+        rows = int(max((float(one.time_s[-1]) for one in arrivals), default=0.0) / timeline_period_s) + 1
+    batch = Batch(
+        fleets,
+        arrivals,
+        seeds,
+        exact=knowledge == "exact",
+        timeline_period_s=timeline_period_s,
+        timeline_rows=rows,
+    )
+    inside = _inside(policy) if compiled and knowledge != "clairvoyant" and not batch.sticky(policy) else None
+    if inside is not None:
+        batch.run_inside(*inside)
+        if progress is not None:
+            progress(sum(map(len, arrivals)))
+    else:
+        _step_through(batch, policy, knowledge, progress)
+    return batch.result()
+
+
+def _inside(policy: Policy) -> tuple[int, FloatArray] | None:
+    """How the engine decides as this policy would, and the options; None where it cannot."""
+    match policy:
+        case RoundRobin():
+            return picks.ROUND_ROBIN, np.zeros(2)
+        case RandomChoice(weighted=False):
+            return picks.RANDOM, np.zeros(2)
+        case LeastRequests(choices=0):
+            return picks.LEAST_REQUESTS, np.zeros(2)
+        case WeightedLeastPending(count_self=count_self):
+            return picks.WLPR, np.array([float(count_self), 0.0])
+        case ExpectedLatency(temperature=temperature, error_penalty_s=penalty_s):
+            return picks.EXPECTED_LATENCY, np.array([temperature, penalty_s])
+    return None
+
+
+def _step_through(
+    batch: Batch, policy: Policy, knowledge: Knowledge, progress: Callable[[int], None] | None
+) -> None:
+    waiting = batch.start()
+    while waiting:
+        if progress is not None:
+            progress(waiting)
+        view = batch.true_view() if knowledge == "clairvoyant" else batch.view()
+        waiting = batch.step(batch.draw(batch.probabilities(policy, view)))

@@ -1,0 +1,37 @@
+"""Numbers as tables and pages show them."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.scoreboard.statistics import Estimate
+
+NONE = "-"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits, thousands apart."""
+    if not math.isfinite(seconds):
+        return NONE
+    value = seconds * 1e3
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def share(value: float) -> str:
+    """Percent with one decimal."""
+    return f"{value:.1%}" if math.isfinite(value) else NONE
+
+
+def ratio(value: float) -> str:
+    """Two decimals, and fewer where it is large."""
+    if not math.isfinite(value):
+        return NONE
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def interval(estimate: Estimate, form: str = "ratio") -> str:
+    """`value (low to high)`; without the ends where they are unknown."""
+    write = {"ratio": ratio, "ms": milliseconds}[form]
+    if not math.isfinite(estimate.low):
+        return write(estimate.value)
+    return f"{write(estimate.value)} ({write(estimate.low)} to {write(estimate.high)})"

@@ -1,0 +1,89 @@
+"""Many fleets as policies see them: the core's own columns, with the environments as leading axis."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.core.latency import Latency
+from balancer.core.queue import Queue
+from balancer.core.service import Service
+from balancer.core.settings import EstimatorSettings
+from balancer.core.tokens import Tokens
+from balancer.core.view import View
+from policies.base import BoolArray, FloatArray, UintArray
+from simulator.engine.layout import Sim
+
+IntArray = npt.NDArray[np.int64]
+
+
+class BatchView(View):
+    """One request in each environment, as its balancer sees the fleet: arrays of shape `(e, n)`."""
+
+    def __init__(
+        self, sim: Sim, settings: EstimatorSettings, balancer: IntArray, model: IntArray, rows: FloatArray, now_s: FloatArray
+    ) -> None:
+        """Take the columns; `balancer`, `model`: `(e,)`; `rows`, `now_s`: `(e, 1)`."""
+        self._sim = sim
+        self._balancer = balancer
+        states = (
+            self._state(Queue, sim.queue),
+            self._state(Service, sim.service),
+            self._state(Latency, sim.latency),
+            self._state(Tokens, sim.tokens),
+        )
+        super().__init__(states, settings, sim.state.mask, rows, now_s)
+        self._model = model
+        self._single_model = sim.sizes.models == 1
+
+    def _state(self, kind: type[Any], record: Any) -> Any:
+        """The core's record over the deciding balancers' rows; nothing is copied until it is read."""
+        return _Lazy(record, self._of_balancer)
+
+    def _of_balancer(self, array: FloatArray) -> FloatArray:
+        """`(e, n, ...)` of an array over `(e * balancers * n, ...)`."""
+        z = self._sim.sizes
+        split = array.reshape(-1, z.balancers, z.workers, *array.shape[1:])
+        if z.balancers == 1:
+            return split[:, 0]
+        chosen: FloatArray = split[np.arange(len(split)), self._balancer]
+        return chosen
+
+    def _of_model(self, array: FloatArray) -> FloatArray:
+        if self._single_model:
+            return array[..., 0]
+        column: FloatArray = array[np.arange(len(array)), :, self._model]
+        return column
+
+    @property
+    def weight(self) -> FloatArray:
+        """See `FleetView`."""
+        return self._sim.plan.weight
+
+    @property
+    def name_hash(self) -> UintArray:
+        """See `FleetView`."""
+        return self._sim.plan.name_hash
+
+    @cached_property
+    def report_age_s(self) -> FloatArray:
+        """See `FleetView`."""
+        age_s: FloatArray = self._now_s - self._of_balancer(self._sim.known.reported_s)
+        return age_s
+
+
+class _Lazy:
+    """Stands for a state record of the core: a field is looked up when it is read, and kept."""
+
+    def __init__(self, record: Any, look_up: Any) -> None:
+        self._record = record
+        self._look_up = look_up
+
+    def __getattr__(self, name: str) -> FloatArray:
+        array: FloatArray = self._look_up(getattr(self._record, name))
+        setattr(self, name, array)
+        return array
