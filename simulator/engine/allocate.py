@@ -20,6 +20,8 @@ from simulator.result import Status
 from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 
 _LOG = 1024
+_WARM = 1 << 40
+"""Executions that a worker is taken to have started when it is there from the start."""
 _PREFERRED = 8
 _ESTIMATORS: dict[type[Any], str] = {
     queue.Queue: "queue",
@@ -220,6 +222,7 @@ def _reset(sim: Sim, e: int) -> None:
     x.real[workers, at.SLOWNESS] = 1.0
     for column in (at.UP, at.JOINED, at.READY):
         x.whole[workers, column] = sim.plan.worker[workers, at.W_PRESENT]
+    x.whole[workers, at.STARTED_UP] = np.where(x.whole[workers, at.UP], _WARM, 0)
     for column in (at.REACH_HEAD, at.OUTCOME_HEAD, at.DECIDING):
         x.count[e, column] = -1
     x.count[e, at.NEXT_ANSWERED] = int(sim.plan.env[e, at.E_CLIENTS])

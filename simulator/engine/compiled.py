@@ -39,11 +39,12 @@ def _digest() -> str:
 numba.config.CACHE_DIR = str(platformdirs.user_cache_path("balancer") / "engine" / _digest())  # type: ignore[attr-defined]
 
 # Without numba's reference counts: nothing is allocated in here.
-inlined: Callable[..., Any] = numba.njit(forceinline=True, _nrt=False)
+_OPTIONS = {"_nrt": False, "error_model": "numpy"}
+inlined: Callable[..., Any] = numba.njit(forceinline=True, **_OPTIONS)
 """For what happens to every request."""
-outlined: Callable[..., Any] = numba.njit(_nrt=False)
+outlined: Callable[..., Any] = numba.njit(**_OPTIONS)
 """For what is rarer."""
-compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, _nrt=False)
+compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, **_OPTIONS)
 """For what Python calls."""
 
 

@@ -56,8 +56,8 @@ def schedule(sim: Sim, e: int, g: int, now_s: float) -> None:
     """Foresee the next end; `bring_up_to_date` comes before whatever changes it, this after."""
     x = sim.state
     x.real[g, DEVICE_END] = np.inf
-    rate = _rate(sim, g)
-    if x.whole[g, ACTIVE] == 0 or rate == 0:
+    rate = _rate(sim, g) if x.whole[g, ACTIVE] > 0 else 0.0
+    if rate == 0:
         return
     least_s, first = np.inf, -1
     for slot in range(sim.sizes.slots):

@@ -152,6 +152,7 @@ def _join(sim: Sim, e: int, w: int) -> None:
     g = e * sim.sizes.workers + w
     sim.state.whole[g, JOINED] = 1
     sim.state.whole[g, UP] = 1
+    sim.state.whole[g, STARTED_UP] = 0
     announce(sim, e, w, False)
 
 
