@@ -1,4 +1,3 @@
-"""Which policy to use when: the paragraph of the scoreboard's page, as Markdown. Written by a person from the numbers."""
+"""Which policy to use when: first on the scoreboard's page, as Markdown; written by a person from the numbers."""
 
-ADVICE = """\
-"""
+ADVICE = ""

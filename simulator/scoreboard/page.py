@@ -62,12 +62,15 @@ policy. Latency is that of requests answered well; less is better everywhere but
 def _overall(report: Report, style: plots.Styles) -> str:
     head, lines = table.aggregate_lines(report)
     reference = "clairvoyant" if report.boards[0].references else "best of the seed"
-    drawn = plots.profiles(summary.aggregate(report.boards, report.baseline), style, reference)
+    drawn = _figure(
+        plots.profiles(summary.aggregate(report.boards, report.baseline), style, reference),
+        "Performance profiles: the share of all runs whose latency is at most so many times that of the "
+        f"{reference} on equal arrivals. Higher and further left is better.",
+    )
     return f"""<h2>Over all scenarios</h2>
 {_table(head, (map(html.escape, line) for line in lines))}
 <p class="soft">{html.escape(table.aggregate_caption(report))}</p>
-<figure>{drawn}<figcaption>Performance profiles: the share of all runs whose latency is at most so many times that of the
-{reference} on equal arrivals. Higher and further left is better.</figcaption></figure>
+{drawn}
 {"".join(_heat(report, figure) for figure in FIGURES)}
 <p class="soft">Latency as a multiple of the best policy's in the scenario. <b>Bold</b>: the
 {statistics.CONFIDENCE:.0%} interval leaves room for being as good as the best. †: answered fewer of the requests than
@@ -87,8 +90,8 @@ def _heat(report: Report, figure: Figure) -> str:
             body.append(f"<tr><td>{html.escape(board.scenario.name)}</td>{cells}</tr>")
     head = "".join(f"<th>{html.escape(name)}</th>" for name in ["scenario", *report.policies])
     return (
-        f"<h2>{NAMES[figure]} by scenario, multiples of the best</h2>"
-        f'<div class="wide"><table class="heat"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        f'<h2>{NAMES[figure]} by scenario, multiples of the best</h2><div class="wide"><table class="heat">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -110,12 +113,19 @@ def _wins_and_losses(report: Report) -> str:
         cells = [html.escape(policy)]
         for figure in FIGURES:
             lost = summary.losses(report.boards, policy, figure)
-            named = [f"{html.escape(name)} ×{text.ratio(each.ratio.value)}" for name, each in lost.items()]
+            named = [f"{html.escape(name)} {text.ratio(each.ratio.value)}" for name, each in lost.items()]
             more = f" and {len(named) - _WORST_SHOWN} more" if len(named) > _WORST_SHOWN else ""
             cells += [f"{len(report.boards) - len(lost)} of {len(report.boards)}"]
             cells += [", ".join(named[:_WORST_SHOWN]) + more or "nowhere"]
         lines.append(cells)
-    head = ["policy", *(f"{NAMES[f]}: {part}" for f in FIGURES for part in ("as good as the best", "loses most"))]
+    head = [
+        "policy",
+        *(
+            f"{NAMES[f]}: {part}"
+            for f in FIGURES
+            for part in ("as good as the best", "loses most (multiple of the best)")
+        ),
+    ]
     return _table(head, lines, "words")
 
 
@@ -201,7 +211,7 @@ def _table(
     kind: str = "",
     references: Mapping[str, tuple[str, str]] | None = None,
 ) -> str:
-    """A table that scrolls by itself; `lines` are HTML, `references` have a mean and a p99 (second and fifth column)."""
+    """A table that scrolls by itself; `lines` are HTML; `references` have a mean and a p99, columns 2 and 5."""
     titles = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines]
     for name, (mean, p99) in (references or {}).items():

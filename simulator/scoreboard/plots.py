@@ -125,7 +125,7 @@ def ladder(board: Board, style: Styles) -> str:
             _plain_log(axes.xaxis)
             axes.grid(visible=True, axis="x", alpha=0.25, color=_INK)
         both[0].set_yticks(range(len(policies)), policies)
-        grey = {"color": "0.55", "linestyle": "none"}
+        grey: dict[str, Any] = {"color": "0.55", "linestyle": "none"}
         both[0].plot([], [], "o", label="policy, with 95% interval", **grey)
         both[0].plot([], [], "o", fillstyle="none", label="the same, every queue known without delay", **grey)
         figure.legend(loc="outside lower center", ncols=2)
@@ -246,11 +246,12 @@ def _end_labels(axes: Axes, ends: Mapping[str, float], style: Styles) -> None:
 
 
 def spread(places: FloatArray, gap: float) -> FloatArray:
-    """The places, moved as little as makes neighbours `gap` apart in sum of squares; order is kept."""
+    """The places, moved as little (in squares) as makes neighbours `gap` apart within 0 to 1; order is kept."""
     order = np.argsort(places, kind="stable")
     offsets = gap * np.arange(len(places))
     result = np.empty(len(places))
-    result[order] = isotonic_regression(places[order] - offsets).x + offsets
+    free = isotonic_regression(places[order] - offsets).x
+    result[order] = np.clip(free, 0.0, max(1.0 - offsets[-1], 0.0)) + offsets
     return result
 
 

@@ -28,12 +28,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
 from simulator.arrivals import Arrivals
-from simulator.engine.compiled import compiled
 from simulator.engine.tables import service_table
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
@@ -111,7 +111,8 @@ def _row_needs(fleet: FleetSpec, demand: FloatArray) -> FloatArray:
         A_eq=np.concatenate([gains, np.zeros(len(models))])[None],
         b_eq=[1.0],
     )
-    needs: FloatArray = solved.x[len(workers) :] * unit_s
+    # 0 for a model that has workers to spare.
+    needs: FloatArray = np.maximum(solved.x[len(workers) :], 0.0) * unit_s
     return needs
 
 
@@ -139,7 +140,7 @@ def _alone(fleet: FleetSpec, arrivals: Arrivals, work: FloatArray) -> tuple[Floa
     return host_s, device_s
 
 
-@compiled
+@numba.njit(cache=True)
 def _midpoints(ready_s: FloatArray, need_s: FloatArray) -> float:
     """Sum over requests of the mean time at which each is worked on; least need first, one at a time, at rate 1."""
     waiting = [(0.0, 0) for _ in range(0)]
@@ -149,8 +150,13 @@ def _midpoints(ready_s: FloatArray, need_s: FloatArray) -> float:
         if not waiting:
             now_s = max(now_s, ready_s[following])
         while following < len(ready_s) and ready_s[following] <= now_s:
-            heapq.heappush(waiting, (need_s[following], following))
+            if need_s[following] > 0.0:
+                heapq.heappush(waiting, (need_s[following], following))
+            else:
+                total_s += ready_s[following]
             following += 1
+        if not waiting:
+            continue
         first = waiting[0][1]
         until_s = now_s + left_s[first]
         if following < len(ready_s) and ready_s[following] < until_s:

@@ -81,6 +81,18 @@ def test_light_neighbours_make_a_batch_cheaper_than_a_heavy_request_alone() -> N
     assert found.mean_s[0] <= 0.010  # both in one batch of mean work 1
 
 
+def test_a_model_with_workers_to_spare_needs_nothing_of_the_scarce_ones() -> None:
+    models = tuple(ModelSpec(name, {"*": ServiceTime((1,), (0.010,))}) for name in "ab")
+    workers = (WorkerSpec("w0", models=("a",)), *(WorkerSpec(f"w{i}", models=("b",)) for i in range(1, 9)))
+    time_s = np.repeat(np.cumsum(np.random.default_rng(2).exponential(0.0105, 2000)), 2)
+    model = np.tile([0, 1], 2000)
+    found = pooled(FleetSpec(models, workers), [arrivals(time_s, model)], warm_up_share=0.0)
+    busy = fifo(time_s[::2], np.full((1, 2000), 0.010)).mean()  # model a alone on its worker, near its capacity
+    assert busy > 0.05
+    # Of the mean of both, a's queue is half; b's requests are at least half of their service after their midpoint.
+    assert found.mean_s[0] == pytest.approx((busy + 0.005) / 2, rel=0.02)
+
+
 def test_noise_that_varies_wildly_leaves_only_the_service_alone() -> None:
     wild = ModelSpec("m", {"*": ServiceTime((1,), (0.010,))}, noise=Noise("lognormal", 2.0))
     time_s = np.zeros(100)

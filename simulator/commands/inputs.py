@@ -1,0 +1,123 @@
+"""What the simulator's commands share: policies and scenarios as users spell them, progress, and the command itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+import yaml
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from balancer.policy_options import build_policy, installed_policies, options_model, policy_class
+from balancer.schema import validate
+from balancer.yaml_document import Document
+from policies.base import Policy
+from simulator.scenario import Scenario, load_scenario
+
+_PLAIN_WIDTH = 150
+
+
+def console() -> Console:
+    """One that is wide enough for the tables where it is a file or a pipe, whose width nobody knows."""
+    made = Console()
+    return made if made.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def all_policies() -> dict[str, Policy]:
+    """Every installed policy that needs no option, with its defaults."""
+    return {
+        name: build_policy(name, {})
+        for name, policy in installed_policies().policies.items()
+        if not any(field.is_required() for field in options_model(policy).model_fields.values())
+    }
+
+
+def parse_policy(text: str) -> Policy:
+    """`name` or `name:option=value,option=value`.
+
+    Raises:
+        ConfigError: an option does not fit; named with its value and the remedy.
+        click.BadParameter: there is no such policy, or the text is not of that form.
+    """
+    name, _, listed = text.partition(":")
+    try:
+        policy = policy_class(name)
+    except ValueError as error:
+        raise click.BadParameter(f"{name!r}: {error}", param_hint="--policy") from error
+    options = {}
+    for part in filter(None, listed.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r}: {part!r} must be option=value", param_hint="--policy")
+        options[option.strip()] = yaml.safe_load(value)
+    checked = validate(options_model(policy), Document(text, options))
+    try:
+        return policy(**dict(checked))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from error
+
+
+def load_scenarios(names: Sequence[str], load: float | None = None) -> tuple[Scenario, ...]:
+    """The scenarios by name or path; a closed loop ignores the load.
+
+    Raises:
+        click.ClickException: two have one name, or one refuses the load.
+        OperatorError: there is no such scenario, or its file does not fit.
+    """
+    found = tuple(load_scenario(name) for name in names)
+    twice = {scenario.name for scenario in found if sum(other.name == scenario.name for other in found) > 1}
+    if twice:
+        raise click.BadParameter(f"{', '.join(sorted(twice))} is given twice: drop one", param_hint="--scenario")
+    try:
+        for scenario in found:
+            if load is not None and not scenario.workload.clients:
+                scenario.with_load(load)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    return found
+
+
+def pick_baseline(wanted: str | None, policies: Sequence[str], default: str) -> str:
+    """The policy that others are compared to.
+
+    Raises:
+        click.BadParameter: it is not among the policies compared.
+    """
+    if wanted is None:
+        return default if default in policies else policies[0]
+    if wanted not in policies:
+        raise click.BadParameter(
+            f"{wanted!r} is not compared here: add --policy {wanted}, or name one of {', '.join(policies)}",
+            param_hint="--baseline",
+        )
+    return wanted
+
+
+@contextmanager
+def progress_bar(shown_on: Console, requests: int) -> Iterator[Callable[[int], None]]:
+    """A bar over all requests, on a terminal; gives the function that advances it."""
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=shown_on, transient=True, disable=not shown_on.is_terminal) as bar:
+        task = bar.add_task("requests", total=requests)
+        yield lambda count: bar.advance(task, count)
+
+
+def typed_command() -> str:
+    """The command that is running, with the options that were given: what a reader runs to get the same."""
+    context = click.get_current_context()
+    words = ["balancer", context.info_name or ""]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        if isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [parameter.opts[0], str(each)]
+    return shlex.join(words)
