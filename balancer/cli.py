@@ -19,10 +19,21 @@ _COMMANDS = {
     "load": ("balancer.load.command", "Drive a listener and measure."),
     "replay": ("balancer.commands.replay", "Decide again what a decision log records."),
     "profile": ("balancer.commands.profile", "Measure a Triton's service times."),
+    "simulate": ("simulator.commands.simulate", "Compare policies on simulated fleets."),
+    "scenarios": ("simulator.commands.scenarios", "List what there is to simulate."),
+    "scoreboard": ("simulator.commands.scoreboard", "All policies on all scenarios, as a page."),
 }
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
 
-_EXTRAS = {"agent": "agent", "up": "stack", "load": "stack", "profile": "agent"}
+_EXTRAS = {
+    "agent": "agent",
+    "up": "stack",
+    "load": "stack",
+    "profile": "agent",
+    "simulate": "sim",
+    "scenarios": "sim",
+    "scoreboard": "sim",
+}
 """The optional dependencies that a command needs."""
 
 
@@ -85,6 +96,7 @@ Examples:
   balancer envoy balancer.yaml > envoy.yaml  Envoy's bootstrap for it
   balancer serve --config balancer.yaml      the balancer alone
   balancer load --model digits --rate 100    send requests to port 8080
+  balancer simulate --scenario stale-reports compare policies without a fleet
 """,
 )
 @click.version_option(package_name="balancer")

@@ -1,0 +1,113 @@
+"""The simulator's commands as a shell sees them; the engine is replaced, for it has tests of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.results import fake_run
+
+from balancer import cli
+from policies import BUILTIN
+from simulator.commands import inputs, scoreboard
+from simulator.scenario import scenario_names
+from simulator.scoreboard import compare as comparing
+
+SMALL = ("--requests", "100", "--seeds", "2")
+CALM = ("--scenario", "homogeneous-steady")
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "run", fake_run)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments)
+
+
+@pytest.mark.parametrize("name", ["simulate", "scenarios", "scoreboard"])
+def test_help_has_examples(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert f"  balancer {name}" in result.output
+    assert f"  {name} " in run("--help").output
+
+
+def test_simulate_shows_the_scoreboard_and_writes_what_is_asked_for(tmp_path: Path) -> None:
+    numbers, picture = tmp_path / "board.json", tmp_path / "board.html"
+    arguments = (*CALM, "--policy", "wlpr", "--policy", "power_of_two:choices=3", *SMALL)
+    result = run("simulate", *arguments, "--json", str(numbers), "--html", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "power_of_two:choices=3" in result.stdout
+    assert "pooled bound" in result.stdout
+    assert "mean vs wlpr" in result.stdout
+    found = json.loads(numbers.read_text())
+    assert list(found["scenarios"][0]["policies"]) == ["wlpr", "power_of_two:choices=3"]
+    assert found["seeds"] == [0, 1]
+    assert found["command"].startswith("balancer simulate --scenario homogeneous-steady --policy wlpr --policy")
+    assert "<svg " in picture.read_text()
+
+
+def test_simulate_takes_all_policies_several_scenarios_and_files(tmp_path: Path) -> None:
+    (shipped,) = Path(comparing.__file__).parents[1].glob("scenarios/*/stale-reports.yaml")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shipped.read_text())
+    result = run("simulate", *CALM, "--scenario", str(mine), "--load", "0.5", "--no-ladder", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "50.0% of capacity" in result.stdout
+    assert "mine" in result.stdout
+    assert "Over all scenarios" in result.stdout
+    assert "Regret" not in result.stdout
+    assert all(f" {name} " in result.stdout for name in BUILTIN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--policy", "wlp"), "'wlp': there is no such policy; did you mean \"wlpr\"?"),
+        (("--policy", "power_of_two:choises=3"), 'choises: unknown field (its value is 3); did you mean "choices"?'),
+        (("--policy", "power_of_two:choices=0"), "power_of_two:choices=0: choices: 0 is not allowed"),
+        (("--policy", "wlpr:x"), "'wlpr:x': 'x' must be option=value"),
+        (("--scenario", "homogenous-steady"), 'did you mean "homogeneous-steady"?'),
+        (("--scenario", "homogeneous-steady"), "homogeneous-steady is given twice: drop one"),
+        (("--policy", "wlpr", "--baseline", "random"), "'random' is not compared here: add --policy random"),
+        (("--load", "0"), "0.0 is not in the range x>0"),
+        (("--load", "inf"), "load is inf"),
+    ],
+)
+def test_bad_input_is_named_with_the_remedy(arguments: tuple[str, ...], told: str) -> None:
+    result = run("simulate", *CALM, *arguments, *SMALL)
+    assert result.exit_code != 0
+    assert told in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def test_scenarios_as_table_and_as_json() -> None:
+    shown = run("scenarios", "--split", "held-out")
+    assert shown.exit_code == 0, shown.output
+    assert " big-fleet " in f" {shown.stdout} "
+    assert "homogeneous-steady" not in shown.stdout
+    listed = {each["name"]: each for each in json.loads(run("scenarios", "--json").stdout)}
+    assert sorted(listed) == scenario_names()
+    assert listed["big-fleet"]["workers"] == 256
+    assert listed["overload"]["load"] == pytest.approx(1.1)
+
+
+def test_scoreboard_writes_page_numbers_and_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoreboard, "scenario_names", lambda: ["homogeneous-steady", "big-fleet"])
+    monkeypatch.setattr(scoreboard, "_QUICK_REQUESTS", 60)
+    monkeypatch.setattr(inputs, "all_policies", lambda: {name: BUILTIN[name]() for name in ("wlpr", "prequal")})
+    result = run("scoreboard", "--quick", "--out", str(tmp_path / "new"))
+    assert result.exit_code == 0, result.output
+    assert "<details>" in (tmp_path / "new" / "index.html").read_text()
+    assert len(json.loads((tmp_path / "new" / "scoreboard.json").read_text())["scenarios"]) == 2
+    assert "| big-fleet |" in (tmp_path / "new" / "scoreboard.md").read_text()
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simulator.commands.simulate", None)
+    assert "pip install 'balancer[sim]'" in run("simulate", *CALM).stderr
