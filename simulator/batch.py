@@ -185,7 +185,7 @@ class Batch:
         to_client_s = np.array([[fleet.network.to_client_s] for fleet in self.fleets])
         answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, loop.faults.LOST))
         status = np.where(x.status == loop.faults.LOST, Status.ERROR, x.status).astype(np.int8)
-        latency_s = x.resolved_s - x.arrived_s + np.where(answered, to_client_s, 0.0)
+        latency_s = x.resolved_s + np.where(answered, to_client_s, 0.0) - x.arrived_s
         rows = int(x.count[:, at.TIMELINE_ROW].min(initial=0)) if len(x.count) else 0
         return Result(
             arrival_s=x.arrived_s.copy(),
@@ -202,7 +202,7 @@ class Batch:
             pending_integral_s=self.pending_integral_s.copy(),
             end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
             busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),
-            executions=x.whole[:, at.EXECUTED].reshape(-1, n).copy(),
+            executions=x.whole[:, at.STARTED].reshape(-1, n).copy(),
             timeline_s=np.arange(rows) * self._timeline_period_s,
             timeline_pending=x.timeline[:, :rows].copy(),
             workers=tuple(worker.name for worker in self.fleets[0].workers),

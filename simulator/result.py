@@ -24,7 +24,7 @@ class Status(IntEnum):
     NO_WORKER = 4
     """No worker was eligible (503)."""
     UNFINISHED = 5
-    """The run was cut before it ended; only where a limit on the simulated time was given."""
+    """Left on a worker that is stalled for good."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -137,11 +137,11 @@ _HEAP: dict[str, tuple[str, type, Any]] = {
     "at_s": ("e heap", float, 0),
     "payload": ("e heap", int, 0),
     "size": ("e", int, 0),
+    "lasting": ("e", int, 0),
 }
 _KNOWN: dict[str, tuple[str, type, Any]] = {
     "number": ("e b", int, 0),
     "fresh_until_s": ("e b", float, -np.inf),
-    "model_seen": ("ebm", np.bool_, False),
     "eligible": ("ebm n", np.bool_, False),
     "eligible_count": ("ebm", int, 0),
     "reported_s": ("r", float, -np.inf),
@@ -216,7 +216,7 @@ def _reset(sim: Sim, e: int) -> None:
         for f in dataclasses.fields(kind):
             getattr(getattr(sim, record), f.name)[parts["r"]] = f.metadata["fill"]
     workers = parts["g"]
-    sim.heap.size[e] = 0
+    sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf
     x.real[workers, at.NEXT_SAMPLE] = np.inf
     x.real[workers, at.SLOWNESS] = 1.0
@@ -225,7 +225,7 @@ def _reset(sim: Sim, e: int) -> None:
     x.whole[workers, at.STARTED_UP] = np.where(x.whole[workers, at.UP], _WARM, 0)
     for column in (at.REACH_HEAD, at.OUTCOME_HEAD, at.DECIDING):
         x.count[e, column] = -1
-    x.count[e, at.NEXT_ANSWERED] = int(sim.plan.env[e, at.E_CLIENTS])
+    x.count[e, at.NEXT_ANSWERED] = min(int(sim.plan.env[e, at.E_CLIENTS]), z.requests)
 
 
 def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
@@ -311,6 +311,7 @@ def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
         at.E_SAMPLES: _samples(fleet),
         at.E_FAULTS: len(fleet.faults),
         at.E_FALLIBLE: fallible,
+        at.E_REQUIRED: settings.reports_required,
         at.E_STALE: settings.stale_after_s,
         at.E_MAX_PENDING: limits.max_pending_per_worker,
         at.E_SHED_PRIORITY: limits.sheddable_priority,
@@ -373,12 +374,17 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         sim.plan.worker[e * n + w, at.W_EXISTS] = w < len(fleet.workers)
 
 
+def _told(worker: WorkerSpec) -> str:
+    """The device kind as reports tell it."""
+    return "" if worker.device == "*" else worker.device
+
+
 def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
     """`Fleet._take_profiles`."""
     z = sim.sizes
     for w, worker in enumerate(fleet.workers):
         for m, model in enumerate(fleet.models):
-            profile = fleet.settings.estimators.profiles.get((worker.device, model.name), (np.nan, np.nan))
+            profile = fleet.settings.estimators.profiles.get((_told(worker), model.name), (np.nan, np.nan))
             for b in range(z.balancers):
                 r = (e * z.balancers + b) * z.workers + w
                 sim.service.profile_fixed_s[r, m], sim.service.profile_per_row_s[r, m] = profile

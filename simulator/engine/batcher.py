@@ -15,7 +15,6 @@ from simulator.engine.layout import (
     E_COLD,
     E_COLD_FACTOR,
     E_SAVING,
-    EXECUTED,
     EXECUTING,
     EXPONENTIAL,
     FREE,
@@ -254,7 +253,6 @@ def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     x.slot_state[g, slot] = FREE
     x.executing[g, m] -= requests
     x.whole[g, EXECUTING] -= requests
-    x.whole[g, EXECUTED] += 1
     log_execution(sim, e, g, m, x.slot_rows[g, slot], took_s)
     x.compute_s[g, m] += took_s * requests
     x.busy_instances[g, m] -= 1

@@ -73,15 +73,16 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
     x = sim.state
     g = e * sim.sizes.workers + w
     device.bring_up_to_date(sim, g, now_s)
-    for slot in range(sim.sizes.slots):
-        if x.slot_state[g, slot] != FREE:
-            _lose(sim, e, x.slot_head[g, slot], now_s)
-            x.slot_state[g, slot] = FREE
     for m in range(sim.sizes.models):
         for level in range(sim.sizes.levels + 1):
             if x.queue_count[g, m, level] > 0:
                 _lose(sim, e, x.queue_head[g, m, level], now_s)
                 x.queue_count[g, m, level] = 0
+    for slot in range(sim.sizes.slots):
+        if x.slot_state[g, slot] != FREE:
+            _lose(sim, e, x.slot_head[g, slot], now_s)
+            x.slot_state[g, slot] = FREE
+    for m in range(sim.sizes.models):
         x.queued[g, m], x.executing[g, m], x.busy_instances[g, m] = 0, 0, 0
         x.timer_s[g, m] = np.inf
         x.compute_s[g, m] = 0.0
@@ -103,13 +104,13 @@ def begin(sim: Sim, e: int, i: int, now_s: float) -> None:
         _change_speed(sim, e, g, plan.fault_amount[e, i], x.whole[g, STALLED], now_s)
     elif kind == STALL:
         _change_speed(sim, e, g, x.real[g, SLOWNESS], 1, now_s)
-    elif kind == CRASH:
+    elif kind == CRASH and x.whole[g, UP]:
         _crash(sim, e, w, now_s)
     elif kind == ERRORS:
         x.real[g, ERROR_SHARE] = plan.fault_amount[e, i]
-    elif kind == JOIN:
+    elif kind == JOIN and not x.whole[g, JOINED]:
         _join(sim, e, w)
-    elif kind == LEAVE:
+    elif kind == LEAVE and x.whole[g, JOINED]:
         x.whole[g, DRAINING] = 1
         announce(sim, e, w, True)
     elif kind == SILENT:
@@ -125,8 +126,7 @@ def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
     x, plan = sim.state, sim.plan
     faults = int(plan.env[e, E_FAULTS])
     if i >= faults:
-        x.whole[e * sim.sizes.workers + i - faults, READY] = 1
-        report_again(sim, e, i - faults, now_s)
+        _come_up(sim, e, i - faults, now_s)
         return
     kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
     g = e * sim.sizes.workers + w
@@ -134,25 +134,29 @@ def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
         _change_speed(sim, e, g, 1.0, x.whole[g, STALLED], now_s)
     elif kind == STALL:
         _change_speed(sim, e, g, x.real[g, SLOWNESS], 0, now_s)
-    elif kind == CRASH:
-        x.whole[g, UP] = 1
-        report_again(sim, e, w, now_s)
+    elif kind == CRASH and x.whole[g, READY] and not x.whole[g, UP]:
+        _come_up(sim, e, w, now_s)
     elif kind == ERRORS:
         x.real[g, ERROR_SHARE] = 0.0
-    elif kind == JOIN:
-        x.whole[g, READY] = 1
-        report_again(sim, e, w, now_s)
-    elif kind == SILENT:
+    elif kind == JOIN and x.whole[g, JOINED] and not x.whole[g, READY]:
+        _come_up(sim, e, w, now_s)
+    elif kind == SILENT and x.whole[g, IS_SILENT]:
         x.whole[g, IS_SILENT] = 0
         report_again(sim, e, w, now_s)
+
+
+@inlined
+def _come_up(sim: Sim, e: int, w: int, now_s: float) -> None:
+    g = e * sim.sizes.workers + w
+    sim.state.whole[g, READY] = 1
+    sim.state.whole[g, UP] = 1
+    report_again(sim, e, w, now_s)
 
 
 @inlined
 def _join(sim: Sim, e: int, w: int) -> None:
     g = e * sim.sizes.workers + w
     sim.state.whole[g, JOINED] = 1
-    sim.state.whole[g, UP] = 1
-    sim.state.whole[g, STARTED_UP] = 0
     announce(sim, e, w, False)
 
 
@@ -171,11 +175,13 @@ def scale(sim: Sim, e: int, now_s: float) -> None:
         elif whole[DRAINING]:
             if drained < 0:
                 drained = w
-        elif whole[READY] and whole[UP]:
+        elif whole[UP]:
             serving += 1
             pending += whole[QUEUED] + whole[EXECUTING]
             last = w
-    mean = pending / max(serving, 1)
+    if serving == 0:
+        return
+    mean = pending / serving
     if mean > env[e, E_SCALE_UP]:
         if absent >= 0:
             _join(sim, e, absent)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from simulator.engine.compiled import outlined
-from simulator.engine.layout import KIND_BITS, Heap
+import numpy as np
+
+from simulator.engine.compiled import inlined, outlined
+from simulator.engine.layout import ANSWER, KIND_BITS, SAMPLE, TICK, Heap
+
+
+@inlined
+def _lasts(kind: int) -> bool:
+    """Whether something may come of it; ticks, reports and the like come for ever."""
+    return TICK < kind < SAMPLE or kind == ANSWER
 
 
 @outlined
 def push(heap: Heap, e: int, at_s: float, kind: int, subject: int) -> None:
     """Add an event."""
-    payload = (kind << KIND_BITS) | subject
+    payload = (np.int64(kind) << KIND_BITS) | np.int64(subject)
+    heap.lasting[e] += _lasts(kind)
     place = heap.size[e]
     heap.size[e] = place + 1
     while place > 0:
@@ -27,6 +36,7 @@ def push(heap: Heap, e: int, at_s: float, kind: int, subject: int) -> None:
 def pop(heap: Heap, e: int) -> int:
     """Remove the first event and return its payload; there must be one."""
     first = heap.payload[e, 0]
+    heap.lasting[e] -= _lasts(first >> KIND_BITS)
     size = heap.size[e] - 1
     heap.size[e] = size
     at_s, payload = heap.at_s[e, size], heap.payload[e, size]

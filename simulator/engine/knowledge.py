@@ -35,6 +35,7 @@ from simulator.engine.layout import (
     E_MEMORY,
     E_PERIOD,
     E_REFILL,
+    E_REQUIRED,
     E_SAMPLES,
     E_STALE,
     E_TARGET,
@@ -44,7 +45,6 @@ from simulator.engine.layout import (
     LOGGED,
     M_MAX_ROWS,
     NEXT_SAMPLE,
-    READY,
     REPORT,
     REPORT_BITS,
     REPORT_NUMBER,
@@ -235,10 +235,6 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     for m in range(sim.sizes.models):
         if sim.plan.table[g, m] < 0:
             continue
-        line = (e * sim.sizes.balancers + b) * sim.sizes.models + m
-        if not known.model_seen[line]:
-            known.model_seen[line] = True
-            fade(sim, e, b, 0.0)
         s.max_batch_rows[r, m] = sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
         s.instances[r, m] = sim.plan.instances[g, m]
         if some:
@@ -312,13 +308,23 @@ def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
 
 
 @outlined
-def report_again(sim: Sim, e: int, w: int, now_s: float) -> None:
-    """A worker that is ready and not silent takes a sample now, and regular ones from now on."""
+def take_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """A sample is due; one that is down or silent takes none, until `report_again`."""
     x = sim.state
     g = e * sim.sizes.workers + w
-    if x.whole[g, READY] and x.whole[g, UP] and not x.whole[g, IS_SILENT]:
+    if x.real[g, NEXT_SAMPLE] == now_s and x.whole[g, UP] and not x.whole[g, IS_SILENT]:
         send_report(sim, e, w, now_s)
         next_sample(sim, e, w, now_s)
+
+
+@outlined
+def report_again(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """A worker that is up and not silent takes a sample now, and regular ones from now on."""
+    x = sim.state
+    g = e * sim.sizes.workers + w
+    if x.whole[g, UP] and not x.whole[g, IS_SILENT]:
+        x.real[g, NEXT_SAMPLE] = now_s
+        push(sim.heap, e, now_s, SAMPLE, w)
 
 
 @outlined
@@ -362,6 +368,17 @@ def fade_all(sim: Sim, e: int) -> None:
         fade(sim, e, b, sim.plan.env[e, E_FADE])
 
 
+@inlined
+def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
+    """`Fleet.objections`; without required reports, one that never reported is believed to have every model."""
+    known = sim.known
+    if known.draining[r] or not known.added[r]:
+        return False
+    if not known.ready[r]:
+        return not sim.plan.env[e, E_REQUIRED]
+    return sim.plan.table[e * sim.sizes.workers + w, m] >= 0
+
+
 @outlined
 def look_who_is_eligible(sim: Sim, e: int, b: int, now_s: float) -> None:
     """`Fleet.eligible` for every model: servable workers, stale ones only where no fresh one is left."""
@@ -374,16 +391,14 @@ def look_who_is_eligible(sim: Sim, e: int, b: int, now_s: float) -> None:
         fresh = 0
         for w in range(n):
             r = first + w
-            servable = known.ready[r] and not known.draining[r] and sim.plan.table[e * n + w, m] >= 0
             is_fresh = now_s - known.reported_s[r] <= stale_after_s
-            mask[w] = servable and is_fresh
+            mask[w] = _servable(sim, e, r, w, m) and (is_fresh or not sim.plan.env[e, E_REQUIRED])
             fresh += mask[w]
             if is_fresh:
                 oldest_s = min(oldest_s, known.reported_s[r])
         if fresh == 0:
             for w in range(n):
-                r = first + w
-                mask[w] = known.ready[r] and not known.draining[r] and sim.plan.table[e * n + w, m] >= 0
+                mask[w] = _servable(sim, e, first + w, w, m)
                 fresh += mask[w]
         known.eligible_count[(e * sim.sizes.balancers + b) * sim.sizes.models + m] = fresh
     known.fresh_until_s[e, b] = oldest_s + stale_after_s

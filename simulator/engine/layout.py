@@ -31,8 +31,8 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_STALE, E_MAX_PENDING, E_SHED_PRIORITY, E_SHED_PENDING,
     E_SHED_LATE, E_FALLBACKS, E_LATENCY_DECAY, E_ERROR_DECAY, E_MEMORY, E_FADE, E_DEFAULT_S, E_CAPACITY, E_REFILL,
-    E_TARGET, E_EXACT, ENV_COLUMNS,
-) = range(39)  # fmt: skip
+    E_TARGET, E_EXACT, E_REQUIRED, ENV_COLUMNS,
+) = range(40)  # fmt: skip
 
 # Columns of `Plan.model`, by environment and model.
 (
@@ -50,8 +50,8 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 # Columns of `State.whole`, by worker.
 (
     ACTIVE, WAITING, NEXT_SLOT, UP, JOINED, READY, DRAINING, IS_SILENT, STALLED, STARTED, STARTED_UP, EPOCH, INCARNATION, REPORT_NUMBER,
-    EXECUTED, LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
-) = range(21)  # fmt: skip
+    LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
+) = range(20)  # fmt: skip
 
 # Columns of `State.clock` and `State.count`, by environment.
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
@@ -191,6 +191,8 @@ class Heap(NamedTuple):
     payload: AnyArray
     size: AnyArray
     """`(e,)`."""
+    lasting: AnyArray
+    """How many are not of a kind that comes again and again; `(e,)`."""
 
 
 class Known(NamedTuple):
@@ -200,8 +202,6 @@ class Known(NamedTuple):
     """Requests decided, `(e, balancers)`."""
     fresh_until_s: FloatArray
     """Until when `eligible` holds, `(e, balancers)`."""
-    model_seen: AnyArray
-    """Whether a report named the model, `((e * balancers + b) * m + model,)`."""
     eligible: AnyArray
     """`((e * balancers + b) * m + model, n)`."""
     eligible_count: AnyArray

@@ -27,7 +27,6 @@ from simulator.engine.layout import (
     E_SHED_PENDING,
     E_SHED_PRIORITY,
     E_TIMELINE,
-    E_TO_CLIENT,
     E_TO_WORKER,
     ENDED,
     ERROR_SHARE,
@@ -38,7 +37,6 @@ from simulator.engine.layout import (
     KIND_BITS,
     NEXT_ANSWERED,
     NEXT_ARRIVAL,
-    NEXT_SAMPLE,
     NOW,
     ON_HOST,
     OUTCOME,
@@ -73,7 +71,7 @@ def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
     x.count[e, ENDED] += 1
     count_system(sim, e, -1, now_s)
     if sim.plan.env[e, E_CLIENTS] > 0:
-        push(sim.heap, e, now_s + sim.plan.env[e, E_TO_CLIENT], ANSWER, 0)
+        push(sim.heap, e, now_s, ANSWER, 0)
 
 
 @outlined
@@ -163,7 +161,7 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
     x = sim.state
     w = x.server[e, k]
     g = e * sim.sizes.workers + w
-    if not x.whole[g, UP]:
+    if not x.whole[g, UP] or sim.plan.table[g, sim.demand.model[e, k]] < 0:
         fail(sim, e, k, now_s)
     elif x.real[g, ERROR_SHARE] > 0 and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, ERROR_SHARE]:
         end(sim, e, k, _ERROR, now_s)
@@ -200,10 +198,8 @@ def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
 @outlined
 def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> None:
     """An event that concerns no request."""
-    x, n = sim.state, sim.sizes.workers
     if kind == SAMPLE:
-        if x.real[e * n + subject, NEXT_SAMPLE] == now_s:
-            knowledge.report_again(sim, e, subject, now_s)
+        knowledge.take_sample(sim, e, subject, now_s)
     elif kind == REPORT:
         way, number = subject >> REPORT_BITS, subject & ((1 << REPORT_BITS) - 1)
         w, b = way // sim.sizes.balancers, way % sim.sizes.balancers
@@ -281,6 +277,17 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
 
 
 @inlined
+def _is_stuck(sim: Sim, e: int) -> bool:
+    """Whether nothing will come but what comes for ever: requests are left on a worker that is stalled for good."""
+    count = sim.state.count
+    scheduled = sim.sizes.requests
+    if sim.plan.env[e, E_CLIENTS] > 0:
+        scheduled = min(scheduled, int(sim.plan.env[e, E_CLIENTS]))
+    nothing_comes = sim.heap.lasting[e] == 0 and count[e, NEXT_ARRIVAL] >= scheduled
+    return nothing_comes and count[e, OUTCOME_HEAD] < 0 and count[e, REACH_HEAD] < 0
+
+
+@inlined
 def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
@@ -302,6 +309,8 @@ def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
                     return True
                 b = sim.demand.balancer[e, subject]
                 _assign(sim, e, subject, picks.pick(sim, e, subject, b, count, how, options, now_s), now_s)
+        elif kind in (TICK, SAMPLE, REPORT, SCALE, TIMELINE) and _is_stuck(sim, e):
+            break
         else:
             place = _handle(sim, e, kind, subject, now_s)
             if place >= 0:

@@ -41,7 +41,7 @@ class Plan:
     requests: int | None = None
     """Of each run; None: as the scenario says."""
     load: float | None = None
-    """Share of the capacity; None: as the scenario says."""
+    """Share of the capacity; None: as the scenario says. A closed loop has none, nor a sweep or a timeline."""
     ladder: bool = True
     """Whether to run the references for regret."""
     sweep: tuple[float, ...] = ()
@@ -57,14 +57,15 @@ class Plan:
         """All runs, each once; a run is one policy on one scenario with all seeds."""
         jobs: dict[Job, None] = {}
         for scenario in self.scenarios:
-            load = None if scenario.workload.clients else self.load
+            closed = scenario.workload.clients > 0
+            load = None if closed else self.load
             for policy in self.policies:
                 jobs[Job(scenario.name, policy, "reports", load)] = None
                 if self.ladder:
                     jobs[Job(scenario.name, policy, "exact", load)] = None
-                if self.timelines:
+                if self.timelines and not closed:
                     jobs[Job(scenario.name, policy, "reports", load, timeline=True)] = None
-                for each in () if scenario.workload.clients else self.sweep:
+                for each in () if closed else self.sweep:
                     jobs[Job(scenario.name, policy, "reports", each)] = None
             if self.ladder:
                 jobs[Job(scenario.name, REFERENCE, "exact", load)] = None
@@ -209,7 +210,7 @@ def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, Metrics | Timeline
         return found
 
     timelines = {}
-    for policy in plan.policies if plan.timelines else ():
+    for policy in plan.policies if plan.timelines and not closed else ():
         found = done[Job(scenario.name, policy, "reports", load, timeline=True)]
         assert isinstance(found, Timeline)
         timelines[policy] = found
