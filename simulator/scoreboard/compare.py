@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +15,10 @@ import numpy.typing as npt
 from policies import BUILTIN
 from policies.base import Policy
 from simulator.arrivals import Arrivals
+from simulator.result import Result
 from simulator.run import run
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import Metrics, measure
+from simulator.scoreboard.metrics import Metrics, environments, measure
 from simulator.scoreboard.pooled import Pooled, pooled
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,38 +55,41 @@ class Plan:
         return scenario.requests if self.requests is None else self.requests
 
     def jobs(self) -> list[Job]:
-        """All runs, each once; a run is one policy on one scenario with all seeds."""
+        """All runs, each once."""
         jobs: dict[Job, None] = {}
         for scenario in self.scenarios:
             closed = scenario.workload.clients > 0
             load = None if closed else self.load
             for policy in self.policies:
-                jobs[Job(scenario.name, policy, "reports", load)] = None
+                jobs[Job(scenario.name, policy, "reports", (load, *(() if closed else self.sweep)))] = None
                 if self.ladder:
-                    jobs[Job(scenario.name, policy, "exact", load)] = None
+                    jobs[Job(scenario.name, policy, "exact", (load,))] = None
                 if self.timelines and not closed:
-                    jobs[Job(scenario.name, policy, "reports", load, timeline=True)] = None
-                for each in () if closed else self.sweep:
-                    jobs[Job(scenario.name, policy, "reports", each)] = None
+                    jobs[Job(scenario.name, policy, "reports", (load,), timeline=True)] = None
             if self.ladder:
-                jobs[Job(scenario.name, REFERENCE, "exact", load)] = None
-                jobs[Job(scenario.name, REFERENCE, "clairvoyant", load)] = None
+                jobs[Job(scenario.name, REFERENCE, "exact", (load,))] = None
+                jobs[Job(scenario.name, REFERENCE, "clairvoyant", (load,))] = None
         return list(jobs)
+
+    def requests_of_job(self, job: Job) -> int:
+        """Requests of all its environments together."""
+        (scenario,) = (each for each in self.scenarios if each.name == job.scenario)
+        return self.requests_of(scenario) * (1 if job.timeline else len(self.seeds) * len(job.loads))
 
     def total(self) -> int:
         """Requests of all jobs together."""
-        requests = {scenario.name: self.requests_of(scenario) for scenario in self.scenarios}
-        return sum(requests[job.scenario] * (1 if job.timeline else len(self.seeds)) for job in self.jobs())
+        return sum(map(self.requests_of_job, self.jobs()))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a plan."""
+    """One run of a plan: a policy on a scenario, with all loads and seeds side by side, faster than in turn."""
 
     scenario: str
     policy: str
     knowledge: Knowledge
-    load: float | None
+    loads: tuple[float | None, ...]
+    """None: the scenario's own."""
     timeline: bool = False
 
 
@@ -115,7 +119,7 @@ class Board:
     exact: dict[str, Metrics]
     """The same policies where every queue is known without delay; empty without the ladder, as are the next two."""
     references: dict[str, Metrics]
-    """`exact queues` and `clairvoyant`: `REFERENCE` with that knowledge."""
+    """`clairvoyant` and `exact queues`: `REFERENCE` with that knowledge."""
     bound: Pooled | None
     sweep: dict[str, dict[float, Metrics]]
     """By policy and load."""
@@ -131,55 +135,59 @@ def compare(plan: Plan, *, processes: int = 1, advance: Callable[[int], None] = 
     for field in ("scenarios", "policies", "seeds"):
         if not getattr(plan, field):
             raise ValueError(f"{field} is empty: name at least one")
-    done: dict[Job, Metrics | Timeline] = {}
+    done: dict[Job, list[Metrics] | Timeline] = {}
     if processes == 1:
         for job in plan.jobs():
             done[job] = _execute(plan, job, advance)
     else:
         for job, found in _spread(plan, processes):
             done[job] = found
-            advance(plan.requests_of(_scenario(plan, job)) * (1 if job.timeline else len(plan.seeds)))
+            advance(plan.requests_of_job(job))
     return [_board(plan, scenario, done) for scenario in plan.scenarios]
 
 
-def _spread(plan: Plan, processes: int) -> Iterator[tuple[Job, Metrics | Timeline]]:
+def _spread(plan: Plan, processes: int) -> Iterator[tuple[Job, list[Metrics] | Timeline]]:
     # Not fork: the compiled engine's threads would not survive it.
     context = multiprocessing.get_context("forkserver")
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
         stack.callback(pool.shutdown, cancel_futures=True)  # first: where one failed, the others need not begin
-        waiting: dict[Future[Metrics | Timeline], Job] = {pool.submit(_execute, plan, job): job for job in plan.jobs()}
+        waiting = {pool.submit(_execute, plan, job): job for job in plan.jobs()}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def _scenario(plan: Plan, job: Job) -> Scenario:
-    scenario = next(each for each in plan.scenarios if each.name == job.scenario)
-    return scenario if job.load is None else scenario.with_load(job.load)
-
-
-def _execute(plan: Plan, job: Job, advance: Callable[[int], None] | None = None) -> Metrics | Timeline:
-    scenario = _scenario(plan, job)
+def _execute(plan: Plan, job: Job, advance: Callable[[int], None] | None = None) -> list[Metrics] | Timeline:
+    """By load, or the timeline of the first seed."""
+    (scenario,) = (each for each in plan.scenarios if each.name == job.scenario)
     seeds = plan.seeds[:1] if job.timeline else plan.seeds
-    arrivals = _arrivals(plan, scenario, seeds)
-    policy = plan.policies[job.policy] if job.policy in plan.policies else BUILTIN[job.policy]()
+    arrivals = [each for load in job.loads for each in _arrivals(plan, _at(scenario, load), seeds)]
     window = burst(arrivals[0]) if job.timeline else (0.0, 0.0)
     result = run(
         scenario.fleet,
         arrivals,
-        policy,
-        seeds=seeds,
+        plan.policies[job.policy] if job.policy in plan.policies else BUILTIN[job.policy](),
+        seeds=seeds * len(job.loads),
         knowledge=job.knowledge,
         timeline_period_s=(window[1] - window[0]) / _SAMPLES,
         progress=advance,
     )
-    if not job.timeline:
-        return measure(result)
+    if job.timeline:
+        return _timeline(result, window)
+    starts = range(0, len(arrivals), len(seeds))
+    return [measure(environments(result, slice(start, start + len(seeds)))) for start in starts]
+
+
+def _timeline(result: Result, window: tuple[float, float]) -> Timeline:
     shown = (result.timeline_s >= window[0]) & (result.timeline_s <= window[1])
     time_s = result.timeline_s[shown]
-    arrived = np.searchsorted(arrivals[0].time_s, time_s)
-    rate = np.diff(arrived, prepend=arrived[:1]) / max(window[1] - window[0], 1e-9) * _SAMPLES
+    arrived = np.searchsorted(result.arrival_s[0], time_s)
+    rate = np.diff(arrived, prepend=arrived[:1]) * _SAMPLES / (window[1] - window[0])
     return Timeline(time_s, result.timeline_pending[0, shown], rate)
+
+
+def _at(scenario: Scenario, load: float | None) -> Scenario:
+    return scenario if load is None else scenario.with_load(load)
 
 
 def burst(arrivals: Arrivals) -> tuple[float, float]:
@@ -199,38 +207,29 @@ def _arrivals(plan: Plan, scenario: Scenario, seeds: tuple[int, ...]) -> list[Ar
     return [scenario.arrivals(seed, plan.requests_of(scenario)) for seed in seeds]
 
 
-def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, Metrics | Timeline]) -> Board:
+def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, list[Metrics] | Timeline]) -> Board:
     closed = scenario.workload.clients > 0
     load = None if closed else plan.load
-    actual = scenario if load is None else scenario.with_load(load)
-
-    def metrics(policy: str, knowledge: Knowledge, at: float | None = load) -> Metrics:
-        found = done[Job(scenario.name, policy, knowledge, at)]
-        assert isinstance(found, Metrics)
-        return found
-
-    timelines = {}
-    for policy in plan.policies if plan.timelines and not closed else ():
-        found = done[Job(scenario.name, policy, "reports", load, timeline=True)]
-        assert isinstance(found, Timeline)
-        timelines[policy] = found
-    references: dict[str, Metrics] = {}
-    if plan.ladder:
-        references = {
-            "clairvoyant": metrics(REFERENCE, "clairvoyant"),
-            "exact queues": metrics(REFERENCE, "exact"),
-        }
+    actual = _at(scenario, load)
+    found: dict[tuple[str, Knowledge, float | None], Metrics] = {}
+    timelines: dict[str, Timeline] = {}
+    for job, results in done.items():
+        if job.scenario == scenario.name and isinstance(results, Timeline):
+            timelines[job.policy] = results
+        elif job.scenario == scenario.name and isinstance(results, list):
+            found |= {(job.policy, job.knowledge, at): each for at, each in zip(job.loads, results, strict=True)}
+    knowing: dict[str, Knowledge] = {"clairvoyant": "clairvoyant", "exact queues": "exact"} if plan.ladder else {}
     return Board(
         scenario=actual,
         seeds=plan.seeds,
         requests=plan.requests_of(scenario),
         load=float("nan") if closed else actual.workload.rate_per_s / actual.capacity_per_s,
-        policies={policy: metrics(policy, "reports") for policy in plan.policies},
-        exact={policy: metrics(policy, "exact") for policy in plan.policies if plan.ladder},
-        references=references,
+        policies={policy: found[policy, "reports", load] for policy in plan.policies},
+        exact={policy: found[policy, "exact", load] for policy in plan.policies if plan.ladder},
+        references={name: found[REFERENCE, knowledge, load] for name, knowledge in knowing.items()},
         bound=pooled(actual.fleet, _arrivals(plan, actual, plan.seeds)) if plan.ladder else None,
         sweep={
-            policy: {each: metrics(policy, "reports", each) for each in plan.sweep}
+            policy: {each: found[policy, "reports", each] for each in plan.sweep}
             for policy in plan.policies
             if plan.sweep and not closed
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,13 @@ class Metrics:
     """Requests that each worker answered; `(e, n)`."""
     fairness: FloatArray
     """Jain's index over `busy_share`: 1 where all devices are equally busy, 1/n where one does everything."""
+
+
+def environments(result: Result, chosen: slice) -> Result:
+    """The result of some of the environments alone."""
+    shared = ("timeline_s", "workers", "models")
+    parts = {field.name: getattr(result, field.name)[chosen] for field in fields(result) if field.name not in shared}
+    return replace(result, **parts)
 
 
 def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> Metrics:

@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 from scipy.optimize import isotonic_regression
@@ -97,7 +98,7 @@ def sweep(board: Board, style: Styles) -> str:
             p99s_ms = np.array([summary.by_seed(metrics, "p99_s") for metrics in found.values()]) * 1e3
             loads = list(found)
             axes.plot(loads, p99s_ms.mean(axis=1), "o", color=colour, linestyle=dashes, linewidth=1.9, markersize=4)
-            axes.fill_between(loads, *statistics.interval(p99s_ms), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(loads, *statistics.interval(p99s_ms), color=colour, alpha=0.12, linewidth=0)
             ends[policy] = float(p99s_ms[-1].mean())
         axes.set(yscale="log", xlabel="load (share of the fleet's capacity)", ylabel="p99 of latency (ms, logarithmic)")
         axes.set_xlim(right=max(loads))
@@ -158,8 +159,7 @@ def timeline(board: Board) -> str:
                 interpolation="nearest",
                 extent=(found.time_s[0], found.time_s[-1], len(workers) - 0.5, -0.5),
                 cmap="cividis",
-                vmin=0,
-                vmax=max(most, 1.0),
+                norm=PowerNorm(0.5, 0.0, max(most, 1.0)),  # a queue of few is seen beside one of hundreds
             )
             axes.set_title(policy, loc="left", fontsize=10)
             if len(workers) <= 16:
@@ -241,7 +241,14 @@ def _end_labels(axes: Axes, ends: Mapping[str, float], style: Styles) -> None:
             textcoords="axes fraction",
             va="center",
             fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 1.5,
+                "shrinkA": 2,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 
@@ -260,9 +267,9 @@ def _smooth(values: FloatArray) -> FloatArray:
 
 
 def _plain_log(axis: Any) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_locator(LogLocator(subs=(2, 5)))
-    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
 def _svg(figure: Figure, name: str) -> str:
