@@ -88,7 +88,9 @@ def _heat(report: Report, figure: Figure) -> str:
         for board in boards:
             cells = "".join(_heat_cell(board, policy, figure) for policy in report.policies)
             body.append(f"<tr><td>{html.escape(board.scenario.name)}</td>{cells}</tr>")
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["scenario", *report.policies])
+    # Ten names fit beside each other where they may break at their underscores.
+    names = (html.escape(name).replace("_", "_<wbr>") for name in ["scenario", *report.policies])
+    head = "".join(f"<th>{name}</th>" for name in names)
     return (
         f'<h2>{NAMES[figure]} by scenario, multiples of the best</h2><div class="wide"><table class="heat">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
@@ -98,8 +100,8 @@ def _heat(report: Report, figure: Figure) -> str:
 def _heat_cell(board: Board, policy: str, figure: Figure) -> str:
     found = summary.cell(board, policy, figure)
     value = found.ratio.value
-    # From 1 to ten times the best, by its logarithm.
-    heat = min(max(math.log10(value), 0.0), 1.0) if math.isfinite(value) else 1.0
+    # From 1 to five times the best, by its logarithm.
+    heat = min(max(math.log(value, 5), 0.0), 1.0) if math.isfinite(value) else 1.0
     shown = text.ratio(value) + "†" * found.answers_less
     return (
         f'<td class="heat" style="--heat:{heat:.2f}" title="{html.escape(text.interval(found.ratio))}">'

@@ -54,7 +54,7 @@ _REFERENCE_MARKS = {"pooled": "1", "exact queues": "|", "clairvoyant": "d"}
 def styles(policies: Sequence[str]) -> Styles:
     """A colour and a dash for each policy, the same in every plot of a page."""
     return {
-        policy: (_COLOURS[i % len(_COLOURS)], _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)])
+        policy: (_COLOURS[i % len(_COLOURS)], _DASHES[(i + i // len(_DASHES)) % len(_DASHES)])
         for i, policy in enumerate(policies)
     }
 
@@ -71,7 +71,8 @@ def tails(board: Board, style: Styles) -> str:
         for name, metrics in lines.items():
             colour, dashes = style.get(name, (_INK, _DASHES[3]))
             tail_ms = metrics.tail_s[:, shown] * 1e3
-            axes.plot(TAIL_SHARES[shown], tail_ms.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.9)
+            width = 1.9 if name in style else 1.0
+            axes.plot(TAIL_SHARES[shown], tail_ms.mean(axis=0), color=colour, linestyle=dashes, linewidth=width)
             ends[name] = float(tail_ms[:, -1].mean())
             if len(board.policies) <= _FEW and name in style:
                 low, high = statistics.interval(tail_ms.T)
@@ -97,7 +98,8 @@ def sweep(board: Board, style: Styles) -> str:
             colour, dashes = style[policy]
             p99s_ms = np.array([summary.by_seed(metrics, "p99_s") for metrics in found.values()]) * 1e3
             loads = list(found)
-            axes.plot(loads, p99s_ms.mean(axis=1), "o", color=colour, linestyle=dashes, linewidth=1.9, markersize=4)
+            axes.plot(loads, p99s_ms.mean(axis=1), color=colour, linestyle=dashes, linewidth=1.9)
+            axes.plot(loads, p99s_ms.mean(axis=1), "o", color=colour, markersize=4, clip_on=False)
             axes.fill_between(loads, *statistics.interval(p99s_ms), color=colour, alpha=0.12, linewidth=0)
             ends[policy] = float(p99s_ms[-1].mean())
         axes.set(yscale="log", xlabel="load (share of the fleet's capacity)", ylabel="p99 of latency (ms, logarithmic)")
@@ -158,7 +160,7 @@ def timeline(board: Board) -> str:
                 aspect="auto",
                 interpolation="nearest",
                 extent=(found.time_s[0], found.time_s[-1], len(workers) - 0.5, -0.5),
-                cmap="cividis",
+                cmap="viridis",
                 norm=PowerNorm(0.5, 0.0, max(most, 1.0)),  # a queue of few is seen beside one of hundreds
             )
             axes.set_title(policy, loc="left", fontsize=10)
