@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +79,27 @@ def test_aggregates_are_relative_to_the_clairvoyant() -> None:
     )
     assert found["random"].interquartile_mean["mean_s"].value == pytest.approx(statistics.interquartile_mean(scores))
     assert found["wlpr"].improvement["mean_s"].value == pytest.approx(0.5)
+
+
+def test_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads in place of processes, which would import the real engine; what goes to a process must be picklable."""
+    monkeypatch.setattr(comparing, "ProcessPoolExecutor", lambda size, mp_context: ThreadPoolExecutor(size))
+    plan = Plan((scenario(),), POLICIES, (0, 1), requests=100, sweep=(0.5,))
+    advanced: list[int] = []
+    (board,) = compare(pickle.loads(pickle.dumps(plan)), processes=2, advance=advanced.append)
+    assert sum(advanced) == plan.total()
+    (alone,) = compare(plan)
+    for policy in POLICIES:
+        np.testing.assert_array_equal(board.policies[policy].latency.mean_s, alone.policies[policy].latency.mean_s)
+
+
+def test_a_closed_loop_has_neither_load_nor_sweep_nor_timeline() -> None:
+    opened = scenario()
+    closed = replace(opened, workload=replace(opened.workload, clients=4))
+    (board,) = compare(Plan((closed,), POLICIES, (0, 1), requests=100, load=0.5, sweep=(0.5,), timelines=True))
+    assert np.isnan(board.load)
+    assert board.sweep == board.timelines == {}
+    assert np.isnan(summary.regrets(board, "wlpr", "mean_s")["pooled"].value)
 
 
 def test_a_burst_is_where_most_work_arrives() -> None:

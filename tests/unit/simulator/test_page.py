@@ -30,7 +30,7 @@ class Tags(html.parser.HTMLParser):
         self.still_open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "wbr"):
             self.still_open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
