@@ -174,7 +174,7 @@ class State(NamedTuple):
     picked: AnyArray
     attempts: AnyArray
     fallback: AnyArray
-    """`(e, k, 2)`."""
+    """`(e, k, fallbacks)`."""
     timeline: FloatArray
     """`(e, t, n)`."""
     scratch: FloatArray

@@ -128,12 +128,14 @@ def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
 def _name_fallbacks(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     """`Router._fallbacks`: the eligible workers with the least pending, after the one picked."""
     x = sim.state
-    first, most = knowledge.row(sim, e, sim.demand.balancer[e, k], 0), min(2, int(sim.plan.env[e, E_FALLBACKS]))
-    x.fallback[e, k, 0], x.fallback[e, k, 1] = -1, -1
-    for i in range(most):
+    first, room = knowledge.row(sim, e, sim.demand.balancer[e, k], 0), x.fallback.shape[2]
+    for i in range(min(room, int(sim.plan.env[e, E_FALLBACKS]))):
         least, found = np.inf, -1
         for other in range(sim.sizes.workers):
-            if x.mask[e, other] and other != w and not (i == 1 and other == x.fallback[e, k, 0]):
+            taken = other == w
+            for j in range(i):
+                taken = taken or other == x.fallback[e, k, j]
+            if x.mask[e, other] and not taken:
                 pending = picks.pending_of(sim, first + other, now_s)
                 if pending < least:
                     least, found = pending, other

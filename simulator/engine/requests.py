@@ -90,7 +90,7 @@ def fail(sim: Sim, e: int, k: int, now_s: float) -> None:
     """An attempt found nothing executed: the next fallback, or the end."""
     x = sim.state
     tried = x.attempts[e, k]
-    if tried <= sim.plan.env[e, E_RETRIES] and tried <= 2:
+    if tried <= sim.plan.env[e, E_RETRIES] and tried <= x.fallback.shape[2]:
         w = x.fallback[e, k, tried - 1]
         if w >= 0:
             send(sim, e, k, w, now_s)
