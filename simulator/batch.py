@@ -8,17 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, UintArray
 from policies.consistent_hash import ConsistentHash
 from policies.hashing import mix_array, unit_array
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine import loop, picks
-from simulator.engine.allocate import Tables, allocate, fill
+from simulator.engine import loop, picks, truth
+from simulator.engine.allocate import Tables, allocate, check_fits, fill
+from simulator.engine.check import check_arrivals, check_fleet
+from simulator.engine.faults import LOST
 from simulator.engine.native import Native
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
-from simulator.view import BatchView
+from simulator.view import BatchView, TrueView
 
 IntArray = npt.NDArray[np.int64]
 
@@ -46,11 +48,14 @@ class Batch:
         """Allocate for the largest of the fleets and fill all; nothing has happened yet."""
         if not len(fleets) == len(arrivals) == len(seeds):
             raise ValueError(
-                f"{len(fleets)} fleets, {len(arrivals)} arrivals and {len(seeds)} seeds: give one of each an environment"
+                f"{len(fleets)} fleets, {len(arrivals)} arrivals and {len(seeds)} seeds: give as many of each"
             )
         requests = {len(one) for one in arrivals}
         if len(requests) != 1:
             raise ValueError(f"arrivals have {sorted(requests)} requests: give every environment as many")
+        for fleet, one in zip(fleets, arrivals, strict=True):
+            check_fleet(fleet)
+            check_arrivals(fleet, one)
         self.sim = allocate(fleets, requests.pop(), timeline_rows)
         self._native = Native(self.sim)
         self.fleets = list(fleets)
@@ -79,7 +84,13 @@ class Batch:
         self.fleets[e], self._tenants[e] = fleet, arrivals.tenant
 
     def load(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
-        """Put environment `e` to the start of another run, at its first decision; it must fit the arrays."""
+        """Put environment `e` to the start of another run, at its first decision; it must fit the arrays.
+
+        Raises `ValueError` where it does not.
+        """
+        check_fleet(fleet)
+        check_arrivals(fleet, arrivals)
+        check_fits(self.sim, fleet, len(arrivals))
         self._keyed = self._keyed or bool(arrivals.key.any())
         self._fill(e, fleet, arrivals, seed)
         only = self._everyone == e
@@ -104,7 +115,7 @@ class Batch:
     @property
     def deciding(self) -> IntArray:
         """Index of the request that waits in each environment, `(e,)`; 0 where none does."""
-        return np.maximum(self.sim.state.count[:, at.DECIDING], 0)
+        return np.maximum(self.sim.state.counts[:, at.DECIDING], 0)
 
     @property
     def now_s(self) -> FloatArray:
@@ -150,11 +161,19 @@ class Batch:
             self.now_s[:, None],
         )
 
+    def true_view(self) -> TrueView:
+        """The fleets as they really are; holds until the next step."""
+        view = self.view()
+        shape = self.sim.state.mask.shape
+        pending, backlog_s, completion_s = (np.zeros(shape) for _ in range(3))
+        truth.see(self._native, self.waiting, pending, backlog_s, completion_s)
+        return TrueView(view, pending, backlog_s, completion_s)
+
     def sticky(self, policy: Policy) -> bool:
         """Whether some requests are not the policy's to decide, since their keys are."""
         return self._keyed and self.fleets[0].settings.sticky_keys and not policy.needs_key
 
-    def probabilities(self, policy: Policy, view: BatchView | None = None) -> FloatArray:
+    def probabilities(self, policy: Policy, view: FleetView | None = None) -> FloatArray:
         """`Router._ask`: the policy's answers, those of the sticky hash for keyed requests; `(e, n)`."""
         view = view or self.view()
         request = self.request()
@@ -183,10 +202,10 @@ class Batch:
         x, d = self.sim.state, self.sim.demand
         n = self.sim.sizes.workers
         to_client_s = np.array([[fleet.network.to_client_s] for fleet in self.fleets])
-        answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, loop.faults.LOST))
-        status = np.where(x.status == loop.faults.LOST, Status.ERROR, x.status).astype(np.int8)
+        answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, LOST))
+        status = np.where(x.status == LOST, Status.ERROR, x.status).astype(np.int8)
         latency_s = x.resolved_s + np.where(answered, to_client_s, 0.0) - x.arrived_s
-        rows = int(x.count[:, at.TIMELINE_ROW].min(initial=0)) if len(x.count) else 0
+        rows = int(x.counts[:, at.TIMELINE_ROW].min(initial=0)) if len(x.counts) else 0
         return Result(
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
@@ -203,9 +222,8 @@ class Batch:
             end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
             busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),
             executions=x.whole[:, at.STARTED].reshape(-1, n).copy(),
-            timeline_s=np.arange(rows) * self._timeline_period_s,
+            timeline_s=np.arange(rows, dtype=np.float64) * self._timeline_period_s,
             timeline_pending=x.timeline[:, :rows].copy(),
             workers=tuple(worker.name for worker in self.fleets[0].workers),
             models=tuple(model.name for model in self.fleets[0].models),
         )
-

@@ -7,7 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from policies import ExpectedLatency, LeastRequests, Policy, RandomChoice, RoundRobin, WeightedLeastPending
+from policies import Policy
+from policies.expected_latency import ExpectedLatency
+from policies.least_requests import LeastRequests
+from policies.random_choice import RandomChoice
+from policies.round_robin import RoundRobin
+from policies.wlpr import WeightedLeastPending
 from simulator.arrivals import Arrivals, FloatArray
 from simulator.batch import Batch
 from simulator.engine import picks
@@ -80,9 +85,7 @@ def _inside(policy: Policy) -> tuple[int, FloatArray] | None:
     return None
 
 
-def _step_through(
-    batch: Batch, policy: Policy, knowledge: Knowledge, progress: Callable[[int], None] | None
-) -> None:
+def _step_through(batch: Batch, policy: Policy, knowledge: Knowledge, progress: Callable[[int], None] | None) -> None:
     waiting = batch.start()
     while waiting:
         if progress is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from balancer.core.service import Service
 from balancer.core.settings import EstimatorSettings
 from balancer.core.tokens import Tokens
 from balancer.core.view import View
-from policies.base import BoolArray, FloatArray, UintArray
+from policies.base import FloatArray, UintArray
 from simulator.engine.layout import Sim
 
 IntArray = npt.NDArray[np.int64]
@@ -25,7 +24,13 @@ class BatchView(View):
     """One request in each environment, as its balancer sees the fleet: arrays of shape `(e, n)`."""
 
     def __init__(
-        self, sim: Sim, settings: EstimatorSettings, balancer: IntArray, model: IntArray, rows: FloatArray, now_s: FloatArray
+        self,
+        sim: Sim,
+        settings: EstimatorSettings,
+        balancer: IntArray,
+        model: IntArray,
+        rows: FloatArray,
+        now_s: FloatArray,
     ) -> None:
         """Take the columns; `balancer`, `model`: `(e,)`; `rows`, `now_s`: `(e, 1)`."""
         self._sim = sim
@@ -74,6 +79,23 @@ class BatchView(View):
         """See `FleetView`."""
         age_s: FloatArray = self._now_s - self._of_balancer(self._sim.known.reported_s)
         return age_s
+
+
+class TrueView:
+    """A view whose queues are as they really are, and whose completions know the work that really is before them."""
+
+    def __init__(self, seen: BatchView, pending: FloatArray, backlog_s: FloatArray, completion_s: FloatArray) -> None:
+        self._seen = seen
+        self.pending = self.in_flight = self.reported_pending = pending
+        self.backlog_s = backlog_s
+        self.completion_s = completion_s
+        self.eligible = seen.eligible
+        self.error_rate = np.zeros_like(pending)
+        self.report_age_s = np.zeros_like(pending)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not known better."""
+        return getattr(self._seen, name)
 
 
 class _Lazy:

@@ -91,7 +91,7 @@ _DEMAND: dict[str, tuple[str, type, Any]] = {
 }
 _STATE: dict[str, tuple[str, type, Any]] = {
     "clock": ("e clock", float, 0),
-    "count": ("e count", int, 0),
+    "counts": ("e count", int, 0),
     "real": ("g real", float, 0),
     "whole": ("g whole", int, 0),
     "slot_state": ("g slots", np.int8, at.FREE),
@@ -108,6 +108,8 @@ _STATE: dict[str, tuple[str, type, Any]] = {
     "queued": ("g m", int, 0),
     "executing": ("g m", int, 0),
     "busy_instances": ("g m", int, 0),
+    "coming_rows": ("g m", float, 0),
+    "coming_work": ("g m", float, 0),
     "timer_s": ("g m", float, np.inf),
     "cache": ("g entries", np.uint64, 0),
     "compute_s": ("g m", float, 0),
@@ -178,8 +180,27 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     }
 
 
+def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
+    """Raise `ValueError` where a fleet is larger in anything than those that the arrays were made for."""
+    needed, there = sizes([fleet], requests), sim.sizes
+    has = {
+        "rows": sim.plan.device_s.shape[1],
+        "samples": sim.state.sample_s.shape[1],
+        "entries": sim.state.cache.shape[1],
+        "faults": sim.plan.fault_kind.shape[1],
+        "fallbacks": sim.state.fallback.shape[2],
+    }
+    lengths = _lengths(needed, [fleet], 0)
+    wants = {**needed._asdict(), **{name: lengths[name] for name in has}}
+    for name, room in {**there._asdict(), **has}.items():
+        if name == "requests" and wants[name] != room:
+            raise ValueError(f"{wants[name]} requests for an environment made for {room}: give as many")
+        if wants[name] > room:
+            raise ValueError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
+
+
 def _make(fields: dict[str, tuple[str, type, Any]], lengths: dict[str, int]) -> dict[str, at.AnyArray]:
-    made = {}
+    made: dict[str, at.AnyArray] = {}
     for name, (axes, dtype, start) in fields.items():
         shape = tuple(lengths[axis] for axis in axes.split())
         made[name] = np.full(shape, start, dtype) if start else np.zeros(shape, dtype)
@@ -213,9 +234,9 @@ def _reset(sim: Sim, e: int) -> None:
     for fields, record in ((_STATE, x), (_KNOWN, sim.known)):
         for name, (axes, _, start) in fields.items():
             getattr(record, name)[parts[axes.split()[0]]] = start
-    for kind, record in _ESTIMATORS.items():
+    for kind, estimator in _ESTIMATORS.items():
         for f in dataclasses.fields(kind):
-            getattr(getattr(sim, record), f.name)[parts["r"]] = f.metadata["fill"]
+            getattr(getattr(sim, estimator), f.name)[parts["r"]] = f.metadata["fill"]
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf
@@ -225,8 +246,8 @@ def _reset(sim: Sim, e: int) -> None:
         x.whole[workers, column] = sim.plan.worker[workers, at.W_PRESENT]
     x.whole[workers, at.STARTED_UP] = np.where(x.whole[workers, at.UP], _WARM, 0)
     for column in (at.REACH_HEAD, at.OUTCOME_HEAD, at.DECIDING):
-        x.count[e, column] = -1
-    x.count[e, at.NEXT_ANSWERED] = min(int(sim.plan.env[e, at.E_CLIENTS]), z.requests)
+        x.counts[e, column] = -1
+    x.counts[e, at.NEXT_ANSWERED] = min(int(sim.plan.env[e, at.E_CLIENTS]), z.requests)
 
 
 def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
@@ -243,7 +264,10 @@ class Tables:
     def row(self, service: ServiceTime) -> int:
         """Of the tables, filled on first sight."""
         if service not in self._rows:
-            row = self._rows[service] = len(self._rows)
+            row = len(self._rows)
+            if row == len(self._plan.device_s):
+                raise ValueError(f"more than the {row} service times that the environments were made for: reuse those")
+            self._rows[service] = row
             device_s, host_s = service_table(service, self._plan.device_s.shape[1] - 1)
             self._plan.device_s[row], self._plan.host_s[row] = device_s, host_s
         return self._rows[service]

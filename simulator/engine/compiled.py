@@ -38,13 +38,14 @@ def _digest() -> str:
 # Read by numba when a function is decorated.
 numba.config.CACHE_DIR = str(platformdirs.user_cache_path("balancer") / "engine" / _digest())  # type: ignore[attr-defined]
 
+_njit: Any = numba.njit
 # Without numba's reference counts: nothing is allocated in here.
-_OPTIONS = {"_nrt": False, "error_model": "numpy"}
-inlined: Callable[..., Any] = numba.njit(forceinline=True, **_OPTIONS)
+_OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
+inlined: Callable[..., Any] = _njit(forceinline=True, **_OPTIONS)
 """For what happens to every request."""
-outlined: Callable[..., Any] = numba.njit(**_OPTIONS)
+outlined: Callable[..., Any] = _njit(**_OPTIONS)
 """For what is rarer."""
-compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, **_OPTIONS)
+compiled: Callable[..., Any] = _njit(cache=True, nogil=True, **_OPTIONS)
 """For what Python calls."""
 
 

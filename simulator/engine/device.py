@@ -96,9 +96,9 @@ def leave(sim: Sim, e: int, g: int, now_s: float) -> None:
     while x.whole[g, WAITING] > 0 and x.whole[g, ACTIVE] < sim.plan.worker[g, W_CONCURRENCY]:
         first = -1
         for slot in range(sim.sizes.slots):
-            if x.slot_state[g, slot] == WAITS and x.slot_order[g, slot] >= 0:
-                if first < 0 or x.slot_order[g, slot] < x.slot_order[g, first]:
-                    first = slot
+            waits = x.slot_state[g, slot] == WAITS and x.slot_order[g, slot] >= 0
+            if waits and (first < 0 or x.slot_order[g, slot] < x.slot_order[g, first]):
+                first = slot
         x.slot_state[g, first] = RUNS
         x.whole[g, ACTIVE] += 1
         x.whole[g, WAITING] -= 1

@@ -15,7 +15,8 @@ AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times; see README.md.
 (
-    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, SAMPLE, REPORT, SCALE, TIMELINE, ANSWER, ARRIVAL,
+    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, SAMPLE, REPORT, SCALE, TIMELINE, ANSWER,
+    ARRIVAL,
 ) = range(14)  # fmt: skip
 KIND_BITS = 56
 """An event's payload is `kind << KIND_BITS | subject`."""
@@ -36,8 +37,8 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
 
 # Columns of `Plan.model`, by environment and model.
 (
-    M_MAX_ROWS, M_DELAY, M_LEVELS, M_DEFAULT_LEVEL, M_MAX_QUEUE, M_TIMEOUT, M_DELAY_LATE, M_NOISE, M_SIGMA, M_HALF_VARIANCE,
-    M_PREFERRED, MODEL_COLUMNS,
+    M_MAX_ROWS, M_DELAY, M_LEVELS, M_DEFAULT_LEVEL, M_MAX_QUEUE, M_TIMEOUT, M_DELAY_LATE, M_NOISE, M_SIGMA,
+    M_HALF_VARIANCE, M_PREFERRED, MODEL_COLUMNS,
 ) = range(12)  # fmt: skip
 NO_NOISE, LOGNORMAL, EXPONENTIAL = range(3)
 
@@ -49,11 +50,11 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 
 # Columns of `State.whole`, by worker.
 (
-    ACTIVE, WAITING, NEXT_SLOT, UP, JOINED, READY, DRAINING, IS_SILENT, STALLED, STARTED, STARTED_UP, EPOCH, INCARNATION, REPORT_NUMBER,
-    LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
+    ACTIVE, WAITING, NEXT_SLOT, UP, JOINED, READY, DRAINING, IS_SILENT, STALLED, STARTED, STARTED_UP, EPOCH,
+    INCARNATION, REPORT_NUMBER, LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
 ) = range(20)  # fmt: skip
 
-# Columns of `State.clock` and `State.count`, by environment.
+# Columns of `State.clock` and `State.counts`, by environment.
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
 (
     NEXT_ARRIVAL, NEXT_ANSWERED, IN_SYSTEM, REACH_HEAD, REACH_TAIL, OUTCOME_HEAD, OUTCOME_TAIL, DECIDING, ENDED,
@@ -124,7 +125,7 @@ class State(NamedTuple):
     """What the workers and the requests are at."""
 
     clock: FloatArray
-    count: AnyArray
+    counts: AnyArray
     real: FloatArray
     whole: AnyArray
     slot_state: AnyArray
@@ -145,6 +146,9 @@ class State(NamedTuple):
     """`(e * n, m)`."""
     executing: AnyArray
     busy_instances: AnyArray
+    coming_rows: FloatArray
+    """Rows on the way to the worker, `(e * n, m)`, and their work."""
+    coming_work: FloatArray
     timer_s: FloatArray
     cache: AnyArray
     """`(e * n, entries)`."""

@@ -55,7 +55,7 @@ from simulator.engine.layout import (
     UP,
     Sim,
 )
-from simulator.engine.requests import UNAVAILABLE, count_system, end, fail, send, uniform
+from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
 from simulator.result import Status
 
 _OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.SHED), int(Status.NO_WORKER)
@@ -68,7 +68,7 @@ def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
     x.status[e, k] = status
     x.resolved_s[e, k] = now_s
     x.picked[e, k] = x.server[e, k] = -1
-    x.count[e, ENDED] += 1
+    x.counts[e, ENDED] += 1
     count_system(sim, e, -1, now_s)
     if sim.plan.env[e, E_CLIENTS] > 0:
         push(sim.heap, e, now_s, ANSWER, 0)
@@ -163,6 +163,7 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
     x = sim.state
     w = x.server[e, k]
     g = e * sim.sizes.workers + w
+    count_coming(sim, e, k, -1)
     if not x.whole[g, UP] or sim.plan.table[g, sim.demand.model[e, k]] < 0:
         fail(sim, e, k, now_s)
     elif x.real[g, ERROR_SHARE] > 0 and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, ERROR_SHARE]:
@@ -188,12 +189,12 @@ def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
 @outlined
 def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
     x = sim.state
-    line = x.count[e, TIMELINE_ROW]
+    line = x.counts[e, TIMELINE_ROW]
     if line < x.timeline.shape[1]:
         for w in range(sim.sizes.workers):
             whole = x.whole[e * sim.sizes.workers + w]
             x.timeline[e, line, w] = whole[QUEUED] + whole[EXECUTING]
-        x.count[e, TIMELINE_ROW] = line + 1
+        x.counts[e, TIMELINE_ROW] = line + 1
         push(sim.heap, e, (line + 1) * sim.plan.env[e, E_TIMELINE], TIMELINE, 0)
 
 
@@ -251,18 +252,18 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
     requests = sim.sizes.requests
     if env[e, E_CLIENTS] > 0:
         requests = min(requests, int(env[e, E_CLIENTS]))
-    at_s, kind, subject, from_heap = np.inf, ARRIVAL, x.count[e, NEXT_ARRIVAL], False
+    at_s, kind, subject, from_heap = np.inf, ARRIVAL, x.counts[e, NEXT_ARRIVAL], False
     if subject < requests:
         at_s = sim.demand.time_s[e, subject]
     if sim.heap.at_s[e, 0] <= at_s:
         at_s, payload, from_heap = sim.heap.at_s[e, 0], sim.heap.payload[e, 0], True
         kind, subject = payload >> KIND_BITS, payload & ((1 << KIND_BITS) - 1)
-    head = x.count[e, OUTCOME_HEAD]
+    head = x.counts[e, OUTCOME_HEAD]
     if head >= 0:
         then_s = x.resolved_s[e, head] + env[e, E_OUTCOME]
         if then_s < at_s or (then_s == at_s and kind > OUTCOME):
             at_s, kind, subject, from_heap = then_s, OUTCOME, head, False
-    head = x.count[e, REACH_HEAD]
+    head = x.counts[e, REACH_HEAD]
     if head >= 0:
         then_s = x.sent_s[e, head] + env[e, E_TO_WORKER]
         if then_s < at_s or (then_s == at_s and kind > REACH):
@@ -270,18 +271,18 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
     if from_heap:
         pop(sim.heap, e)
     elif kind == OUTCOME:
-        x.count[e, OUTCOME_HEAD] = x.next[e, subject]
+        x.counts[e, OUTCOME_HEAD] = x.next[e, subject]
     elif kind == REACH:
-        x.count[e, REACH_HEAD] = x.next[e, subject]
+        x.counts[e, REACH_HEAD] = x.next[e, subject]
     else:
-        x.count[e, NEXT_ARRIVAL] = subject + 1
+        x.counts[e, NEXT_ARRIVAL] = subject + 1
     return at_s, kind, subject
 
 
 @inlined
 def _is_stuck(sim: Sim, e: int) -> bool:
     """Whether nothing will come but what comes for ever: requests are left on a worker that is stalled for good."""
-    count = sim.state.count
+    count = sim.state.counts
     scheduled = sim.sizes.requests
     if sim.plan.env[e, E_CLIENTS] > 0:
         scheduled = min(scheduled, int(sim.plan.env[e, E_CLIENTS]))
@@ -293,20 +294,20 @@ def _is_stuck(sim: Sim, e: int) -> bool:
 def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
-    while x.count[e, ENDED] < sim.sizes.requests or x.count[e, OUTCOME_HEAD] >= 0:
+    while x.counts[e, ENDED] < sim.sizes.requests or x.counts[e, OUTCOME_HEAD] >= 0:
         now_s, kind, subject = _next(sim, e)
         x.clock[e, NOW] = now_s
         if kind == ANSWER:
-            if x.count[e, NEXT_ANSWERED] == sim.sizes.requests:
+            if x.counts[e, NEXT_ANSWERED] == sim.sizes.requests:
                 continue
-            subject = x.count[e, NEXT_ANSWERED]
-            x.count[e, NEXT_ANSWERED] = subject + 1
+            subject = x.counts[e, NEXT_ANSWERED]
+            x.counts[e, NEXT_ANSWERED] = subject + 1
         if kind == OUTCOME:
             _hear(sim, e, subject, now_s)
         elif kind >= ANSWER:
             count = _arrive(sim, e, subject, now_s)
             if count > 0:
-                x.count[e, DECIDING] = subject
+                x.counts[e, DECIDING] = subject
                 if how == picks.OUTSIDE:
                     return True
                 b = sim.demand.balancer[e, subject]
@@ -317,7 +318,7 @@ def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
             place = _handle(sim, e, kind, subject, now_s)
             if place >= 0:
                 batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
-    x.count[e, DECIDING] = -1
+    x.counts[e, DECIDING] = -1
     return False
 
 
@@ -350,7 +351,7 @@ def assign(sim: Sim, workers: np.ndarray, waiting: np.ndarray) -> None:
     """Send what waits to these workers (-1: shed); `(e,)` each."""
     for e in range(waiting.size):
         if waiting[e]:
-            _assign(sim, e, sim.state.count[e, DECIDING], workers[e], sim.state.clock[e, NOW])
+            _assign(sim, e, sim.state.counts[e, DECIDING], workers[e], sim.state.clock[e, NOW])
 
 
 @compiled

@@ -21,7 +21,7 @@ from numba.np import arrayobj
 _WORD = ir.IntType(64)
 
 
-class RecordType(types.Type):  # type: ignore[misc]  # numba ships no types
+class RecordType(types.Type):
     """The fields of a record, in order: name, numba's type of it, and its first word in the block."""
 
     def __init__(self, fields: tuple[tuple[str, Any, int], ...]) -> None:
@@ -35,6 +35,9 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba ships no types
 
 class Native:
     """A record (a named tuple of arrays, whole numbers and such records) for compiled code; keeps the arrays alive."""
+
+    numba_type: RecordType
+    address: int
 
     def __init__(self, record: Any) -> None:
         self._record = record
@@ -68,7 +71,7 @@ def _typeof(value: Native, context: Any) -> RecordType:
 
 
 @register_model(RecordType)
-class _RecordModel(models.OpaqueModel):  # type: ignore[misc]  # numba ships no types
+class _RecordModel(models.OpaqueModel):
     """A pointer."""
 
 
@@ -81,10 +84,10 @@ def _unbox(kind: RecordType, value: Any, c: Any) -> Any:
 
 
 @infer_getattr
-class _RecordFields(AttributeTemplate):  # type: ignore[misc]  # numba ships no types
+class _RecordFields(AttributeTemplate):
     key = RecordType
 
-    def generic_resolve(self, record: RecordType, name: str) -> Any:
+    def generic_resolve(self, record: RecordType, name: str) -> Any:  # type: ignore[override]  # numba's says nothing
         found = record.field(name)
         return found[0] if found else None
 

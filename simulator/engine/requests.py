@@ -10,7 +10,6 @@ from simulator.engine.layout import (
     ANSWER,
     E_CLIENTS,
     E_NET_JITTER,
-    E_OUTCOME,
     E_RETRIES,
     E_TO_CLIENT,
     E_TO_WORKER,
@@ -40,9 +39,9 @@ def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
 def count_system(sim: Sim, e: int, change: int, now_s: float) -> None:
     """Count requests in or out of the system, and integrate their number."""
     x = sim.state
-    x.clock[e, INTEGRAL] += x.count[e, IN_SYSTEM] * (now_s - x.clock[e, INTEGRAL_AT])
+    x.clock[e, INTEGRAL] += x.counts[e, IN_SYSTEM] * (now_s - x.clock[e, INTEGRAL_AT])
     x.clock[e, INTEGRAL_AT] = now_s
-    x.count[e, IN_SYSTEM] += change
+    x.counts[e, IN_SYSTEM] += change
 
 
 @inlined
@@ -50,11 +49,20 @@ def append(sim: Sim, e: int, k: int, head: int, tail: int) -> None:
     """Put a request at the end of one of the environment's own queues."""
     x = sim.state
     x.next[e, k] = -1
-    if x.count[e, head] < 0:
-        x.count[e, head] = k
+    if x.counts[e, head] < 0:
+        x.counts[e, head] = k
     else:
-        x.next[e, x.count[e, tail]] = k
-    x.count[e, tail] = k
+        x.next[e, x.counts[e, tail]] = k
+    x.counts[e, tail] = k
+
+
+@inlined
+def count_coming(sim: Sim, e: int, k: int, change: int) -> None:
+    """Count a request in or out of those on the way to its worker."""
+    x, demand = sim.state, sim.demand
+    g, m, rows = e * sim.sizes.workers + x.server[e, k], demand.model[e, k], demand.rows[e, k]
+    x.coming_rows[g, m] += change * rows
+    x.coming_work[g, m] += change * rows * demand.work[e, k]
 
 
 @inlined
@@ -63,6 +71,7 @@ def send(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     x, env = sim.state, sim.plan.env
     x.server[e, k] = w
     x.sent_s[e, k] = now_s
+    count_coming(sim, e, k, 1)
     jitter_s = env[e, E_NET_JITTER]
     if jitter_s > 0:
         late_s = exponential(jitter_s, uniform(sim, e, 3, (k << 3) | x.attempts[e, k]))
@@ -78,7 +87,7 @@ def end(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
     x, env = sim.state, sim.plan.env
     x.status[e, k] = status
     x.resolved_s[e, k] = now_s
-    x.count[e, ENDED] += 1
+    x.counts[e, ENDED] += 1
     count_system(sim, e, -1, now_s)
     append(sim, e, k, OUTCOME_HEAD, OUTCOME_TAIL)
     if env[e, E_CLIENTS] > 0:

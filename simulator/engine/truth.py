@@ -1,0 +1,121 @@
+"""What no balancer can know: the work that each worker really has before it. For the clairvoyant reference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simulator.engine.compiled import compiled, inlined
+from simulator.engine.layout import (
+    ACTIVE,
+    AT,
+    DECIDING,
+    E_CACHE,
+    E_SAVING,
+    EXECUTING,
+    FREE,
+    M_MAX_ROWS,
+    NOW,
+    ON_HOST,
+    QUEUED,
+    SLOWNESS,
+    STALLED,
+    UP,
+    W_CONCURRENCY,
+    W_INTERFERENCE,
+    W_SPEED,
+    Sim,
+)
+
+NEVER_S = 1e9
+"""When a worker that is down or stalled will be done, as far as a pick is concerned."""
+
+
+@inlined
+def _batches_s(sim: Sim, e: int, g: int, m: int, rows: float, work: float) -> float:
+    """Device seconds of so many rows, in full batches and a rest, whose work is `work` in all."""
+    table = sim.plan.table[g, m]
+    if rows <= 0 or table < 0:
+        return 0.0
+    most = int(sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS])
+    full, rest = int(rows) // most, math.ceil(rows) % most
+    seconds = full * sim.plan.device_s[table, most]
+    if rest > 0:
+        seconds += sim.plan.device_s[table, rest]
+    return seconds * (work / rows) / sim.plan.worker[g, W_SPEED]
+
+
+@inlined
+def _queued(sim: Sim, e: int, g: int, m: int) -> tuple[float, float]:
+    """Rows and work of one model that are queued at a worker or on the way there."""
+    x = sim.state
+    rows, work = x.coming_rows[g, m], x.coming_work[g, m]
+    for level in range(sim.sizes.levels + 1):
+        k = x.queue_head[g, m, level]
+        for _ in range(x.queue_count[g, m, level]):
+            rows += sim.demand.rows[e, k]
+            work += sim.demand.rows[e, k] * sim.demand.work[e, k]
+            k = x.next[e, k]
+    return rows, work
+
+
+@inlined
+def _left_s(sim: Sim, g: int, now_s: float) -> float:
+    """Device seconds left of what executes."""
+    x = sim.state
+    left_s = 0.0
+    for slot in range(sim.sizes.slots):
+        if x.slot_state[g, slot] != FREE:
+            left_s += max(x.slot_left_s[g, slot], 0.0)
+            if x.slot_state[g, slot] == ON_HOST:
+                left_s += x.slot_ready_s[g, slot] - now_s
+    if x.whole[g, ACTIVE] > 0:
+        together = 1 + sim.plan.worker[g, W_INTERFERENCE] * (x.whole[g, ACTIVE] - 1)
+        left_s -= x.whole[g, ACTIVE] * (now_s - x.real[g, AT]) / together / x.real[g, SLOWNESS]
+    return max(left_s, 0.0)
+
+
+@compiled
+def see(sim: Sim, waiting: np.ndarray, pending: np.ndarray, backlog_s: np.ndarray, completion_s: np.ndarray) -> None:
+    """For what waits in each environment: true pending, backlog and completion at each worker, `(e, n)`.
+
+    The backlog is the device seconds left of what executes, and of what is queued or on the way in the fullest batches,
+    by the rate at which the device works them off. Noise to come counts as its mean.
+    """
+    n = sim.sizes.workers
+    for e in range(waiting.size):
+        if not waiting[e]:
+            continue
+        k, now_s = sim.state.counts[e, DECIDING], sim.state.clock[e, NOW]
+        model, size = sim.demand.model[e, k], sim.demand.rows[e, k]
+        for w in range(n):
+            g = e * n + w
+            whole = sim.state.whole[g]
+            concurrency = sim.plan.worker[g, W_CONCURRENCY]
+            rate = concurrency / (1 + sim.plan.worker[g, W_INTERFERENCE] * (concurrency - 1))
+            rate /= sim.state.real[g, SLOWNESS]
+            total_s, more_s = _left_s(sim, g, now_s), 0.0
+            pending[e, w] = whole[QUEUED] + whole[EXECUTING]
+            for m in range(sim.sizes.models):
+                rows, work = _queued(sim, e, g, m)
+                before_s = _batches_s(sim, e, g, m, rows, work)
+                total_s += before_s
+                if m == model:
+                    own = size * _own_work(sim, e, g, k)
+                    more_s = _batches_s(sim, e, g, m, rows + size, work + own) - before_s
+            if whole[UP] and not whole[STALLED]:
+                backlog_s[e, w] = total_s / rate
+                completion_s[e, w] = (total_s + more_s) / rate
+            else:
+                backlog_s[e, w] = completion_s[e, w] = NEVER_S
+
+
+@inlined
+def _own_work(sim: Sim, e: int, g: int, k: int) -> float:
+    """As it would be if the request started now: cheaper where its key is cached."""
+    entries = int(sim.plan.env[e, E_CACHE])
+    key = sim.demand.key[e, k]
+    if entries > 0 and key != 0 and sim.state.cache[g, int(key % np.uint64(entries))] == key:
+        return sim.demand.work[e, k] * (1 - sim.plan.env[e, E_SAVING])
+    return sim.demand.work[e, k]
