@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench docs proto clean
+.PHONY: help setup demo test lint bench fidelity docs proto clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -31,6 +31,9 @@ bench: setup ## speed and memory; report in out/bench
 	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
+
+fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
+	$(BIN)/python -m benchmarks.live_fidelity --page docs/fidelity
 
 docs: setup ## the generated page of config fields
 	$(BIN)/python -m balancer.config_page docs/config.md

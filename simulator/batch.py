@@ -205,7 +205,7 @@ class Batch:
         answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, LOST))
         status = np.where(x.status == LOST, Status.ERROR, x.status).astype(np.int8)
         latency_s = x.resolved_s + np.where(answered, to_client_s, 0.0) - x.arrived_s
-        rows = int(x.counts[:, at.TIMELINE_ROW].min(initial=0)) if len(x.counts) else 0
+        rows = int(x.counts[:, at.TIMELINE_ROW].min())
         return Result(
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),

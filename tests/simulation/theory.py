@@ -82,7 +82,7 @@ def power_of_two_sojourn_s(rate_per_server: float, service_s: float) -> float:
     Karpelevich 1996; Mitzenmacher 2001, section 3, with d = 2.
     """
     load = rate_per_server * service_s
-    return service_s * sum(load ** (2**i - 2) for i in range(1, 20))
+    return service_s * math.fsum(load ** (2**i - 2) for i in range(1, 20))
 
 
 def shorter_of_two_queues_sojourn_s(rate: float, service_s: float, longest: int = 60) -> float:
