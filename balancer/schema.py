@@ -132,7 +132,7 @@ def _problems(errors: Iterable[Any], model: type[BaseModel], prefix: Path, docum
 def _message(error: Mapping[str, Any], field: Mapping[str, Any], parent: Mapping[str, Any]) -> str:
     """Offending value, what is allowed, remedy."""
     kind, value = error["type"], error["input"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         hint = did_you_mean(str(error["loc"][-1]), parent.get("properties", {}))
         return f"unknown field (its value is {shown(error['input'])}); {hint}"
     about = _first_sentence(field.get("description", ""))

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from balancer.load.arrivals import Bursts
 from balancer.schema import StrictModel, did_you_mean, field_error
+from simulator.log_workload import recorded_log
 from simulator.scenario_fleet import FleetSection, Positive
 from simulator.spec import FleetSpec
 from simulator.workload import ModelTraffic, Workload
@@ -55,6 +56,14 @@ class TraceSection(StrictModel):
     """Columns in other units that become rows and work."""
 
 
+class DecisionLogSection(StrictModel):
+    """Requests that a balancer recorded (`decision_log.folder` of its config), repeated as a trace is; their models, rows,
+    keys, deadlines, priorities and tenants go before the rest."""
+
+    path: str
+    """The folder, or one file of it; beside this file."""
+
+
 class ArrivalsSection(OneOf):
     """When requests arrive."""
 
@@ -69,7 +78,9 @@ class ArrivalsSection(OneOf):
     flash_crowd: FlashCrowd | None = None
     """The rate jumps and decays."""
     trace: TraceSection | None = None
-    """As recorded."""
+    """As recorded in a table."""
+    log: DecisionLogSection | None = None
+    """As a balancer recorded them."""
 
 
 class RowsSection(OneOf):
@@ -154,8 +165,10 @@ class WorkloadSection(StrictModel):
     def _one_rate(self) -> Self:
         if [self.load, self.rate_per_s, self.clients].count(None) != 2:
             raise ValueError("must have exactly one of load, rate_per_s, clients")
-        if self.clients is not None and self.arrivals.trace is not None:
-            raise field_error(("clients",), self.clients, "goes without a trace, as answers say when requests come")
+        if self.clients is not None and (self.arrivals.trace or self.arrivals.log):
+            raise field_error(
+                ("clients",), self.clients, "goes without a trace or log, as answers say when requests come"
+            )
         for name, weights in (("priorities", self.priorities), ("tenants", self.tenants)):
             if not sum(weights.values()) > 0:
                 raise field_error((name,), dict(weights), "must have a weight above 0")
@@ -164,11 +177,10 @@ class WorkloadSection(StrictModel):
     def workload(self, fleet: FleetSpec, recorded: Recorded | None) -> Workload:
         """As it is simulated; at a rate of 1 where `load` is given, which the caller resolves."""
         models = self.models or {model.name: TrafficSection() for model in fleet.models}
-        trace = self.arrivals.trace is not None
         return Workload(
             rate_per_s=self.rate_per_s or 1.0,
             traffic=tuple(section.traffic(name) for name, section in models.items()),
-            process=Poisson() if trace else self.arrivals.only,
+            process=Poisson() if recorded is not None else self.arrivals.only,
             recorded=recorded,
             keys=None if self.keys is None else self.keys.only,
             priorities=Shares(self.priorities),
@@ -177,19 +189,24 @@ class WorkloadSection(StrictModel):
         )
 
     def recorded(self, folders: Sequence[Path]) -> Recorded | None:
-        """The trace, if there is one, from the first of the folders that has it.
+        """The trace or log, if there is one, from the first of the folders that has it.
 
         Raises:
             ValueError: no folder has it, or it does not fit.
         """
-        section = self.arrivals.trace
-        if section is None:
-            return None
-        found = [folder / section.file for folder in folders if (folder / section.file).is_file()]
-        if not found:
-            places = " nor in ".join(str(folder) for folder in folders)
-            raise ValueError(f"trace {section.file!r} is neither in {places}; check the name")
-        return read_recorded(found[0], section.columns)
+        trace, log = self.arrivals.trace, self.arrivals.log
+        if trace is not None:
+            return read_recorded(_first(trace.file, folders), trace.columns)
+        return None if log is None else recorded_log(_first(log.path, folders))
+
+
+def _first(name: str, folders: Sequence[Path]) -> Path:
+    """Where the first of the folders has it; ValueError where none does."""
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    if not found:
+        places = " nor in ".join(str(folder) for folder in folders)
+        raise ValueError(f"trace {name!r} is neither in {places}; check the name")
+    return found[0]
 
 
 class ScenarioFile(StrictModel):
