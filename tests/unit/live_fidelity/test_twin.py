@@ -1,0 +1,98 @@
+import math
+
+import numpy as np
+import pytest
+
+from balancer.load.result import LoadResult
+from balancer.profile_file import Profile
+from benchmarks.live_fidelity import twin
+from benchmarks.live_fidelity.live import Recording
+from benchmarks.live_fidelity.session import Session
+from policies import BUILTIN
+from simulator.run import run
+
+MODELS = ("emulated_tft", "emulated_bert_distilled", "emulated_bert_large")
+SESSION = Session(policies=("least_requests", "round_robin"), rounds=1, window_s=1.0, settle_s=0.5, pause_s=0.5)
+
+
+def make_profile(device, mean_s):
+    points = [
+        {"rows": rows, "mean_s": mean_s * rows, "std_s": 0.1 * mean_s * rows, "executions": 9} for rows in (1, 16)
+    ]
+    models = [
+        {"model": name, "version": "1", "max_batch_rows": 16, "instances": 1, "points": points} for name in MODELS
+    ]
+    head = {"device": device, "measured_at": "2026-01-01", "server": "triton 2.51", "concurrency": 1}
+    return Profile.model_validate({**head, "models": models}, strict=False)
+
+
+def easy(latency_s):
+    n = len(latency_s)
+    zeros, ones = np.zeros(n, np.int64), np.ones(n, np.int64)
+    times = np.arange(n) / 10
+    return LoadResult(
+        models=("emulated_tft",),
+        codes=("OK",),
+        workers=("worker-1", "worker-0"),
+        duration_s=float(n),
+        scheduled_s=times,
+        started_s=times,
+        latency_s=latency_s,
+        deadline_s=np.full(n, np.inf),
+        rows=ones,
+        model=zeros,
+        code=zeros,
+        worker=np.arange(n, dtype=np.int64) % 2,
+    )
+
+
+PROFILES = {"worker-0": make_profile("A100", 0.002), "worker-1": make_profile("T4", 0.004)}
+# A row takes 4 ms on worker-1, 2 ms on worker-0; the batcher waits for half a millisecond; 3 ms is on top.
+EASY = easy(np.tile([0.0075, 0.0055], 20))
+
+
+def test_the_fleet_is_what_the_parts_were_measured_to_be():
+    fleet = twin.fleet(PROFILES, EASY, MODELS)
+    assert [(worker.name, worker.device) for worker in fleet.workers] == [("worker-0", "A100"), ("worker-1", "T4")]
+    tft, _, large = fleet.models
+    assert tft.service["T4"].device_s == pytest.approx((0.004, 0.064))
+    assert tft.noise.cv == pytest.approx(0.1)
+    # As triton/models/*/config.pbtxt say.
+    assert (tft.batching.max_batch_rows, tft.batching.queue_delay_s) == (64, pytest.approx(0.0005))
+    assert (large.batching.max_batch_rows, large.batching.queue_delay_s) == (16, pytest.approx(0.002))
+    assert fleet.network.to_worker_s + fleet.network.to_client_s == pytest.approx(0.003)
+    assert fleet.network.jitter_s == pytest.approx(0.0, abs=1e-12)
+    assert fleet.reports.period_s == pytest.approx(0.02)
+
+
+def test_the_exponential_fit_finds_what_made_the_quantiles():
+    u = (np.arange(100_000) + 0.5) / 100_000
+    fixed_s, mean_s = twin.exponential_fit(0.002 - 0.001 * np.log1p(-u))
+    assert fixed_s == pytest.approx(0.002, rel=1e-3)
+    assert mean_s == pytest.approx(0.001, rel=1e-3)
+    # Half of it nothing, the rest more: no constant below zero.
+    assert twin.exponential_fit(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))[0] == 0.0
+    assert math.isfinite(mean_s)
+
+
+def test_each_request_of_the_session_is_decided_by_the_policy_whose_turn_it_is():
+    fleet = twin.fleet(PROFILES, EASY, MODELS)
+    turn = SESSION.turn_of_requests()
+    both = twin.simulate(fleet, SESSION, range(2))
+    one = twin.arrivals(SESSION.workload())
+    first = BUILTIN[SESSION.turns()[0].policy]()
+    alone = run(fleet, [one, one], first)
+    assert (both.status == 0).all()
+    np.testing.assert_array_equal(both.picked[:, turn == 0], alone.picked[:, turn == 0])
+    assert (both.picked[:, turn == 1] != alone.picked[:, turn == 1]).any()
+
+
+def test_a_recording_is_read_as_it_was_written(tmp_path):
+    batches = {"worker-0": {"emulated_tft": {1: 20, 8: 3}}}
+    written = Recording(SESSION, PROFILES, EASY, EASY, (0.05, 0.06), batches)
+    written.save(tmp_path / "recording.json")
+    read = Recording.load(tmp_path / "recording.json")
+    assert (read.session, read.profiles, read.swaps_s, read.batches) == (SESSION, PROFILES, (0.05, 0.06), batches)
+    np.testing.assert_array_equal(read.live.latency_s, EASY.latency_s)
+    np.testing.assert_array_equal(read.live.deadline_s, EASY.deadline_s)
+    assert read.easy.workers == EASY.workers
