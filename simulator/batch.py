@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, UintArray
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.consistent_hash import ConsistentHash
-from policies.hashing import mix_array, unit_array
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine import loop, picks, truth
@@ -94,23 +93,22 @@ class Batch:
         self._keyed = self._keyed or bool(arrivals.key.any())
         self._fill(e, fleet, arrivals, seed)
         only = self._everyone == e
-        loop.advance(self._native, only, picks.OUTSIDE, self._no_options)
+        loop.advance(self._native, self._everyone, only, picks.OUTSIDE, self._no_options)
         self.waiting[e] = only[e]
 
     def start(self) -> int:
         """Go on to the first decision of each environment; returns how many wait."""
         self.waiting[:] = True
-        return int(loop.advance(self._native, self.waiting, picks.OUTSIDE, self._no_options))
+        return self.step(self._everyone)
 
     def step(self, workers: IntArray) -> int:
         """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
-        loop.assign(self._native, workers, self.waiting)
-        return int(loop.advance(self._native, self.waiting, picks.OUTSIDE, self._no_options))
+        return int(loop.advance(self._native, workers, self.waiting, picks.OUTSIDE, self._no_options))
 
     def run_inside(self, how: int, options: FloatArray) -> None:
         """Run to the end with a policy that the engine decides as itself, one of `picks`."""
         self.waiting[:] = True
-        loop.advance(self._native, self.waiting, how, options)
+        loop.advance(self._native, self._everyone, self.waiting, how, options)
 
     @property
     def deciding(self) -> IntArray:
@@ -131,35 +129,24 @@ class Batch:
 
     def request(self) -> Request:
         """What waits, as policies see it; fields of shape `(e, 1)`, model and tenant empty."""
-        k, e, d = self.deciding, self._everyone, self.sim.demand
+        asked = self.sim.asked
         return Request(
             model="",
-            rows=d.rows[e, k].astype(np.float64)[:, None],
-            number=self._number(k).astype(np.uint64)[:, None],
-            key=d.key[e, k][:, None] if self._keyed else None,
-            deadline_s=d.deadline_s[e, k][:, None],
-            priority=d.priority[e, k].astype(np.float64)[:, None],
+            rows=asked.rows[:, None],
+            number=asked.number[:, None],
+            key=asked.key[:, None] if self._keyed else None,
+            deadline_s=asked.deadline_s[:, None],
+            priority=asked.priority[:, None],
         )
-
-    def _number(self, k: IntArray) -> IntArray:
-        number: IntArray = self.sim.known.number[self._everyone, self.sim.demand.balancer[self._everyone, k]]
-        return number
 
     def model(self) -> IntArray:
         """Index of the model of what waits, `(e,)`."""
-        return self.sim.demand.model[self._everyone, self.deciding].astype(np.int64)
+        model: IntArray = self.sim.asked.model
+        return model
 
     def view(self) -> BatchView:
         """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
-        k, e, d = self.deciding, self._everyone, self.sim.demand
-        return BatchView(
-            self.sim,
-            self.fleets[0].settings.estimators,
-            d.balancer[e, k].astype(np.int64),
-            self.model(),
-            d.rows[e, k].astype(np.float64)[:, None],
-            self.now_s[:, None],
-        )
+        return BatchView(self.sim, self.fleets[0].settings.estimators)
 
     def true_view(self) -> TrueView:
         """The fleets as they really are; holds until the next step."""
@@ -190,11 +177,8 @@ class Batch:
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
-        k = self.deciding
-        seeds: UintArray = self.sim.plan.router_seed[self._everyone, self.sim.demand.balancer[self._everyone, k]]
-        uniform = unit_array(mix_array(seeds ^ self._number(k).astype(np.uint64)))
-        choices = np.empty(len(uniform), np.int64)
-        loop.draw(np.ascontiguousarray(probabilities, np.float64), uniform, choices)
+        choices = np.empty(len(self.waiting), np.int64)
+        loop.draw(np.ascontiguousarray(probabilities, np.float64), self.sim.asked.uniform, choices)
         return choices
 
     def result(self) -> Result:

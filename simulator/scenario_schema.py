@@ -57,8 +57,8 @@ class TraceSection(StrictModel):
 
 
 class DecisionLogSection(StrictModel):
-    """Requests that a balancer recorded (`decision_log.folder` of its config), repeated as a trace is; their models, rows,
-    keys, deadlines, priorities and tenants go before the rest."""
+    """Requests that a balancer recorded (`decision_log.folder` of its config), repeated as a trace is; their models,
+    rows, keys, deadlines, priorities and tenants go before the rest."""
 
     path: str
     """The folder, or one file of it; beside this file."""

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.latency import Latency
-from balancer.core.queue import Queue
-from balancer.core.service import Service
 from balancer.core.settings import EstimatorSettings
-from balancer.core.tokens import Tokens
 from balancer.core.view import View
 from policies.base import FloatArray, UintArray
 from simulator.engine.layout import Sim
@@ -23,29 +19,19 @@ IntArray = npt.NDArray[np.int64]
 class BatchView(View):
     """One request in each environment, as its balancer sees the fleet: arrays of shape `(e, n)`."""
 
-    def __init__(
-        self,
-        sim: Sim,
-        settings: EstimatorSettings,
-        balancer: IntArray,
-        model: IntArray,
-        rows: FloatArray,
-        now_s: FloatArray,
-    ) -> None:
-        """Take the columns; `balancer`, `model`: `(e,)`; `rows`, `now_s`: `(e, 1)`."""
+    def __init__(self, sim: Sim, settings: EstimatorSettings) -> None:
         self._sim = sim
-        self._balancer = balancer
         states = (
-            self._state(Queue, sim.queue),
-            self._state(Service, sim.service),
-            self._state(Latency, sim.latency),
-            self._state(Tokens, sim.tokens),
+            self._state(sim.queue),
+            self._state(sim.service),
+            self._state(sim.latency),
+            self._state(sim.tokens),
         )
-        super().__init__(states, settings, sim.state.mask, rows, now_s)
-        self._model = model
-        self._single_model = sim.sizes.models == 1
+        asked = sim.asked
+        super().__init__(states, settings, sim.state.mask, asked.rows[:, None], asked.now_s[:, None])
+        self._rows_of_all = np.arange(len(asked.rows))
 
-    def _state(self, kind: type[Any], record: Any) -> Any:
+    def _state(self, record: Any) -> Any:
         """The core's record over the deciding balancers' rows; nothing is copied until it is read."""
         return _Lazy(record, self._of_balancer)
 
@@ -55,13 +41,13 @@ class BatchView(View):
         split = array.reshape(-1, z.balancers, z.workers, *array.shape[1:])
         if z.balancers == 1:
             return split[:, 0]
-        chosen: FloatArray = split[np.arange(len(split)), self._balancer]
+        chosen: FloatArray = split[self._rows_of_all, self._sim.asked.balancer]
         return chosen
 
     def _of_model(self, array: FloatArray) -> FloatArray:
-        if self._single_model:
+        if self._sim.sizes.models == 1:
             return array[..., 0]
-        column: FloatArray = array[np.arange(len(array)), :, self._model]
+        column: FloatArray = array[self._rows_of_all, :, self._sim.asked.model]
         return column
 
     @property

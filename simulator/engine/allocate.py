@@ -13,13 +13,15 @@ from balancer.core import latency, queue, service, tokens
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays, arrays
-from simulator.engine.layout import Demand, Heap, Known, Plan, Sim, Sizes, State
+from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
+from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
 from simulator.engine.tables import service_table
 from simulator.result import Status
 from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 
-_LOG = 1024
+_LEAST_LOG, _MOST_LOG = 128, 4096
+_EXECUTIONS_PER_S = 2000.0
+"""That a log has room for until a balancer has heard of them; more are learned of a little early."""
 _WARM = 1 << 40
 """Executions that a worker is taken to have started when it is there from the start."""
 _PREFERRED = 8
@@ -42,7 +44,7 @@ def sizes(fleets: Sequence[FleetSpec], requests: int) -> Sizes:
         requests=requests,
         slots=max(sum(model.instances for model in fleet.models) for fleet in fleets),
         levels=max(model.batching.priority_levels for fleet in fleets for model in fleet.models),
-        log=_LOG,
+        log=max(_log(fleet) for fleet in fleets),
         snapshots=max(_snapshots(fleet) for fleet in fleets),
     )
 
@@ -54,13 +56,21 @@ def _snapshots(fleet: FleetSpec) -> int:
     return int(min(4 + on_the_way, 1024))
 
 
+def _log(fleet: FleetSpec) -> int:
+    """A power of two."""
+    reports = fleet.reports
+    executions = _EXECUTIONS_PER_S * (reports.period_s + reports.delay_s + 20 * reports.jitter_s)
+    return int(min(max(2 ** math.ceil(math.log2(executions)), _LEAST_LOG), _MOST_LOG))
+
+
 def _samples(fleet: FleetSpec) -> int:
     return max(1, math.ceil(_KEPT_S / fleet.reports.period_s))
 
 
+Fields = dict[str, tuple[str, type, Any]]
 # Of each array: its axes (see `_lengths`), type, and value at the start of a run where that is not 0. The first axis
 # tells which part belongs to one environment.
-_PLAN: dict[str, tuple[str, type, Any]] = {
+_PLAN: Fields = {
     "env": ("e env", float, 0),
     "model": ("em model", float, 0),
     "preferred": ("em preferred", int, 0),
@@ -79,7 +89,7 @@ _PLAN: dict[str, tuple[str, type, Any]] = {
     "seed": ("e", np.uint64, 0),
     "router_seed": ("e b", np.uint64, 0),
 }
-_DEMAND: dict[str, tuple[str, type, Any]] = {
+_DEMAND: Fields = {
     "time_s": ("e k", float, 0),
     "model": ("e k", np.int16, 0),
     "rows": ("e k", np.int32, 1),
@@ -89,7 +99,7 @@ _DEMAND: dict[str, tuple[str, type, Any]] = {
     "priority": ("e k", np.int16, 0),
     "balancer": ("e k", np.int16, 0),
 }
-_STATE: dict[str, tuple[str, type, Any]] = {
+_STATE: Fields = {
     "clock": ("e clock", float, 0),
     "counts": ("e count", int, 0),
     "real": ("g real", float, 0),
@@ -135,13 +145,24 @@ _STATE: dict[str, tuple[str, type, Any]] = {
     "scratch": ("e n", float, 0),
     "mask": ("e n", np.bool_, False),
 }
-_HEAP: dict[str, tuple[str, type, Any]] = {
+_ASKED: Fields = {
+    "model": ("e", int, 0),
+    "balancer": ("e", int, 0),
+    "rows": ("e", float, 1),
+    "key": ("e", np.uint64, 0),
+    "deadline_s": ("e", float, np.inf),
+    "priority": ("e", float, 0),
+    "number": ("e", np.uint64, 0),
+    "uniform": ("e", float, 0),
+    "now_s": ("e", float, 0),
+}
+_HEAP: Fields = {
     "at_s": ("e heap", float, 0),
     "payload": ("e heap", int, 0),
     "size": ("e", int, 0),
     "lasting": ("e", int, 0),
 }
-_KNOWN: dict[str, tuple[str, type, Any]] = {
+_KNOWN: Fields = {
     "number": ("e b", int, 0),
     "fresh_until_s": ("e b", float, -np.inf),
     "eligible": ("ebm n", np.bool_, False),
@@ -199,30 +220,65 @@ def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
             raise ValueError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
 
 
-def _make(fields: dict[str, tuple[str, type, Any]], lengths: dict[str, int]) -> dict[str, at.AnyArray]:
-    made: dict[str, at.AnyArray] = {}
-    for name, (axes, dtype, start) in fields.items():
-        shape = tuple(lengths[axis] for axis in axes.split())
-        made[name] = np.full(shape, start, dtype) if start else np.zeros(shape, dtype)
-    return made
+class _Arena:
+    """One block of memory that all arrays are cut from: in huge pages, where many small arrays would each have their
+    own, and looking up addresses would cost more than the work.
+    """
+
+    def __init__(self, lengths: dict[str, int], kinds: Sequence[Fields]) -> None:
+        self._lengths = lengths
+        self._used = 0
+        size = sum(_padded(self._bytes(axes, dtype)) for fields in kinds for axes, dtype, _ in fields.values())
+        self._memory = np.zeros(size, np.uint8)
+
+    def _shape(self, axes: str) -> tuple[int, ...]:
+        return tuple(self._lengths[axis] for axis in axes.split())
+
+    def _bytes(self, axes: str, dtype: type) -> int:
+        return math.prod(self._shape(axes)) * np.dtype(dtype).itemsize
+
+    def make(self, fields: Fields) -> dict[str, at.AnyArray]:
+        """The arrays of a record, at their start values."""
+        made: dict[str, at.AnyArray] = {}
+        for name, (axes, dtype, start) in fields.items():
+            count = self._bytes(axes, dtype)
+            made[name] = self._memory[self._used : self._used + count].view(dtype).reshape(self._shape(axes))
+            self._used += _padded(count)
+            if start:
+                made[name][...] = start
+        return made
+
+
+def _padded(count: int) -> int:
+    """To whole cache lines, and some more: arrays at distances of a power of two would all share a few cache sets."""
+    return -(-count // 64) * 64 + 13 * 64
+
+
+def _estimator(kind: type[Any]) -> Fields:
+    """The arrays of one of the core's records."""
+    return {
+        f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
+        for f in dataclasses.fields(kind)
+    }
 
 
 def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> Sim:
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, requests)
-    lengths = _lengths(z, fleets, timeline)
-    r, m = lengths["r"], z.models
+    estimators = {kind: _estimator(kind) for kind in _ESTIMATORS}
+    arena = _Arena(_lengths(z, fleets, timeline), (_PLAN, _DEMAND, _STATE, _ASKED, _HEAP, _KNOWN, *estimators.values()))
     return Sim(
         sizes=z,
-        plan=Plan(**_make(_PLAN, lengths)),
-        demand=Demand(**_make(_DEMAND, lengths)),
-        state=State(**_make(_STATE, lengths)),
-        heap=Heap(**_make(_HEAP, lengths)),
-        known=Known(**_make(_KNOWN, lengths)),
-        queue=arrays(queue.Queue, QueueArrays, r, m),
-        service=arrays(service.Service, ServiceArrays, r, m),
-        latency=arrays(latency.Latency, LatencyArrays, r, m),
-        tokens=arrays(tokens.Tokens, TokenArrays, r, m),
+        plan=Plan(**arena.make(_PLAN)),
+        demand=Demand(**arena.make(_DEMAND)),
+        state=State(**arena.make(_STATE)),
+        asked=Asked(**arena.make(_ASKED)),
+        heap=Heap(**arena.make(_HEAP)),
+        known=Known(**arena.make(_KNOWN)),
+        queue=QueueArrays(**arena.make(estimators[queue.Queue])),
+        service=ServiceArrays(**arena.make(estimators[service.Service])),
+        latency=LatencyArrays(**arena.make(estimators[latency.Latency])),
+        tokens=TokenArrays(**arena.make(estimators[tokens.Tokens])),
     )
 
 

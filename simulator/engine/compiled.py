@@ -20,7 +20,7 @@ import numba
 import numpy as np
 import platformdirs
 
-from balancer.core import columns, latency, queue, service, tokens
+from balancer.core import latency, queue, service, tokens
 from policies import hashing
 
 _SOURCES = (pathlib.Path(__file__).parent, pathlib.Path(queue.__file__).parent, pathlib.Path(hashing.__file__).parent)
@@ -70,12 +70,6 @@ batch_work_s, recount, drain, queue_sent, queue_ended, queue_reported = _compile
 service_fit, service_observe = _compile_module(service, ("fit", "observe"))
 (latency_observe,) = _compile_module(latency, ("observe",))
 tokens_advance, tokens_take = _compile_module(tokens, ("advance", "take"))
-
-
-def arrays(kind: type[Any], record: type[Any], workers: int, models: int) -> Any:
-    """A named tuple of the arrays that `balancer.core.columns.allocate` makes."""
-    state = columns.allocate(kind, workers, models)
-    return record(*(getattr(state, f.name) for f in fields(kind)))
 
 
 @inlined

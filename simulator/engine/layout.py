@@ -187,6 +187,21 @@ class State(NamedTuple):
     """Who may be picked for the request that is being decided, `(e, n)`."""
 
 
+class Asked(NamedTuple):
+    """The request that waits for a decision in each environment; `(e,)` each, as policies take them."""
+
+    model: AnyArray
+    balancer: AnyArray
+    rows: FloatArray
+    key: AnyArray
+    deadline_s: FloatArray
+    priority: FloatArray
+    number: AnyArray
+    uniform: FloatArray
+    """The router's draw."""
+    now_s: FloatArray
+
+
 class Heap(NamedTuple):
     """Events to come."""
 
@@ -234,6 +249,7 @@ class Sim(NamedTuple):
     plan: Plan
     demand: Demand
     state: State
+    asked: Asked
     heap: Heap
     known: Known
     queue: Any

@@ -280,6 +280,17 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
 
 
 @inlined
+def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """Lay out what waits for a decision."""
+    a, d = sim.asked, sim.demand
+    b = d.balancer[e, k]
+    a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]
+    a.deadline_s[e], a.priority[e], a.now_s[e] = d.deadline_s[e, k], d.priority[e, k], now_s
+    a.number[e] = sim.known.number[e, b]
+    a.uniform[e] = picks.draw(sim, e, b)
+
+
+@inlined
 def _is_stuck(sim: Sim, e: int) -> bool:
     """Whether nothing will come but what comes for ever: requests are left on a worker that is stalled for good."""
     count = sim.state.counts
@@ -309,9 +320,11 @@ def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
             if count > 0:
                 x.counts[e, DECIDING] = subject
                 if how == picks.OUTSIDE:
+                    _ask(sim, e, subject, now_s)
                     return True
                 b = sim.demand.balancer[e, subject]
                 _assign(sim, e, subject, picks.pick(sim, e, subject, b, count, how, options, now_s), now_s)
+                x.counts[e, DECIDING] = -1
         elif kind in (TICK, SAMPLE, REPORT, SCALE, TIMELINE) and _is_stuck(sim, e):
             break
         else:
@@ -347,22 +360,18 @@ def begin(sim: Sim, e: int) -> None:
 
 
 @compiled
-def assign(sim: Sim, workers: np.ndarray, waiting: np.ndarray) -> None:
-    """Send what waits to these workers (-1: shed); `(e,)` each."""
-    for e in range(waiting.size):
-        if waiting[e]:
-            _assign(sim, e, sim.state.counts[e, DECIDING], workers[e], sim.state.clock[e, NOW])
-
-
-@compiled
-def advance(sim: Sim, waiting: np.ndarray, how: int, options: np.ndarray) -> int:
-    """Go on to the next decision of each environment in `waiting`, `(e,)`, or with a policy of `picks` to the end.
+def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, how: int, options: np.ndarray) -> int:
+    """In each environment of `waiting`: send what waits to its worker of `workers` (-1: shed), and go on to the next
+    decision, or with a policy of `picks` to the end; `(e,)` each.
 
     Sets `waiting` to those that wait for a decision now, and returns how many they are.
     """
     deciding = 0
     for e in range(waiting.size):
         if waiting[e]:
+            k = sim.state.counts[e, DECIDING]
+            if k >= 0:
+                _assign(sim, e, k, workers[e], sim.state.clock[e, NOW])
             waiting[e] = _advance(sim, e, how, options)
             deciding += waiting[e]
     return deciding

@@ -45,7 +45,7 @@ def completion_of(sim: Sim, r: int, m: int, request_rows: float, now_s: float) -
 
 
 @inlined
-def _draw(sim: Sim, e: int, b: int) -> float:
+def draw(sim: Sim, e: int, b: int) -> float:
     """The router's draw for the next decision of a balancer."""
     return unit(mix(sim.plan.router_seed[e, b] ^ np.uint64(sim.known.number[e, b])))
 
@@ -72,7 +72,7 @@ def _take(sim: Sim, e: int, b: int, cost: np.ndarray, value: float, ties: int) -
     total = 0.0
     for _ in range(ties):
         total += share
-    target = _draw(sim, e, b) * total
+    target = draw(sim, e, b) * total
     cumulative, last = 0.0, -1
     for w in range(cost.size):
         if sim.state.mask[e, w] and cost[w] == value:
@@ -121,7 +121,7 @@ def _expected_latency(
         if mask[w]:
             cost[w] = math.exp((best - cost[w]) / scale)
             total += cost[w]
-    target, cumulative = _draw(sim, e, b) * total, 0.0
+    target, cumulative = draw(sim, e, b) * total, 0.0
     for w in range(cost.size):
         if mask[w] and cost[w] > 0:
             cumulative += cost[w]
