@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ def _samples(fleet: FleetSpec) -> int:
     return max(1, math.ceil(_KEPT_S / fleet.reports.period_s))
 
 
+_TOGETHER = ("e k", "g log")
 Fields = dict[str, tuple[str, type, Any]]
 # Of each array: its axes (see `_lengths`), type, and value at the start of a run where that is not 0. The first axis
 # tells which part belongs to one environment.
@@ -222,28 +223,42 @@ def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
 
 class _Arena:
     """One block of memory that all arrays are cut from: in huge pages, where many small arrays would each have their
-    own, and looking up addresses would cost more than the work.
+    own, and looking up addresses would cost more than the work. What is looked up one entry at a time (a request, an
+    execution) lies together, in as few cache lines as it fits; what is scanned over workers lies array by array.
     """
 
     def __init__(self, lengths: dict[str, int], kinds: Sequence[Fields]) -> None:
         self._lengths = lengths
         self._used = 0
-        size = sum(_padded(self._bytes(axes, dtype)) for fields in kinds for axes, dtype, _ in fields.values())
-        self._memory = np.zeros(size, np.uint8)
+        parts = [part for fields in kinds for part in self._parts(fields)]
+        self._memory = np.zeros(sum(_padded(math.prod(shape) * dtype.itemsize) for _, shape, dtype in parts), np.uint8)
 
     def _shape(self, axes: str) -> tuple[int, ...]:
         return tuple(self._lengths[axis] for axis in axes.split())
 
-    def _bytes(self, axes: str, dtype: type) -> int:
-        return math.prod(self._shape(axes)) * np.dtype(dtype).itemsize
+    def _parts(self, fields: Fields) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape and type of each array; those together come as one of records, without a name."""
+        for together in _TOGETHER:
+            entries = [
+                (name, dtype, self._shape(axes[len(together) :]))
+                for name, (axes, dtype, _) in fields.items()
+                if axes.startswith(together)
+            ]
+            if entries:
+                yield "", self._shape(together), np.dtype(entries, align=True)
+        for name, (axes, dtype, _) in fields.items():
+            if not axes.startswith(_TOGETHER):
+                yield name, self._shape(axes), np.dtype(dtype)
 
     def make(self, fields: Fields) -> dict[str, at.AnyArray]:
         """The arrays of a record, at their start values."""
         made: dict[str, at.AnyArray] = {}
-        for name, (axes, dtype, start) in fields.items():
-            count = self._bytes(axes, dtype)
-            made[name] = self._memory[self._used : self._used + count].view(dtype).reshape(self._shape(axes))
+        for name, shape, dtype in self._parts(fields):
+            count = math.prod(shape) * dtype.itemsize
+            array = self._memory[self._used : self._used + count].view(dtype).reshape(shape)
             self._used += _padded(count)
+            made.update({name: array} if name else {field: array[field] for field in dtype.names or ()})
+        for name, (_, _, start) in fields.items():
             if start:
                 made[name][...] = start
         return made

@@ -47,9 +47,8 @@ class Native:
         for name, value in zip(record._fields, record, strict=True):
             first = len(words)
             if isinstance(value, np.ndarray):
-                if not value.flags.c_contiguous:
-                    raise ValueError(f"{name} is not contiguous: compiled code takes contiguous arrays")
-                kind: Any = types.Array(numba.from_dtype(value.dtype), value.ndim, "C")
+                layout = "C" if value.flags.c_contiguous else "A"
+                kind: Any = types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
                 words += [value.ctypes.data, *value.shape, *value.strides]
             elif isinstance(value, int):
                 kind = types.int64
