@@ -13,9 +13,10 @@ from policies.consistent_hash import ConsistentHash
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine import loop, picks, truth
-from simulator.engine.allocate import Tables, allocate, check_fits, fill
+from simulator.engine.allocate import allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.faults import LOST
+from simulator.engine.fill import Tables, fill
 from simulator.engine.native import Native
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec

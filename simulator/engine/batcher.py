@@ -9,7 +9,6 @@ import numpy as np
 from simulator.engine import device
 from simulator.engine.compiled import inlined, outlined
 from simulator.engine.heap import push
-from simulator.engine.knowledge import log_execution
 from simulator.engine.layout import (
     E_CACHE,
     E_COLD,
@@ -41,6 +40,7 @@ from simulator.engine.layout import (
     W_SPEED,
     Sim,
 )
+from simulator.engine.reports import log_execution
 from simulator.engine.requests import end, fail, uniform
 from simulator.result import Status
 

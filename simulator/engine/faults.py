@@ -7,7 +7,7 @@ import numpy as np
 from simulator.engine import device
 from simulator.engine.compiled import inlined, outlined
 from simulator.engine.heap import push
-from simulator.engine.knowledge import announce, lose_reports, report_again
+from simulator.engine.knowledge import announce, lose_reports
 from simulator.engine.layout import (
     ACTIVE,
     CRASH,
@@ -45,6 +45,7 @@ from simulator.engine.layout import (
     WAITING,
     Sim,
 )
+from simulator.engine.reports import report_again
 from simulator.engine.requests import end
 
 LOST = 6

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from simulator.engine import batcher, device, faults, knowledge, picks
+from simulator.engine import batcher, device, faults, knowledge, picks, reports
 from simulator.engine.compiled import compiled, inlined, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import (
@@ -202,13 +202,13 @@ def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
 def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> None:
     """An event that concerns no request."""
     if kind == SAMPLE:
-        knowledge.take_sample(sim, e, subject, now_s)
+        reports.take_sample(sim, e, subject, now_s)
     elif kind == REPORT:
         way, number = subject >> REPORT_BITS, subject & ((1 << REPORT_BITS) - 1)
         w, b = way // sim.sizes.balancers, way % sim.sizes.balancers
-        place = knowledge.find_snapshot(sim, e, w, number)
+        place = reports.find_snapshot(sim, e, w, number)
         if place >= 0:
-            knowledge.receive(sim, e, b, w, place, now_s)
+            reports.receive(sim, e, b, w, place, now_s)
     elif kind == TICK:
         knowledge.fade_all(sim, e)
         push(sim.heap, e, now_s + 1.0, TICK, 0)
@@ -345,10 +345,10 @@ def begin(sim: Sim, e: int) -> None:
     knowledge.fade_all(sim, e)
     for w in range(n):
         if x.whole[e * n + w, UP]:
-            place = knowledge.sample(sim, e, w, 0.0)
+            place = reports.sample(sim, e, w, 0.0)
             for b in range(sim.sizes.balancers):
-                knowledge.receive(sim, e, b, w, place, 0.0)
-            knowledge.next_sample(sim, e, w, 0.0)
+                reports.receive(sim, e, b, w, place, 0.0)
+            reports.next_sample(sim, e, w, 0.0)
     push(sim.heap, e, 1.0, TICK, 0)
     env = sim.plan.env
     for i in range(int(env[e, E_FAULTS])):

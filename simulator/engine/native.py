@@ -7,7 +7,7 @@ array's address, shape and strides; a number; the address of a nested record), a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numba
 import numpy as np
@@ -47,7 +47,7 @@ class Native:
         for name, value in zip(record._fields, record, strict=True):
             first = len(words)
             if isinstance(value, np.ndarray):
-                layout = "C" if value.flags.c_contiguous else "A"
+                layout: Literal["C", "A"] = "C" if value.flags.c_contiguous else "A"
                 kind: Any = types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
                 words += [value.ctypes.data, *value.shape, *value.strides]
             elif isinstance(value, int):

@@ -1,0 +1,180 @@
+"""From what is simulated to the engine's arrays: one environment, set to the start of a run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from policies.hashing import key_of, mix
+from simulator.arrivals import Arrivals
+from simulator.engine import layout as at
+from simulator.engine.allocate import reset, samples
+from simulator.engine.layout import Demand, Plan, Sim
+from simulator.engine.tables import service_table
+from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+
+
+def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
+    return model.service.get(worker.device, model.service.get("*"))
+
+
+class Tables:
+    """Service tables, each stored once however many workers and environments share it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._rows: dict[ServiceTime, int] = {}
+
+    def row(self, service: ServiceTime) -> int:
+        """Of the tables, filled on first sight."""
+        if service not in self._rows:
+            row = len(self._rows)
+            if row == len(self._plan.device_s):
+                raise ValueError(f"more than the {row} service times that the environments were made for: reuse those")
+            self._rows[service] = row
+            device_s, host_s = service_table(service, self._plan.device_s.shape[1] - 1)
+            self._plan.device_s[row], self._plan.host_s[row] = device_s, host_s
+        return self._rows[service]
+
+
+def fill(
+    sim: Sim,
+    tables: Tables,
+    e: int,
+    fleet: FleetSpec,
+    arrivals: Arrivals,
+    seed: int,
+    *,
+    exact: bool = False,
+    timeline_period_s: float = 0.0,
+) -> None:
+    """Set environment `e` to the start of a run."""
+    _fill_environment(sim.plan.env[e], fleet)
+    for column, value in (
+        (at.E_CLIENTS, arrivals.clients),
+        (at.E_EXACT, exact),
+        (at.E_TIMELINE, timeline_period_s),
+    ):
+        sim.plan.env[e, column] = value
+    _fill_models(sim, e, fleet)
+    _fill_workers(sim, tables, e, fleet)
+    for i, fault in enumerate(fleet.faults):
+        plan = sim.plan
+        plan.fault_kind[e, i] = ("slow", "stall", "crash", "errors", "join", "leave", "silent").index(fault.kind)
+        plan.fault_worker[e, i] = [worker.name for worker in fleet.workers].index(fault.worker)
+        plan.fault_at_s[e, i], plan.fault_until_s[e, i] = fault.at_s, fault.at_s + fault.duration_s
+        plan.fault_amount[e, i] = fault.amount
+    sim.plan.seed[e] = mix(seed)
+    sim.plan.router_seed[e] = [mix((seed << 8) + b) for b in range(sim.sizes.balancers)]
+    for name in Demand._fields:
+        getattr(sim.demand, name)[e] = getattr(arrivals, name)
+    reset(sim, e)
+    _fill_profiles(sim, e, fleet)
+
+
+def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
+    settings, reports, network = fleet.settings, fleet.reports, fleet.network
+    limits, estimators = settings.limits, settings.estimators
+    fallible = bool(fleet.faults) or any(
+        model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models
+    )
+    values = {
+        at.E_PERIOD: reports.period_s,
+        at.E_DELAY: reports.delay_s,
+        at.E_JITTER: reports.jitter_s,
+        at.E_LOSS: reports.loss,
+        at.E_TO_WORKER: network.to_worker_s,
+        at.E_TO_CLIENT: network.to_client_s,
+        at.E_NET_JITTER: network.jitter_s,
+        at.E_OUTCOME: network.outcome_s,
+        at.E_RETRIES: fleet.retries,
+        at.E_COLD: fleet.cold.executions,
+        at.E_COLD_FACTOR: fleet.cold.factor,
+        at.E_SCALE_PERIOD: fleet.autoscale.period_s,
+        at.E_SCALE_UP: fleet.autoscale.up_pending,
+        at.E_SCALE_DOWN: fleet.autoscale.down_pending,
+        at.E_SCALE_LOAD: fleet.autoscale.load_s,
+        at.E_SCALE_LEAST: fleet.autoscale.min_workers,
+        at.E_CACHE: fleet.cache.entries,
+        at.E_SAVING: fleet.cache.saving,
+        at.E_SAMPLES: samples(fleet),
+        at.E_FAULTS: len(fleet.faults),
+        at.E_FALLIBLE: fallible,
+        at.E_REQUIRED: settings.reports_required,
+        at.E_STALE: settings.stale_after_s,
+        at.E_MAX_PENDING: limits.max_pending_per_worker,
+        at.E_SHED_PRIORITY: limits.sheddable_priority,
+        at.E_SHED_PENDING: limits.sheddable_max_pending_per_worker,
+        at.E_SHED_LATE: limits.shed_late,
+        at.E_FALLBACKS: settings.max_fallbacks,
+        at.E_LATENCY_DECAY: estimators.latency_decay_s,
+        at.E_ERROR_DECAY: estimators.error_decay_s,
+        at.E_MEMORY: estimators.service_memory,
+        at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),
+        at.E_DEFAULT_S: estimators.default_service_s,
+        at.E_CAPACITY: estimators.tokens.capacity,
+        at.E_REFILL: estimators.tokens.refill_per_s,
+        at.E_TARGET: estimators.tokens.target_pending,
+    }
+    for column, value in values.items():
+        env[column] = value
+
+
+def _fill_models(sim: Sim, e: int, fleet: FleetSpec) -> None:
+    for m, model in enumerate(fleet.models):
+        spec, batching = sim.plan.model[e * sim.sizes.models + m], model.batching
+        spec[at.M_MAX_ROWS] = batching.max_batch_rows
+        spec[at.M_DELAY] = batching.queue_delay_s
+        spec[at.M_LEVELS] = batching.priority_levels
+        spec[at.M_DEFAULT_LEVEL] = batching.default_priority
+        spec[at.M_MAX_QUEUE] = batching.max_queue_requests
+        spec[at.M_TIMEOUT] = batching.timeout_s
+        spec[at.M_DELAY_LATE] = batching.timeout_action == "delay"
+        spec[at.M_NOISE] = {"none": at.NO_NOISE, "lognormal": at.LOGNORMAL, "exponential": at.EXPONENTIAL}[
+            model.noise.kind
+        ]
+        variance = math.log1p(model.noise.cv * model.noise.cv)
+        spec[at.M_SIGMA], spec[at.M_HALF_VARIANCE] = math.sqrt(variance), variance / 2
+        preferred = batching.preferred_rows or (batching.max_batch_rows,)
+        spec[at.M_PREFERRED] = max(preferred)
+        sim.plan.preferred[e * sim.sizes.models + m] = 0
+        sim.plan.preferred[e * sim.sizes.models + m, : len(preferred)] = preferred
+
+
+def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
+    n, plan = sim.sizes.workers, sim.plan
+    plan.table[e * n : (e + 1) * n] = -1
+    for w, worker in enumerate(fleet.workers):
+        g = e * n + w
+        plan.worker[g, at.W_SPEED] = worker.speed
+        plan.worker[g, at.W_CONCURRENCY] = worker.sharing.concurrency
+        plan.worker[g, at.W_INTERFERENCE] = worker.sharing.interference
+        plan.weight[e, w] = worker.weight
+        plan.name_hash[e, w] = key_of(worker.name)
+        for m, model in enumerate(fleet.models):
+            service_time = _service(model, worker)
+            loaded = not worker.models or model.name in worker.models
+            if loaded and service_time is not None:
+                plan.table[g, m] = tables.row(service_time)
+                plan.instances[g, m] = model.instances
+    for w in range(n):
+        there = w < len(fleet.workers) and fleet.workers[w].present
+        sim.plan.worker[e * n + w, at.W_PRESENT] = there
+        sim.plan.worker[e * n + w, at.W_EXISTS] = w < len(fleet.workers)
+
+
+def _told(worker: WorkerSpec) -> str:
+    """The device kind as reports tell it."""
+    return "" if worker.device == "*" else worker.device
+
+
+def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
+    """`Fleet._take_profiles`."""
+    z = sim.sizes
+    for w, worker in enumerate(fleet.workers):
+        for m, model in enumerate(fleet.models):
+            profile = fleet.settings.estimators.profiles.get((_told(worker), model.name), (np.nan, np.nan))
+            for b in range(z.balancers):
+                r = (e * z.balancers + b) * z.workers + w
+                sim.service.profile_fixed_s[r, m], sim.service.profile_per_row_s[r, m] = profile

@@ -1,0 +1,223 @@
+"""Reports: taken by the workers' agents, on their way, and what balancers learn from them."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.engine.compiled import (
+    batch_work_s,
+    exponential,
+    inlined,
+    outlined,
+    queue_reported,
+    recount,
+    service_observe,
+)
+from simulator.engine.heap import push
+from simulator.engine.knowledge import forget_eligible, refill, row
+from simulator.engine.layout import (
+    E_DELAY,
+    E_JITTER,
+    E_LOSS,
+    E_MEMORY,
+    E_PERIOD,
+    E_SAMPLES,
+    E_STALE,
+    EPOCH,
+    INCARNATION,
+    IS_SILENT,
+    LOGGED,
+    M_MAX_ROWS,
+    NEXT_SAMPLE,
+    REPORT,
+    REPORT_BITS,
+    REPORT_NUMBER,
+    SAMPLE,
+    SAMPLED,
+    UP,
+    Sim,
+)
+from simulator.engine.requests import uniform
+
+_WARM_UP_EXECUTIONS = 3
+
+
+@inlined
+def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
+    """The agent of a worker takes a report; returns its place in the ring."""
+    x, models = sim.state, sim.sizes.models
+    g = e * sim.sizes.workers + w
+    number = x.whole[g, REPORT_NUMBER]
+    x.whole[g, REPORT_NUMBER] = number + 1
+    place = number % sim.sizes.snapshots
+    x.snapshot[g, place, 0] = x.whole[g, LOGGED]
+    x.snapshot[g, place, 1] = x.whole[g, EPOCH]
+    x.snapshot[g, place, 2] = x.whole[g, INCARNATION]
+    x.snapshot[g, place, 3] = number
+    kept = int(sim.plan.env[e, E_SAMPLES])
+    taken = x.whole[g, SAMPLED]
+    oldest = (taken - min(taken, kept)) % kept
+    for m in range(models):
+        x.snapshot_pending[g, place, m] = x.queued[g, m]
+        executing = 0.0
+        if taken > 0:
+            growth_s = x.compute_s[g, m] - x.sample_compute_s[g, oldest, m]
+            elapsed_s = now_s - x.sample_s[g, oldest]
+            if elapsed_s > 0:
+                most = sim.plan.model[e * models + m, M_MAX_ROWS] * sim.plan.instances[g, m]
+                executing = min(growth_s / elapsed_s, most)
+        x.snapshot_executing[g, place, m] = executing
+        x.sample_compute_s[g, taken % kept, m] = x.compute_s[g, m]
+    x.sample_s[g, taken % kept] = now_s
+    x.whole[g, SAMPLED] = taken + 1
+    return place
+
+
+@outlined
+def send_report(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """Take a report and send it to every balancer."""
+    x, env = sim.state, sim.plan.env
+    place = sample(sim, e, w, now_s)
+    number = x.snapshot[e * sim.sizes.workers + w, place, 3]
+    for b in range(sim.sizes.balancers):
+        way = w * sim.sizes.balancers + b
+        k = (way << 40) | number
+        if env[e, E_LOSS] > 0 and uniform(sim, e, 5, k) < env[e, E_LOSS]:
+            continue
+        at_s = now_s + env[e, E_DELAY]
+        if env[e, E_JITTER] > 0:
+            at_s += exponential(env[e, E_JITTER], uniform(sim, e, 4, k))
+        push(sim.heap, e, at_s, REPORT, (way << REPORT_BITS) | (number & ((1 << REPORT_BITS) - 1)))
+
+
+@inlined
+def next_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """Set the worker's next regular sample, after now."""
+    period_s = sim.plan.env[e, E_PERIOD]
+    phase = uniform(sim, e, 7, w)
+    i = math.floor(now_s / period_s - phase) + 1
+    at_s = (phase + i) * period_s
+    while at_s <= now_s:
+        i += 1
+        at_s = (phase + i) * period_s
+    sim.state.real[e * sim.sizes.workers + w, NEXT_SAMPLE] = at_s
+    push(sim.heap, e, at_s, SAMPLE, w)
+
+
+@outlined
+def take_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """A sample is due; one that is down or silent takes none, until `report_again`."""
+    x = sim.state
+    g = e * sim.sizes.workers + w
+    if x.real[g, NEXT_SAMPLE] == now_s and x.whole[g, UP] and not x.whole[g, IS_SILENT]:
+        send_report(sim, e, w, now_s)
+        next_sample(sim, e, w, now_s)
+
+
+@outlined
+def report_again(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """A worker that is up and not silent takes a sample now, and regular ones from now on."""
+    x = sim.state
+    g = e * sim.sizes.workers + w
+    if x.whole[g, UP] and not x.whole[g, IS_SILENT]:
+        x.real[g, NEXT_SAMPLE] = now_s
+        push(sim.heap, e, now_s, SAMPLE, w)
+
+
+@inlined
+def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
+    """The place in the ring of the report whose number ends in these bits; -1 where it was overwritten."""
+    g = e * sim.sizes.workers + w
+    span = 1 << REPORT_BITS
+    last = sim.state.whole[g, REPORT_NUMBER] - 1
+    number = last - ((last - low_number) % span)
+    place = number % sim.sizes.snapshots
+    return place if number >= 0 and sim.state.snapshot[g, place, 3] == number else -1
+
+
+@outlined
+def _learn(sim: Sim, e: int, r: int, g: int, m: int) -> None:
+    """`Fleet._learn`: feed what was executed since the last report to the fit."""
+    known = sim.known
+    warm = known.executions_all[r, m] > _WARM_UP_EXECUTIONS
+    learned = False
+    for size in range(1, known.executions.shape[2]):
+        new = known.executions[r, m, size] - known.executions_seen[r, m, size]
+        if new > 0:
+            if warm:
+                seconds = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
+                service_observe(sim.service, r, m, size, new, seconds, sim.plan.env[e, E_MEMORY])
+                learned = True
+            known.executions_seen[r, m, size] = known.executions[r, m, size]
+            known.seconds_seen[r, m, size] = known.seconds[r, m, size]
+    if learned:
+        recount(sim.queue, sim.service, r, m)
+
+
+@inlined
+def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, seconds: float) -> None:
+    """Count an execution that ended; whoever has not heard of the one that is overwritten learns of it now."""
+    x, known = sim.state, sim.known
+    logged = x.whole[g, LOGGED]
+    place = logged % sim.sizes.log
+    if logged >= sim.sizes.log:
+        for b in range(sim.sizes.balancers):
+            r = row(sim, e, b, g - e * sim.sizes.workers)
+            if known.incarnation[r] == x.whole[g, INCARNATION] and known.position[r] == logged - sim.sizes.log:
+                _count_execution(sim, r, g, place)
+                known.position[r] += 1
+    x.log_model[g, place] = m
+    x.log_rows[g, place] = rows
+    x.log_s[g, place] = seconds
+    x.whole[g, LOGGED] = logged + 1
+
+
+@inlined
+def _count_execution(sim: Sim, r: int, g: int, place: int) -> None:
+    known = sim.known
+    m, rows = sim.state.log_model[g, place], sim.state.log_rows[g, place]
+    known.executions[r, m, rows] += 1
+    known.executions_all[r, m] += 1
+    known.seconds[r, m, rows] += sim.state.log_s[g, place]
+
+
+@outlined
+def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
+    """`Fleet.report`: a balancer takes a report over; late ones, and those on the way when a stream broke, are lost."""
+    x, known, s = sim.state, sim.known, sim.service
+    g, r = e * sim.sizes.workers + w, row(sim, e, b, w)
+    position, epoch, incarnation, number = x.snapshot[g, place]
+    if epoch != x.whole[g, EPOCH] or number <= known.report_number[r]:
+        return
+    if incarnation != known.incarnation[r]:
+        known.incarnation[r] = incarnation
+        known.position[r] = 0
+        known.executions[r], known.seconds[r] = 0.0, 0.0
+        known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
+        known.executions_all[r] = 0.0
+    known.report_number[r] = number
+    for at in range(max(known.position[r], x.whole[g, LOGGED] - sim.sizes.log), position):
+        _count_execution(sim, r, g, at % sim.sizes.log)
+    some = position > known.position[r]
+    known.position[r] = max(position, known.position[r])
+    if not known.ready[r]:
+        known.ready[r] = 1
+        forget_eligible(sim, e, b)
+    pending, executing, work_s = 0.0, 0.0, 0.0
+    for m in range(sim.sizes.models):
+        if sim.plan.table[g, m] < 0:
+            continue
+        s.max_batch_rows[r, m] = sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
+        s.instances[r, m] = sim.plan.instances[g, m]
+        if some:
+            _learn(sim, e, r, g, m)
+        pending += x.snapshot_pending[g, place, m]
+        executing += x.snapshot_executing[g, place, m]
+        there = x.snapshot_pending[g, place, m] + x.snapshot_executing[g, place, m]
+        if there > 0:
+            work_s += batch_work_s(s, r, m, there)[1]
+    queue_reported(sim.queue, r, pending, executing, work_s, sim.sizes.balancers, now_s)
+    refill(sim, e, r, now_s)
+    if now_s - known.reported_s[r] > sim.plan.env[e, E_STALE]:
+        forget_eligible(sim, e, b)
+    known.reported_s[r] = now_s
