@@ -1,0 +1,20 @@
+"""Gymnasium environments over simulated fleets. Importing this registers `balancer/Fleet-v0`; see README.md."""
+
+from __future__ import annotations
+
+import gymnasium
+
+from simulator.envs.fleet import FleetEnv
+from simulator.envs.vector import FleetVectorEnv
+from simulator.envs.wrappers import FlattenFleet, FlattenFleets
+
+ENVIRONMENT = "balancer/Fleet-v0"
+
+if ENVIRONMENT not in gymnasium.registry:
+    gymnasium.register(
+        ENVIRONMENT,
+        entry_point="simulator.envs.fleet:FleetEnv",
+        vector_entry_point="simulator.envs.vector:FleetVectorEnv",
+    )
+
+__all__ = ["ENVIRONMENT", "FlattenFleet", "FlattenFleets", "FleetEnv", "FleetVectorEnv"]

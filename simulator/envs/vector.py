@@ -1,0 +1,161 @@
+"""Many environments that step together, in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from policies.base import BoolArray, FloatArray
+from simulator.envs.episodes import Episodes, Settings
+from simulator.envs.fleet import DEFAULT_SCENARIO
+from simulator.envs.observation import Observation, observation_space
+from simulator.envs.rendering import RENDER_MODES, Frame, render
+from simulator.envs.sampling import Scenarios
+from simulator.result import Result
+
+Actions = npt.NDArray[np.integer[Any]]
+Stepped = tuple[Observation, FloatArray, BoolArray, BoolArray, dict[str, Any]]
+
+
+class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
+    """`num_envs` environments, each step for step what a `FleetEnv` with its seed would be.
+
+    Seeds, infos, automatic resets and `options["reset_mask"]` are as in `gymnasium.vector.SyncVectorEnv`.
+
+    Args:
+        num_envs: How many.
+        scenario: See `Episodes`, as all other arguments.
+        render_mode: `rgb_array`, or None.
+        autoreset_mode: NEXT_STEP: the step after an episode's end resets, ignoring the action. SAME_STEP: the step that
+            ends it resets too, and the last observation is in the infos. DISABLED: the caller resets.
+        settings: Of `Episodes`.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        scenario: Scenarios = DEFAULT_SCENARIO,
+        *,
+        render_mode: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self._episodes = Episodes(num_envs, scenario, **settings)
+        self._mode = AutoresetMode(autoreset_mode)
+        self.metadata = {"render_modes": list(RENDER_MODES), "render_fps": 20, "autoreset_mode": self._mode}
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.single_observation_space = observation_space(self._episodes.workers, self._episodes.models)
+        self.single_action_space = spaces.Discrete(self._episodes.workers)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._generators: list[np.random.Generator | None] = [None] * num_envs
+        self._over: BoolArray = np.zeros(num_envs, np.bool_)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin other episodes.
+
+        Args:
+            seed: Begins the environments' sequences of episodes anew: one each, or the first's, of which the others'
+                follow; None: goes on in them.
+            options: `scenario` and `load` of these episodes in place of the environments' own; `reset_mask`: which
+                environments to reset, `(num_envs,)`, all by default.
+        """
+        seeds = self._seeds(seed)
+        rest = dict(options or {})
+        mask = _reset_mask(rest.pop("reset_mask", None), self.num_envs)
+        for e in np.flatnonzero(mask):
+            self._reset(int(e), seeds[e], rest)
+        self._over &= ~mask
+        return self._episodes.observe(), _told(self._episodes.infos(), mask)
+
+    def step(self, actions: Actions) -> Stepped:
+        """Send what waits in each environment to worker `actions`, `(num_envs,)`."""
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs,):
+            raise ValueError(f"actions have shape {actions.shape}: give one for each of {self.num_envs} environments")
+        to_reset = self._over if self._mode is AutoresetMode.NEXT_STEP else np.zeros_like(self._over)
+        done = self._episodes.step(actions, ~to_reset)
+        for e in np.flatnonzero(to_reset):
+            self._reset(int(e), None, {})
+        self._over = done.terminated | done.truncated
+        infos: dict[str, Any] = {}
+        invalid = done.invalid
+        if self._mode is AutoresetMode.SAME_STEP and self._over.any():
+            infos = self._last_of_episodes(invalid)
+            for e in np.flatnonzero(self._over):
+                self._reset(int(e), None, {})
+            invalid = invalid & ~self._over
+        infos |= _told(self._episodes.infos(invalid), np.ones(self.num_envs, np.bool_))
+        return self._episodes.observe(), done.reward, done.terminated, done.truncated, infos
+
+    def action_masks(self) -> BoolArray:
+        """Workers that may be picked now, `(num_envs, n)`."""
+        return self._episodes.action_masks()
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """As of `SyncVectorEnv`: what the method or attribute `name` has for each environment."""
+        found = getattr(self, name)
+        found = found(*args, **kwargs) if callable(found) else found
+        one_each = isinstance(found, np.ndarray | tuple) and len(found) == self.num_envs
+        return tuple(found) if one_each else (found,) * self.num_envs
+
+    def render(self) -> tuple[Frame, ...] | None:
+        """A picture of each fleet, `(height, width, 3)`; None without a render mode."""
+        if self.render_mode != "rgb_array":
+            return None
+        return tuple(render(self._episodes, e) for e in range(self.num_envs))
+
+    def result(self) -> Result:
+        """Every request of the present episodes so far, `(num_envs, k)`; those still to come are UNFINISHED."""
+        return self._episodes.result()
+
+    def _reset(self, e: int, seed: int | None, options: dict[str, Any]) -> None:
+        generator = self._generators[e]
+        if seed is not None or generator is None:
+            generator = self._generators[e] = seeding.np_random(seed)[0]
+        self._episodes.reset(e, generator, options)
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int):
+            return [seed + e for e in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"{len(seed)} seeds for {self.num_envs} environments: give one each, or a single number")
+        return list(seed)
+
+    def _last_of_episodes(self, invalid: BoolArray) -> dict[str, Any]:
+        """Observations and infos of the episodes that are over, in the form of `SyncVectorEnv`."""
+        observations = self._episodes.observe()
+        infos: dict[str, Any] = {}
+        for e in np.flatnonzero(self._over):
+            last = {name: column[e] for name, column in observations.items()}
+            told = {"final_obs": last, "final_info": self._episodes.info(int(e), invalid)}
+            infos = self._add_info(infos, told, int(e))
+        return infos
+
+
+def _told(infos: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
+    """Infos, each with the mask that says for which environments it holds."""
+    return {key: value for name, column in infos.items() for key, value in ((name, column), (f"_{name}", where.copy()))}
+
+
+def _reset_mask(mask: Any, environments: int) -> BoolArray:
+    if mask is None:
+        return np.ones(environments, np.bool_)
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (environments,) or not mask.any():
+        raise ValueError(f"reset_mask is {mask!r}: give an array of {environments} booleans, at least one of them True")
+    return mask
