@@ -101,6 +101,7 @@ def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
         at.E_SAMPLES: samples(fleet),
         at.E_FAULTS: len(fleet.faults),
         at.E_FALLIBLE: fallible,
+        at.E_BALANCERS: fleet.balancers,
         at.E_REQUIRED: settings.reports_required,
         at.E_STALE: settings.stale_after_s,
         at.E_MAX_PENDING: limits.max_pending_per_worker,

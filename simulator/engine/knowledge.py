@@ -22,6 +22,7 @@ from simulator.engine.compiled import (
     tokens_take,
 )
 from simulator.engine.layout import (
+    E_BALANCERS,
     E_CAPACITY,
     E_DEFAULT_S,
     E_ERROR_DECAY,
@@ -43,6 +44,12 @@ _WELL_KNOWN = 5.0
 def row(sim: Sim, e: int, b: int, w: int) -> int:
     """Of worker `w` as balancer `b` knows it."""
     return (e * sim.sizes.balancers + b) * sim.sizes.workers + w
+
+
+@inlined
+def balancers(sim: Sim, e: int) -> int:
+    """Of the environment; arrays have room for the most of any."""
+    return int(sim.plan.env[e, E_BALANCERS])
 
 
 @inlined
@@ -95,7 +102,7 @@ def know_exactly(sim: Sim, e: int, b: int, now_s: float) -> None:
             executing += x.executing[g, m]
             if there > 0:
                 work_s += batch_work_s(sim.service, r, m, there)[1]
-        queue_reported(sim.queue, r, pending, executing, work_s, sim.sizes.balancers, now_s)
+        queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
 
 
 @inlined
@@ -108,7 +115,7 @@ def forget_eligible(sim: Sim, e: int, b: int) -> None:
 def lose_reports(sim: Sim, e: int, w: int) -> None:
     """`ReportsLost` at every balancer; what is on the way is lost too."""
     sim.state.whole[e * sim.sizes.workers + w, EPOCH] += 1
-    for b in range(sim.sizes.balancers):
+    for b in range(balancers(sim, e)):
         sim.known.reported_s[row(sim, e, b, w)] = -np.inf
         forget_eligible(sim, e, b)
 
@@ -117,7 +124,7 @@ def lose_reports(sim: Sim, e: int, w: int) -> None:
 def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
     """`WorkerAdded` at every balancer."""
     known = sim.known
-    for b in range(sim.sizes.balancers):
+    for b in range(balancers(sim, e)):
         r = row(sim, e, b, w)
         if not known.added[r]:
             known.added[r] = 1
@@ -163,7 +170,7 @@ def fade(sim: Sim, e: int, b: int, share: float) -> None:
 @outlined
 def fade_all(sim: Sim, e: int) -> None:
     """`Router.tick` of every balancer."""
-    for b in range(sim.sizes.balancers):
+    for b in range(balancers(sim, e)):
         fade(sim, e, b, sim.plan.env[e, E_FADE])
 
 

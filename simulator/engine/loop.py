@@ -205,7 +205,7 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
         reports.take_sample(sim, e, subject, now_s)
     elif kind == REPORT:
         way, number = subject >> REPORT_BITS, subject & ((1 << REPORT_BITS) - 1)
-        w, b = way // sim.sizes.balancers, way % sim.sizes.balancers
+        w, b = way // knowledge.balancers(sim, e), way % knowledge.balancers(sim, e)
         place = reports.find_snapshot(sim, e, w, number)
         if place >= 0:
             reports.receive(sim, e, b, w, place, now_s)
@@ -346,7 +346,7 @@ def begin(sim: Sim, e: int) -> None:
     for w in range(n):
         if x.whole[e * n + w, UP]:
             place = reports.sample(sim, e, w, 0.0)
-            for b in range(sim.sizes.balancers):
+            for b in range(knowledge.balancers(sim, e)):
                 reports.receive(sim, e, b, w, place, 0.0)
             reports.next_sample(sim, e, w, 0.0)
     push(sim.heap, e, 1.0, TICK, 0)

@@ -14,7 +14,7 @@ from simulator.engine.compiled import (
     service_observe,
 )
 from simulator.engine.heap import push
-from simulator.engine.knowledge import forget_eligible, refill, row
+from simulator.engine.knowledge import balancers, forget_eligible, refill, row
 from simulator.engine.layout import (
     E_DELAY,
     E_JITTER,
@@ -79,8 +79,8 @@ def send_report(sim: Sim, e: int, w: int, now_s: float) -> None:
     x, env = sim.state, sim.plan.env
     place = sample(sim, e, w, now_s)
     number = x.snapshot[e * sim.sizes.workers + w, place, 3]
-    for b in range(sim.sizes.balancers):
-        way = w * sim.sizes.balancers + b
+    for b in range(balancers(sim, e)):
+        way = w * balancers(sim, e) + b
         k = (way << 40) | number
         if env[e, E_LOSS] > 0 and uniform(sim, e, 5, k) < env[e, E_LOSS]:
             continue
@@ -161,7 +161,7 @@ def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, seconds: float) -
     logged = x.whole[g, LOGGED]
     place = logged % sim.sizes.log
     if logged >= sim.sizes.log:
-        for b in range(sim.sizes.balancers):
+        for b in range(balancers(sim, e)):
             r = row(sim, e, b, g - e * sim.sizes.workers)
             if known.incarnation[r] == x.whole[g, INCARNATION] and known.position[r] == logged - sim.sizes.log:
                 _count_execution(sim, r, g, place)
@@ -216,7 +216,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         there = x.snapshot_pending[g, place, m] + x.snapshot_executing[g, place, m]
         if there > 0:
             work_s += batch_work_s(s, r, m, there)[1]
-    queue_reported(sim.queue, r, pending, executing, work_s, sim.sizes.balancers, now_s)
+    queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
     refill(sim, e, r, now_s)
     if now_s - known.reported_s[r] > sim.plan.env[e, E_STALE]:
         forget_eligible(sim, e, b)

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from policies.base import BoolArray, FloatArray, Request
 from policies.consistent_hash import ConsistentHash
 from simulator.batch import Batch
+from simulator.engine.layout import E_BALANCERS
 from simulator.view import BatchView
 
 Float32Array = npt.NDArray[np.float32]
@@ -79,7 +80,7 @@ def _requests(batch: Batch, request: Request) -> Float32Array:
     sizes = batch.sim.sizes
     columns = np.zeros((len(batch.waiting), len(REQUEST_COLUMNS) + sizes.models), np.float32)
     columns[:, :1], columns[:, 1:2], columns[:, 2:3] = request.rows, request.deadline_s, request.priority
-    columns[:, 3] = sizes.balancers
+    columns[:, 3] = batch.sim.plan.env[:, E_BALANCERS]
     columns[:, :4].clip(0.0, _REQUEST_HIGH, out=columns[:, :4])
     columns[np.arange(len(columns)), len(REQUEST_COLUMNS) + batch.model()] = 1.0
     columns[~batch.waiting] = 0.0

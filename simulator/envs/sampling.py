@@ -112,7 +112,7 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
     return FleetSpec(
         models=(model, *(dataclasses.replace(model, name=f"model-{i}", instances=1) for i in range(1, count))),
         workers=tuple(WorkerSpec(f"worker-{i}") for i in range(most(len(fleet.workers) for fleet in fleets))),
-        balancers=fleets[0].balancers,
+        balancers=most(fleet.balancers for fleet in fleets),
         reports=Reports(
             period_s=min(fleet.reports.period_s for fleet in fleets),
             delay_s=most(fleet.reports.delay_s for fleet in fleets),
@@ -129,8 +129,6 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
 
 def _check_alike(first: FleetSpec, other: FleetSpec) -> None:
     """What the environments of a batch share must be alike in all fleets."""
-    if first.balancers != other.balancers:
-        raise ValueError(f"balancers are {first.balancers} and {other.balancers}: give scenarios with as many each")
     if _estimators(first) != _estimators(other):
         raise ValueError(f"settings.estimators differ: {_estimators(first)} and {_estimators(other)}; make them alike")
 
