@@ -4,10 +4,10 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fidelity docs proto clean
+.PHONY: help setup demo test lint bench scoreboard fidelity docs proto clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 19
 
 setup: .venv/ready ## everything that is needed, into .venv
 
@@ -31,6 +31,9 @@ bench: setup ## speed and memory; report in out/bench
 	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
+
+scoreboard: setup ## all policies in all scenarios, some 5 minutes; writes docs/scoreboard
+	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard
 
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
 	$(BIN)/python -m benchmarks.live_fidelity --page docs/fidelity

@@ -196,16 +196,16 @@ class WorkloadSection(StrictModel):
         """
         trace, log = self.arrivals.trace, self.arrivals.log
         if trace is not None:
-            return read_recorded(_first(trace.file, folders), trace.columns)
-        return None if log is None else recorded_log(_first(log.path, folders))
+            return read_recorded(_first("trace", trace.file, folders), trace.columns)
+        return None if log is None else recorded_log(_first("decision log", log.path, folders))
 
 
-def _first(name: str, folders: Sequence[Path]) -> Path:
+def _first(kind: str, name: str, folders: Sequence[Path]) -> Path:
     """Where the first of the folders has it; ValueError where none does."""
     found = [folder / name for folder in folders if (folder / name).exists()]
     if not found:
         places = " nor in ".join(str(folder) for folder in folders)
-        raise ValueError(f"trace {name!r} is neither in {places}; check the name")
+        raise ValueError(f"{kind} {name!r} is neither in {places}; check the name")
     return found[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import yaml
@@ -34,6 +35,12 @@ def all_policies() -> dict[str, Policy]:
         for name, policy in installed_policies().policies.items()
         if not any(field.is_required() for field in options_model(policy).model_fields.values())
     }
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Before a long run, rather than after it: raise `click.UsageError` where the file's folder is not there."""
+    if path is not None and not path.parent.is_dir():
+        raise click.UsageError(f"{option} {path}: the folder {path.parent} does not exist; make it, or name another")
 
 
 def parse_policy(text: str) -> Policy:

@@ -27,7 +27,8 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds of {_QUICK_REQUESTS:,} requests, no sweep of loads.")
+@click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds of {_QUICK_REQUESTS:,} requests.")
+@click.option("--sweep", is_flag=True, help="Also every policy at other loads; takes six times as long.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each, unless --quick."
 )
@@ -39,14 +40,14 @@ Examples:
     show_default=True,
     help="Folder for index.html, scoreboard.json and scoreboard.md.",
 )
-def scoreboard(quick: bool, seeds: int, jobs: int, out: Path) -> None:
+def scoreboard(quick: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
     """Run all installed policies on all scenarios and write the report."""
     plan = Plan(
         scenarios=inputs.load_scenarios(scenario_names()),
         policies=inputs.all_policies(),
         seeds=tuple(range(_QUICK_SEEDS if quick else seeds)),
         requests=_QUICK_REQUESTS if quick else None,
-        sweep=() if quick else SWEEP,
+        sweep=SWEEP if sweep else (),
         timelines=True,
     )
     baseline = inputs.pick_baseline(None, list(plan.policies), REFERENCE)

@@ -81,6 +81,8 @@ def simulate(
         sweep=SWEEP if html_path else (),
         timelines=html_path is not None,
     )
+    inputs.check_folder("--json", json_path)
+    inputs.check_folder("--html", html_path)
     compared_to = inputs.pick_baseline(baseline, list(plan.policies), REFERENCE)
     console = inputs.console()
     with inputs.progress_bar(console, plan.total()) as advance:

@@ -51,7 +51,7 @@ def groups(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
         "all setups": list(comparisons),
         f"all but {UNPREDICTABLE}": predictable,
         "constants chosen on: V100, A30": [each for each in predictable if each.setup.table.device in CHOSEN_ON],
-        "held out: A100, T4": [each for each in predictable if each.setup.table.device not in CHOSEN_ON],
+        "constants not chosen on: A100, T4": [each for each in predictable if each.setup.table.device not in CHOSEN_ON],
     }
     for family in dict.fromkeys(each.setup.family for each in comparisons):
         for runtime in dict.fromkeys(each.setup.runtime for each in comparisons if each.setup.family == family):
