@@ -38,7 +38,7 @@ Examples:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out/scoreboard"),
     show_default=True,
-    help="Folder for index.html, scoreboard.json and scoreboard.md.",
+    help="Folder for index.html, scoreboard.json and README.md.",
 )
 def scoreboard(quick: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
     """Run all installed policies on all scenarios and write the report."""
@@ -60,7 +60,7 @@ def scoreboard(quick: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> No
     for name, content in (
         ("scoreboard.json", json.dumps(as_json(report), indent=1) + "\n"),
         ("index.html", page(report, ADVICE)),
-        ("scoreboard.md", table.markdown(report)),
+        ("README.md", table.markdown(report, ADVICE)),
     ):
         (out / name).write_text(content, encoding="utf-8")
-    console.print(f"Written: {out / 'index.html'} (open it), scoreboard.json, scoreboard.md", highlight=False)
+    console.print(f"Written: {out / 'index.html'} (open it), scoreboard.json, README.md", highlight=False)

@@ -105,7 +105,7 @@ def test_scoreboard_writes_page_numbers_and_markdown(tmp_path: Path, monkeypatch
     assert result.exit_code == 0, result.output
     assert "<details>" in (tmp_path / "new" / "index.html").read_text()
     assert len(json.loads((tmp_path / "new" / "scoreboard.json").read_text())["scenarios"]) == 2
-    assert "| big-fleet |" in (tmp_path / "new" / "scoreboard.md").read_text()
+    assert "| big-fleet |" in (tmp_path / "new" / "README.md").read_text()
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
