@@ -113,7 +113,13 @@ def aggregate_lines(report: Report) -> tuple[list[str], list[list[str]]]:
 
 def markdown(report: Report, advice: str = "") -> str:
     """Aggregate, and mean and p99 by policy and scenario, beside the best; `advice` is Markdown that goes first."""
-    parts = ["# Scoreboard", *([advice.strip()] if advice else []), "## Over all scenarios", _markdown(*aggregate_lines(report)), aggregate_caption(report)]
+    parts = [
+        "# Scoreboard",
+        *([advice.strip()] if advice else []),
+        "## Over all scenarios",
+        _markdown(*aggregate_lines(report)),
+        aggregate_caption(report),
+    ]
     for figure in FIGURES:
         lines = [[board.scenario.name, *_ratios(board, report.policies, figure)] for board in report.boards]
         parts += [
