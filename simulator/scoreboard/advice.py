@@ -1,6 +1,7 @@
 """Which policy to use when: first on the scoreboard's page, as Markdown; written by a person from the numbers."""
 
-ADVICE = """\**Start with `expected_latency`.** It is the best, or not told apart from the best, in mean latency in 17 of 27
+ADVICE = """\
+**Start with `expected_latency`.** It is the best, or not told apart from the best, in mean latency in 17 of 27
 scenarios and in p99 in 22: wherever workers differ, models are mixed, load comes in bursts, or several balancers
 share a fleet. Where it wins, the others' p99 is typically 1.3 to 2 times as long.
 
