@@ -35,6 +35,8 @@ class Sampler:
         self._load, self._requests = load, requests
         for share in load if isinstance(load, tuple) else (load,):
             _check_load(share)
+        if isinstance(load, tuple) and (len(load) != 2 or load[0] > load[1]):
+            raise ValueError(f"load is {load}: give the lower share first, then the higher one")
         self._function = scenarios if callable(scenarios) else None
         if callable(scenarios):
             generator = np.random.default_rng(0)
@@ -138,8 +140,8 @@ def _estimators(fleet: FleetSpec) -> Any:
 
 
 def _check_load(load: float | None) -> None:
-    if load is not None and not 0 < load < float("inf"):
-        raise ValueError(f"load is {load}: give a share of the fleet's capacity above 0, such as 0.8")
+    if load is not None and not (isinstance(load, int | float) and 0 < load < float("inf")):
+        raise ValueError(f"load is {load!r}: give a share of the fleet's capacity above 0, such as 0.8")
 
 
 def _scenario(given: Given) -> Scenario:

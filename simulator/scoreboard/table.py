@@ -22,7 +22,9 @@ def scenario_table(board: Board, baseline: str) -> Table:
     """The policies of one scenario, the lowest mean first, and below them the references."""
     where = f"{text.share(board.load)} of capacity" if np.isfinite(board.load) else "closed loop"
     title = f"[bold]{escape(board.scenario.name)}[/bold], {where}: {escape(board.scenario.summary)}"
-    caption = f"{len(board.seeds)} seeds of {board.requests:,} requests; {statistics.METHOD}"
+    seeds = len(board.seeds)
+    method = statistics.METHOD if seeds > 1 else "one seed: no intervals"
+    caption = f"{seeds} seed{'s' * (seeds > 1)} of {board.requests:,} requests; {method}"
     table = _table(title, caption, headings(baseline), [cells(board, each, baseline) for each in summary.ranked(board)])
     for name, (mean_s, p99_s) in reference_lines(board).items():
         table.add_row(name, mean_s, "", "", p99_s, style="dim italic")

@@ -304,6 +304,8 @@ def test_a_function_may_make_the_scenarios() -> None:
         ({"scenario": []}, "scenario is an empty list: name at least one"),
         ({"requests": 1}, "requests is 1: give a finite number of at least 2"),
         ({"load": -1.0}, "load is -1.0: give a share"),
+        ({"load": "high"}, "load is 'high': give a share"),
+        ({"load": (0.9, 0.5)}, "the lower share first"),
         ({"reward_scale": 0.0}, "reward_scale is 0.0"),
         ({"deadline_charge_s": -2.0}, "deadline_charge_s is -2.0"),
         ({"max_in_system": 0}, "max_in_system is 0"),
