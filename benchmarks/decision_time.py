@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 import numpy as np
@@ -12,38 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from policies import BUILTIN
-from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+from policies.base import Policy, Request
+from policies.columns import Columns
 
 WORKER_COUNTS = (8, 64, 256, 1000)
 _VIEWS = 32
 """Different fleets taken in turn, so that no branch or cache learns one by heart."""
 
 
-@dataclass(frozen=True)
-class SyntheticFleet:
-    """A fleet of made-up columns, shape `(n,)`; see `policies.base.FleetView` for units."""
-
-    eligible: BoolArray
-    weight: FloatArray
-    name_hash: UintArray
-    in_flight: FloatArray
-    reported_pending: FloatArray
-    pending: FloatArray
-    backlog_s: FloatArray
-    completion_s: FloatArray
-    service_s: FloatArray
-    latency_s: FloatArray
-    error_rate: FloatArray
-    tokens: FloatArray
-    report_age_s: FloatArray
-
-
-def synthetic_fleet(workers: int, rng: np.random.Generator) -> SyntheticFleet:
+def synthetic_fleet(workers: int, rng: np.random.Generator) -> Columns:
     """A busy fleet: nine workers in ten eligible, whole in-flight counts (so ties), fractional estimates."""
     weight = rng.choice([1.0, 2.0, 4.0], workers)
     pending = rng.gamma(2.0, 2.0, workers)
     service_s = 0.02 / weight
-    return SyntheticFleet(
+    return Columns(
         eligible=rng.random(workers) < 0.9,
         weight=weight,
         name_hash=rng.integers(0, 2**64, workers, dtype=np.uint64),

@@ -17,44 +17,26 @@ import numpy.typing as npt
 
 from balancer.decision_log.lines import COLUMNS, arithmetic
 from balancer.decision_log.reading import DecisionLog, RecordedDecision, RecordedPolicy
-from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
+from policies.base import FloatArray, IntArray, Policy, Request, UintArray, least
+from policies.columns import Columns
 from policies.hashing import mix, mix_array, unit_array
 
 _BATCH = 4096
 _MOST_SHOWN = 10
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ColumnsView:
-    """Implements `policies.base.FleetView` with recorded columns; `(b, n)` each."""
-
-    eligible: BoolArray
-    weight: FloatArray
-    name_hash: UintArray
-    in_flight: FloatArray
-    reported_pending: FloatArray
-    pending: FloatArray
-    backlog_s: FloatArray
-    completion_s: FloatArray
-    service_s: FloatArray
-    latency_s: FloatArray
-    error_rate: FloatArray
-    tokens: FloatArray
-    report_age_s: FloatArray
-
-    @classmethod
-    def of(cls, decisions: Sequence[RecordedDecision]) -> ColumnsView:
-        """The views of some decisions with equally many workers."""
-        columns = np.stack([decision.columns for decision in decisions], axis=1)
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "eligible": np.stack([decision.eligible for decision in decisions]),
-            "weight": np.stack([decision.workers.weight for decision in decisions]),
-            "name_hash": np.stack([decision.workers.name_hash for decision in decisions]),
-            **dict(zip(COLUMNS, columns, strict=True)),
-        }
-        for array in arrays.values():
-            array.flags.writeable = False
-        return cls(**{field.name: arrays[field.name] for field in fields(cls)})  # type: ignore[arg-type]  # by name
+def columns_of(decisions: Sequence[RecordedDecision]) -> Columns:
+    """What was recorded of some decisions with equally many workers, `(b, n)` each."""
+    columns = np.stack([decision.columns for decision in decisions], axis=1)
+    arrays: dict[str, Any] = {
+        "eligible": np.stack([decision.eligible for decision in decisions]),
+        "weight": np.stack([decision.workers.weight for decision in decisions]),
+        "name_hash": np.stack([decision.workers.name_hash for decision in decisions]),
+        **dict(zip(COLUMNS, columns, strict=True)),
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return Columns(**{field.name: arrays[field.name] for field in fields(Columns)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +166,7 @@ def _answers(policy: Policy, decision: RecordedDecision) -> bool:
 
 def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequence[int]) -> _Again:
     """As `Router.route` does, for many at once."""
-    view = ColumnsView.of(batch)
+    view = columns_of(batch)
     recorded = np.array([decision.pick for decision in batch])
     probabilities = _ask(asked, _request(batch), view)
     cumulative = probabilities.cumsum(axis=-1)
@@ -205,7 +187,7 @@ def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequ
     )
 
 
-def _ask(asked: Policy | None, request: Request, view: ColumnsView) -> FloatArray:
+def _ask(asked: Policy | None, request: Request, view: Columns) -> FloatArray:
     return least(view.pending, view.eligible) if asked is None else asked.probabilities(request, view)
 
 
@@ -227,7 +209,7 @@ def _request(batch: Sequence[RecordedDecision]) -> Request:
     )
 
 
-def _fallbacks(batch: Sequence[RecordedDecision], view: ColumnsView, picks: IntArray) -> list[tuple[str, ...]]:
+def _fallbacks(batch: Sequence[RecordedDecision], view: Columns, picks: IntArray) -> list[tuple[str, ...]]:
     """As many as were recorded of the eligible workers with the least pending, after the pick."""
     cost = np.where(view.eligible, view.pending, np.inf)
     cost[np.arange(len(batch)), picks] = np.inf

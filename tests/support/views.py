@@ -7,27 +7,13 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
+from policies.base import Policy, Request
+from policies.columns import Columns
 from policies.hashing import mix
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeView:
-    """Implements `policies.base.FleetView` with given, read-only arrays of one shape `(..., n)`."""
-
-    eligible: BoolArray
-    weight: FloatArray
-    name_hash: UintArray
-    in_flight: FloatArray
-    reported_pending: FloatArray
-    pending: FloatArray
-    backlog_s: FloatArray
-    completion_s: FloatArray
-    service_s: FloatArray
-    latency_s: FloatArray
-    error_rate: FloatArray
-    tokens: FloatArray
-    report_age_s: FloatArray
+class FakeView(Columns):
+    """Given, read-only arrays of one shape `(..., n)`."""
 
     def map(self, change: npt.ArrayLike) -> FakeView:
         """The view with its workers in another order: indices into the last axis."""

@@ -14,12 +14,13 @@ from support.fleets import make_router
 from balancer.decision_log.reading import DecisionLog, DecisionLogError, RecordedDecision, read_log
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, option
+from policies.columns import Columns
 from policies.consistent_hash import ConsistentHash
 from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.token_bucket import TokenBucket
-from simulator.replay import ColumnsView, replay
+from simulator.replay import columns_of, replay
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
@@ -141,8 +142,8 @@ def test_another_policy_takes_the_place_of_the_one_in_force_only(tmp_path: Path)
 
 
 def one_view(decision: RecordedDecision) -> FleetView:
-    batch = ColumnsView.of([decision])
-    return ColumnsView(**{f.name: getattr(batch, f.name)[0] for f in dataclasses.fields(batch)})
+    batch = columns_of([decision])
+    return Columns(**{f.name: getattr(batch, f.name)[0] for f in dataclasses.fields(batch)})
 
 
 def test_a_policy_that_is_not_installed_is_named(tmp_path: Path) -> None:
