@@ -93,7 +93,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     file = validate(ScenarioFile, document)
     with _blaming(document, "fleet"):
         fleet = file.fleet.spec()
-    with _blaming(document, "workload", "arrivals", "trace"):
+    with _blaming(document, "workload", "arrivals", "log" if file.workload.arrivals.log else "trace"):
         recorded = file.workload.recorded((path.parent, _DATA))
     with _blaming(document, "workload"):
         workload = file.workload.workload(fleet, recorded)

@@ -84,7 +84,7 @@ class ArrivalsSection(OneOf):
 
 
 class RowsSection(OneOf):
-    """Rows of a request: rounded up, capped by the model's max_batch_rows."""
+    """Rows of a request: sizes that are listed must fit the model's max_batch_rows, drawn ones are capped by it."""
 
     fixed: Annotated[int, Field(ge=1)] | None = None
     """Always so many."""
@@ -96,6 +96,12 @@ class RowsSection(OneOf):
     """Heavy tail up to a bound."""
     lognormal: Lognormal | None = None
     """Lognormal."""
+
+    def check(self, model: str, most_rows: int) -> None:
+        """Raise `ValueError` where a listed size is more than the model takes."""
+        largest = max((self.fixed or 0, *(self.shares or ())))
+        if largest > most_rows:
+            raise ValueError(f"rows of {model} are {largest}: give at most {most_rows}, its batching.max_batch_rows")
 
 
 class WorkSection(OneOf):
@@ -177,6 +183,9 @@ class WorkloadSection(StrictModel):
     def workload(self, fleet: FleetSpec, recorded: Recorded | None) -> Workload:
         """As it is simulated; at a rate of 1 where `load` is given, which the caller resolves."""
         models = self.models or {model.name: TrafficSection() for model in fleet.models}
+        for model in fleet.models:
+            if model.name in models:
+                models[model.name].rows.check(model.name, model.batching.max_batch_rows)
         return Workload(
             rate_per_s=self.rate_per_s or 1.0,
             traffic=tuple(section.traffic(name) for name, section in models.items()),

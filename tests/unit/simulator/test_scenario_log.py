@@ -39,5 +39,5 @@ def test_the_recorded_requests_are_the_workload(tmp_path: pathlib.Path) -> None:
 
 def test_a_missing_log_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO.replace("LOG", "nowhere"))
-    with pytest.raises(OperatorError, match="nowhere"):
+    with pytest.raises(OperatorError, match=r"workload\.arrivals\.log: decision log 'nowhere'"):
         load_scenario(str(tmp_path / "s.yaml"))
