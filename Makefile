@@ -32,7 +32,7 @@ bench: setup ## speed and memory; report in out/bench
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
 
-scoreboard: setup ## all policies in all scenarios, some 5 minutes; writes docs/scoreboard
+scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs/scoreboard
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard
 
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
