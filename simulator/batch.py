@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.router import STICKY
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
-from policies.consistent_hash import ConsistentHash
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine import loop, picks, truth
@@ -23,9 +23,6 @@ from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
 
 IntArray = npt.NDArray[np.int64]
-
-# As in balancer.core.router.
-_STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
 
 
 class Batch:
@@ -174,7 +171,7 @@ class Batch:
         answer = policy.probabilities(request, view)
         if not self.sticky(policy):
             return answer
-        return np.where(keyed, _STICKY.probabilities(with_key, view), answer)
+        return np.where(keyed, STICKY.probabilities(with_key, view), answer)
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""

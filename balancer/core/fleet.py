@@ -21,7 +21,7 @@ ANY_MODEL = "*"
 that nobody checked cannot grow the state."""
 
 _FADE_PERIOD_S = 1.0
-_WARM_UP_EXECUTIONS = 3
+WARM_UP_EXECUTIONS = 3
 _MOST_MASKS = 4096
 """Clients may name any version."""
 
@@ -221,7 +221,7 @@ class Fleet:
         """Feed what was executed since the last report to the service-time fit; True where there was any."""
         learned = False
         # The first executions load and tune what all later ones find ready: they are no measure.
-        warm = sum(executions for _, executions, _ in model.batches) > _WARM_UP_EXECUTIONS
+        warm = sum(executions for _, executions, _ in model.batches) > WARM_UP_EXECUTIONS
         for rows, executions, seconds in model.batches:
             key = (model.model, model.version, rows)
             before = worker.batches.get(key, (0, 0.0))

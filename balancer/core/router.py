@@ -26,6 +26,8 @@ from policies.consistent_hash import ConsistentHash
 from policies.hashing import mix, unit
 
 _EXPIRED_PER_TICK = 1000
+STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
+"""Places keyed requests. A key moves only from a worker with twice its share, and enough to fill a batch or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,6 @@ class Router:
         self._seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
-        # A key moves only from a worker with twice its share, and with enough to fill a batch or two.
-        self._sticky = ConsistentHash(balance_factor=2.0, floor=16.0)
         self._unbounded = ConsistentHash(balance_factor=math.inf)
 
     @property
@@ -232,7 +232,7 @@ class Router:
             return self.policy
         if request.sequence:
             return self._unbounded
-        return self._sticky if self.settings.sticky_keys and not self.policy.needs_key else self.policy
+        return STICKY if self.settings.sticky_keys and not self.policy.needs_key else self.policy
 
     def _ask(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
         """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""

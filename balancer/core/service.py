@@ -20,13 +20,13 @@ from balancer.core.columns import FloatArray, per_model
 
 # With one batch size seen the slope cannot be told from the offset. GPUs batch well, so most of a small batch's time
 # is fixed: this share of the mean time is taken to grow with the rows until a second size is seen.
-_ROW_SHARE = 0.3
+ROW_SHARE = 0.3
 # Weight of that assumption, in rows squared of variance: gone once batch sizes differ by more than about one row.
 _ROW_SHARE_VARIANCE = 0.25
 # How many executions the prior counts for.
 _PRIOR_EXECUTIONS = 2.0
 # How many executions make a worker known well enough to be a prior for others.
-_WELL_KNOWN = 5.0
+WELL_KNOWN = 5.0
 # Triton's compute time includes waiting for a device that another model occupies, so it errs on the long side, and what
 # is shorter than expected is nearer to the truth: a longer observation has this much of the weight.
 _LONGER_WEIGHT = 0.25
@@ -81,7 +81,7 @@ def fit(s: Service, at: At) -> None:
     mean_s = s.seconds[at] / some
     variance = np.maximum(s.rows_squared[at] / some - mean_rows * mean_rows, 0.0)
     covariance = s.rows_seconds[at] / some - mean_rows * mean_s
-    assumed = _ROW_SHARE * mean_s / mean_rows
+    assumed = ROW_SHARE * mean_s / mean_rows
     slope = (covariance + _ROW_SHARE_VARIANCE * assumed) / (variance + _ROW_SHARE_VARIANCE)
     slope = np.minimum(np.maximum(slope, 0.0), mean_s / mean_rows)
     trust = weight / (weight + _PRIOR_EXECUTIONS)
@@ -93,13 +93,13 @@ def fade(s: Service, share: float, default_s: float) -> None:
     """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for one fleet, `(n, m)`."""
     for sums in (s.weight, s.rows, s.rows_squared, s.seconds, s.rows_seconds):
         np.multiply(sums, 1 - share, out=sums)
-    time_s = np.where(s.weight >= _WELL_KNOWN, s.fixed_s + s.per_row_s, np.inf)
+    time_s = np.where(s.weight >= WELL_KNOWN, s.fixed_s + s.per_row_s, np.inf)
     if s.weight.size:
         fastest = time_s.argmin(axis=0)
         column = np.arange(s.weight.shape[1])
         known = np.isfinite(time_s[fastest, column])
-        fastest_fixed_s = np.where(known, s.fixed_s[fastest, column], default_s * (1 - _ROW_SHARE))
-        fastest_per_row_s = np.where(known, s.per_row_s[fastest, column], default_s * _ROW_SHARE)
+        fastest_fixed_s = np.where(known, s.fixed_s[fastest, column], default_s * (1 - ROW_SHARE))
+        fastest_per_row_s = np.where(known, s.per_row_s[fastest, column], default_s * ROW_SHARE)
         profiled = ~np.isnan(s.profile_fixed_s)
         s.prior_fixed_s[:] = np.where(profiled, s.profile_fixed_s, fastest_fixed_s)
         s.prior_per_row_s[:] = np.where(profiled, s.profile_per_row_s, fastest_per_row_s)

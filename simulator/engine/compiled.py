@@ -58,6 +58,7 @@ def _compile_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterato
         yield namespace[name]
 
 
+# mypy wants the names of the fields spelled out; they are the core's.
 QueueArrays = namedtuple("QueueArrays", [f.name for f in fields(queue.Queue)])  # type: ignore[misc]
 ServiceArrays = namedtuple("ServiceArrays", [f.name for f in fields(service.Service)])  # type: ignore[misc]
 LatencyArrays = namedtuple("LatencyArrays", [f.name for f in fields(latency.Latency)])  # type: ignore[misc]

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from balancer.core.service import ROW_SHARE, WELL_KNOWN
 from simulator.engine.compiled import (
     TokenLimits,
     batch_work_s,
@@ -35,9 +36,6 @@ from simulator.engine.layout import (
     EPOCH,
     Sim,
 )
-
-_ROW_SHARE = 0.3
-_WELL_KNOWN = 5.0
 
 
 @inlined
@@ -147,9 +145,9 @@ def fade(sim: Sim, e: int, b: int, share: float) -> None:
             s.rows_squared[r, m] *= 1 - share
             s.seconds[r, m] *= 1 - share
             s.rows_seconds[r, m] *= 1 - share
-            if s.weight[r, m] >= _WELL_KNOWN and s.fixed_s[r, m] + s.per_row_s[r, m] < least_s:
+            if s.weight[r, m] >= WELL_KNOWN and s.fixed_s[r, m] + s.per_row_s[r, m] < least_s:
                 fastest, least_s = r, s.fixed_s[r, m] + s.per_row_s[r, m]
-        fixed_s, per_row_s = default_s * (1 - _ROW_SHARE), default_s * _ROW_SHARE
+        fixed_s, per_row_s = default_s * (1 - ROW_SHARE), default_s * ROW_SHARE
         if fastest >= 0:
             fixed_s, per_row_s = s.fixed_s[fastest, m], s.per_row_s[fastest, m]
         for r in range(first, first + n):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from balancer.core.fleet import WARM_UP_EXECUTIONS
 from simulator.engine.compiled import (
     batch_work_s,
     exponential,
@@ -38,8 +39,6 @@ from simulator.engine.layout import (
     Sim,
 )
 from simulator.engine.requests import uniform
-
-_WARM_UP_EXECUTIONS = 3
 
 
 @inlined
@@ -139,7 +138,7 @@ def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
 def _learn(sim: Sim, e: int, r: int, g: int, m: int) -> None:
     """`Fleet._learn`: feed what was executed since the last report to the fit."""
     known = sim.known
-    warm = known.executions_all[r, m] > _WARM_UP_EXECUTIONS
+    warm = known.executions_all[r, m] > WARM_UP_EXECUTIONS
     learned = False
     for size in range(1, known.executions.shape[2]):
         new = known.executions[r, m, size] - known.executions_seen[r, m, size]

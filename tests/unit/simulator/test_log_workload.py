@@ -9,6 +9,7 @@ import pytest
 from support.decision_logs import LIMITS, MODELS, UNIX_S, recorded, write
 from support.fleets import report
 
+from balancer.core.errors import RoutingError
 from balancer.core.events import WorkerAdded
 from balancer.core.router import Router
 from balancer.decision_log.reading import read_log
@@ -31,7 +32,7 @@ def routed(folder: Path, process: str, requests: list[tuple[float, Request]], sh
             decision = router.route(request, at_s)
             if not request.model or request.tenant == "probe":
                 recording.no_inference(decision.number)
-        except Exception:
+        except RoutingError:
             continue
     files.close(wait_s=30)
 

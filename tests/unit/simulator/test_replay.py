@@ -11,6 +11,7 @@ import pytest
 from support.decision_logs import LIMITS, recorded, write
 from support.fleets import make_router
 
+from balancer.core.errors import RoutingError
 from balancer.decision_log.reading import DecisionLog, DecisionLogError, RecordedDecision, read_log
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, option
@@ -61,7 +62,7 @@ def test_what_a_policy_sheds_is_shed_again(tmp_path: Path) -> None:
     for _ in range(80):
         try:
             picks.append(router.route(Request("m"), 0.0).worker)
-        except Exception:
+        except RoutingError:
             picks.append("shed")
     files.close(wait_s=30)
     result = replay(read_log(tmp_path))
