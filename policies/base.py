@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -133,6 +134,8 @@ class Policy(ABC):
     """Whether reordering the workers only reorders the probabilities."""
     needs_key: ClassVar[bool] = False
     """Whether it places requests by their routing key itself, so that the router need not."""
+    trained: ClassVar[bool] = False
+    """Whether it was made from data, so that it may meet what it was not made for; the guard watches such policies."""
 
     def __post_init__(self) -> None:
         """Check every option against what it declares; a ValueError names policy, option, value and remedy."""
@@ -147,6 +150,31 @@ class Policy(ABC):
         Sums to 1 over the last axis and is 0 where not eligible. All zero where no worker is eligible, or where the
         policy sheds the request. Does not write to the view; equal inputs give equal outputs.
         """
+
+    def with_files(self, read: Callable[[str], bytes]) -> Policy:
+        """The policy with what is in the files that its options name; itself where they name none.
+
+        Args:
+            read: Returns the content of a file by the name that the option has.
+
+        Raises:
+            ValueError: a file cannot be used; the message says why, and the remedy.
+        """
+        del read
+        return self
+
+    def out_of_range(self, request: Request, fleet: FleetView) -> float | FloatArray:
+        """How far inputs lie outside of what the policy was trained on, shape `(...,)`; 0 within, or where not trained.
+
+        In widths of the range of the input that is farthest outside.
+        """
+        del request, fleet
+        return 0.0
+
+    def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
+        """What each input, by name, adds to each worker's score, `(..., n)`; empty where the policy does not say."""
+        del request, fleet
+        return {}
 
 
 def _check_option(policy: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> None:
