@@ -24,10 +24,23 @@ def recorded_log(path: Path) -> Recorded:
 
     Raises:
         DecisionLogError: it cannot be read.
+        ValueError: as `recorded_from`.
+    """
+    return recorded_from(read_log(path))
+
+
+def models_of(log: DecisionLog) -> list[str]:
+    """The models that requests were for, sorted; those that no worker knew are not among them."""
+    return sorted({request.model for _, _, request in _came(log)})
+
+
+def recorded_from(log: DecisionLog) -> Recorded:
+    """A log as a trace for scenarios.
+
+    Raises:
         ValueError: as `arrivals_from_log`, or all requests came at once.
     """
-    log = read_log(path)
-    models = sorted({request.model for _, _, request in _came(log)})
+    models = models_of(log)
     arrivals = arrivals_from_log(log, models)
     return Recorded(
         time_s=rescaled(arrivals.time_s, 1.0),

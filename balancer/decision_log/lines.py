@@ -22,7 +22,8 @@ from balancer.core.router import Asked, Decision
 from policies.base import Policy, Request
 
 FORMAT = "balancer decision log"
-VERSION = 1
+VERSION = 2
+"""Version 1 had no `service` lines, and is read too."""
 COLUMNS = (
     "in_flight",
     "reported_pending",
@@ -78,6 +79,32 @@ def workers(fleet: Fleet) -> bytes:
         for worker, weight, name_hash in zip(fleet.workers, fleet.weight, fleet.name_hash, strict=True)
     ]
     return line("workers", {"rows": rows})
+
+
+def service(fleet: Fleet, row: int, at_s: float) -> bytes:
+    """What one worker's agent has reported of its executions: cumulative counters, over all versions of a model."""
+    worker = fleet.workers[row]
+    models: dict[str, dict[int, list[float]]] = {model: {} for model in sorted(worker.versions)}
+    for (model, _, rows), (executions, seconds) in worker.batches.items():
+        total = models.setdefault(model, {}).setdefault(rows, [0, 0.0])
+        total[0] += executions
+        total[1] += seconds
+    content = {
+        "worker": worker.name,
+        "at_s": at_s,
+        "incarnation": worker.incarnation,
+        "balancers": int(fleet.queue.balancers[row]),
+        "models": [
+            {
+                "model": model,
+                "max_batch_rows": int(fleet.service.max_batch_rows[row, fleet.models[model]]),
+                "instances": int(fleet.service.instances[row, fleet.models[model]]),
+                "batches": [[rows, *total] for rows, total in sorted(batches.items())],
+            }
+            for model, batches in models.items()
+        ],
+    }
+    return line("service", content)
 
 
 def policy(identity: int, asked: Policy, in_force: bool) -> bytes:

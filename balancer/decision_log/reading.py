@@ -21,6 +21,9 @@ from balancer.policy_options import policy_class
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
 
 
+_VERSIONS = (1, VERSION)
+
+
 class DecisionLogError(OperatorError):
     """A decision log that cannot be read or replayed; names file and line, and the remedy."""
 
@@ -51,6 +54,32 @@ class Workers:
     """Device kinds; empty where unknown."""
     weight: FloatArray
     name_hash: UintArray
+
+
+@dataclass(frozen=True, slots=True)
+class ModelService:
+    """What a worker had executed of one model since it started."""
+
+    model: str
+    max_batch_rows: int
+    instances: int
+    batches: tuple[tuple[int, int, float], ...]
+    """(rows, executions, seconds of compute in all) for each batch size, as in `events.ModelReport`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedService:
+    """What a worker's agent had reported of its executions; some seconds apart."""
+
+    run: int
+    """Index into `DecisionLog.runs`."""
+    worker: str
+    at_s: float
+    incarnation: int
+    """Counters start anew with each."""
+    balancers: int
+    """That the agent reports to."""
+    models: tuple[ModelService, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +201,8 @@ class DecisionLog:
     """Run and number of decisions for questions about a model or a server, which are no load."""
     cut: list[str] = field(default_factory=list)
     """Files that end in the middle, as after a crash, in words; all before that was read."""
+    service: list[RecordedService] = field(default_factory=list)
+    """Empty in logs of format version 1."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
         """Decisions, file by file, as they were made."""
@@ -240,6 +271,7 @@ class _FileReader:
         self._take = {
             "header": self._header,
             "workers": self._take_workers,
+            "service": self._service,
             "policy": self._policy,
             "decision": self._decision,
             "refusal": self._refusal,
@@ -280,10 +312,10 @@ class _FileReader:
         )
 
     def _header(self, content: Mapping[str, Any]) -> None:
-        if content["version"] != VERSION or tuple(content["columns"]) != COLUMNS:
+        if content["version"] not in _VERSIONS or tuple(content["columns"]) != COLUMNS:
             raise DecisionLogError(
                 f"{self._file}: line 1: format version {content['version']} with the columns "
-                f"{', '.join(content['columns'])}; this balancer reads version {VERSION} with {', '.join(COLUMNS)}: "
+                f"{', '.join(content['columns'])}; this balancer reads versions 1 to {VERSION} with {', '.join(COLUMNS)}: "
                 "use the version of the balancer that wrote it"
             )
         run = Run(**{field.name: content[field.name] for field in fields(Run)})
@@ -300,6 +332,19 @@ class _FileReader:
             name_hash=_frozen(np.array([int(row["name_hash"], 16) for row in rows], np.uint64)),
         )
         self._index = {name: row for row, name in enumerate(self._workers.names)}
+
+    def _service(self, content: Mapping[str, Any]) -> None:
+        models = tuple(
+            ModelService(
+                model["model"],
+                model["max_batch_rows"],
+                model["instances"],
+                tuple((rows, executions, seconds) for rows, executions, seconds in model["batches"]),
+            )
+            for model in content["models"]
+        )
+        fixed = (content[name] for name in ("worker", "at_s", "incarnation", "balancers"))
+        self._log.service.append(RecordedService(self._run, *fixed, models))
 
     def _policy(self, content: Mapping[str, Any]) -> None:
         options = json.dumps(content["options"], sort_keys=True)

@@ -12,6 +12,9 @@ from balancer.decision_log import lines
 from policies.base import FloatArray, Policy, Request
 from policies.hashing import mix, unit
 
+_SERVICE_PERIOD_S = 5.0
+"""Between two rounds of what workers report of their executions."""
+
 
 class Sink(Protocol):
     """Where lines go; see `DecisionFiles.put`."""
@@ -32,6 +35,8 @@ class Recording:
         self._share = share
         self._weight: FloatArray | None = None
         self._devices: list[str] = []
+        self._service_row = 0
+        self._service_due_s = now_s
         self._policies: list[tuple[Policy, bool]] = []
         """Those that have a line, and whether they were in force; a policy's place is its number."""
         self._numbers: dict[int, tuple[int, Policy]] = {}
@@ -47,6 +52,8 @@ class Recording:
         if known is None:
             known = self._numbers[id(asked.policy)] = self._record_policy(asked.policy), asked.policy
         self._sink.put(lines.decision(asked, decision, known[0]))
+        if asked.at_s >= self._service_due_s:
+            self._record_service(self._router.fleet, asked.at_s)
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         """Record a request that nobody may serve."""
@@ -73,6 +80,14 @@ class Recording:
         if fleet.weight is not self._weight or devices != self._devices:
             self._weight, self._devices = fleet.weight, devices
             self._sink.put(lines.workers(fleet), "workers")
+
+    def _record_service(self, fleet: Fleet, at_s: float) -> None:
+        """One worker with each decision until all had their turn, so that no decision waits for a large fleet."""
+        if self._service_row < len(fleet.workers):
+            self._sink.put(lines.service(fleet, self._service_row, at_s))
+            self._service_row += 1
+        else:
+            self._service_row, self._service_due_s = 0, at_s + _SERVICE_PERIOD_S
 
     def _record_policy(self, policy: Policy) -> int:
         """The number of a policy, whose line is written where none is equal to it."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decision_logs import LIMITS, history, recorded, write
-from support.fleets import make_router, report
+from support.fleets import make_router, model, report
 
 from balancer.core.errors import RoutingError, Shed
-from balancer.core.events import Finished, Withdrawn
+from balancer.core.events import Finished, Withdrawn, WorkerAdded
 from balancer.core.router import Asked, Decision, Router
 from balancer.decision_log.lines import COLUMNS
 from balancer.decision_log.reading import DecisionLogError, read_log
@@ -199,8 +199,8 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
         (lambda whole: b"{}\n", "is no decision log: Not a gzipped file"),
         (lambda whole: gzip.compress(b'{"header": {"format": "else"}}\n'), "it does not begin with the header of one"),
         (lambda whole: gzip.compress(b"text\n"), "line 1 is damaged"),
-        (edited(lambda lines: lines[0]["header"].update(version=2)), "line 1: format version 2 .*use the version"),
-        (edited(lambda lines: lines[0]["header"]["columns"].pop()), "line 1: format version 1 with the columns in_fl"),
+        (edited(lambda lines: lines[0]["header"].update(version=3)), "line 1: format version 3 .*use the version"),
+        (edited(lambda lines: lines[0]["header"]["columns"].pop()), "line 1: format version 2 with the columns in_fl"),
         (edited(lambda lines: lines[3]["decision"].pop("probabilities")), "line 4 is damaged"),
         (edited(lambda lines: lines[3]["decision"].update(columns="00")), "line 4 is damaged"),
         (edited(lambda lines: lines[3]["decision"].update(worker="nobody")), "line 4 is damaged"),
@@ -239,3 +239,43 @@ def test_limits_and_unknown_models_are_refusals(tmp_path: Path) -> None:
         ("shed", 6, "t"),
         ("unknown_model", 7, ""),
     ]
+
+
+def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> None:
+    def reported(worker: str, number: int, executions: int) -> None:
+        batches = (1, executions, executions * 0.01), (4, 2 * executions, executions * 0.06)
+        known = [model("m", max_batch_rows=8, instances=2, batches=batches)]
+        router.observe(report(worker, number, known, balancers=3), float(number))
+
+    router = make_router(0)
+    for worker in ("a", "b"):
+        router.observe(WorkerAdded(worker), 0.0)
+        reported(worker, 1, 5)
+    files, _ = write(tmp_path, router)
+    for at_s in (1.0, 1.1, 1.2, 2.0):
+        router.route(Request("m"), at_s)
+    reported("a", 10, 50)
+    router.route(Request("m"), 10.0)
+    files.close(wait_s=30)
+    told = read_log(tmp_path).service
+    assert [(one.worker, one.at_s, one.incarnation, one.balancers) for one in told] == [
+        ("a", 1.0, 1, 3),
+        ("b", 1.1, 1, 3),
+        ("a", 10.0, 1, 3),
+    ]
+    assert [one.models[0].batches for one in told] == [
+        ((1, 5, 0.05), (4, 10, 0.3)),
+        ((1, 5, 0.05), (4, 10, 0.3)),
+        ((1, 50, 0.5), (4, 100, 3.0)),
+    ]
+    assert {(m.model, m.max_batch_rows, m.instances) for one in told for m in one.models} == {("m", 8, 2)}
+
+
+def test_logs_of_the_first_version_are_read(whole: bytes, tmp_path: Path) -> None:
+    lines = [line for line in map(json.loads, gzip.decompress(whole).splitlines()) if "service" not in line]
+    lines[0]["header"]["version"] = 1
+    file = tmp_path / "decisions-0-000001.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    log = read_log(file)
+    assert len(log) > 0
+    assert not log.service
