@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import pathlib
-import signal
 import sys
 import time
 from typing import Any
@@ -16,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from balancer.demo import page, plot, report, traffic
-from balancer.demo.stack import DemoError, DemoStack
+from balancer.demo.stack import DemoError, DemoStack, interruptible
 from balancer.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 from balancer.errors import OperatorError
 from balancer.load.display import LiveLine, make_console, milliseconds, share
@@ -41,7 +40,7 @@ def main(out: pathlib.Path, workers: int, **given: Any) -> None:
     try:
         plan = dataclasses.replace(_DEFAULTS, **given)
         out.mkdir(parents=True, exist_ok=True)
-        succeeded = uvloop.run(_interruptible(demo(console, plan, out, workers)))
+        succeeded = uvloop.run(interruptible(demo(console, plan, out, workers)))
     except (OperatorError, ValueError) as error:
         console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False)
         sys.exit(1)
@@ -49,14 +48,6 @@ def main(out: pathlib.Path, workers: int, **given: Any) -> None:
         console.print("Interrupted; everything that was started has been stopped.")
         sys.exit(_INTERRUPTED)
     sys.exit(0 if succeeded else 1)
-
-
-async def _interruptible(work: Any) -> bool:
-    """Run to the end, or until Ctrl-C or SIGTERM cancels it, so that contexts are left in order."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return bool(await task)
 
 
 async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers: int) -> bool:

@@ -11,13 +11,16 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
 from balancer.errors import OperatorError
 from balancer.stack.ports import free_ports
+
+_T = TypeVar("_T")
 
 _POLL_S = 0.02
 _FIRST_MODEL = "digits"
@@ -166,6 +169,14 @@ class DemoStack:
         """The end of the stack's log, for messages."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:] if self.log_path.exists() else []
         return "\n".join([f"its log ({self.log_path}) ends:", *lines])
+
+
+async def interruptible(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run to the end, or until Ctrl-C or SIGTERM cancels it, so that contexts are left in order."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
 
 
 def write_policy(path: pathlib.Path, policy: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-import yaml
 
 from balancer.demo import traffic
-from balancer.demo.stack import DemoStack
+from balancer.demo.stack import DemoError, DemoStack
+from balancer.discovery.file import dump_workers, load_workers
 from balancer.load.arrivals import bursty
 from balancer.load.result import LoadResult, joined
 from balancer.load.runner import DriveOptions, Progress, drive
@@ -31,6 +31,13 @@ _EASY_MODEL = ModelMix("emulated_tft")
 """Its service takes 2 ms on each of the GPUs, so that at the session's rate hardly any request waits for another."""
 _MODELS = tuple(model.name for model in traffic.MIX)
 
+_WEIGHTS_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+_BEFORE_END_S = 0.1
+"""Before a turn ends, the policy in force is looked up."""
+
+Weigh = Callable[[Mapping[str, Profile]], Mapping[str, float]]
+"""Weights of workers, by name, from how fast each was measured to be."""
 Batches = dict[str, dict[str, dict[int, int]]]
 """Executions by worker, model and rows."""
 
@@ -50,6 +57,10 @@ class Recording:
     """From writing the file until the policy was in force, for each turn."""
     batches: Batches
     """What was executed during the session."""
+    weights: Mapping[str, float]
+    """Of each worker, by name, as the list of workers had them."""
+    in_force: tuple[str, ...]
+    """The policy that the balancer named at the end of each turn."""
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -60,6 +71,8 @@ class Recording:
             "live": _columns(self.live),
             "swaps_s": self.swaps_s,
             "batches": self.batches,
+            "weights": dict(self.weights),
+            "in_force": self.in_force,
         }
         path.write_text(json.dumps(document) + "\n")
 
@@ -80,6 +93,8 @@ class Recording:
                 worker: {model: {int(rows): n for rows, n in sizes.items()} for model, sizes in models.items()}
                 for worker, models in document["batches"].items()
             },
+            weights=document["weights"],
+            in_force=tuple(document["in_force"]),
         )
 
 
@@ -100,32 +115,74 @@ def _result(columns: dict[str, Any]) -> LoadResult:
 
 
 async def record(
-    session: Session, out: Path, say: Callable[[str], None], tell: Callable[[Progress], None]
+    session: Session,
+    out: Path,
+    say: Callable[[str], None],
+    tell: Callable[[Progress], None],
+    weigh: Weigh | None = None,
 ) -> Recording:
     """Start the demo's stack, measure its parts, send the session, and stop it.
+
+    Args:
+        session: What to send, and who decides when.
+        out: Gets the config file and the logs.
+        say: Told each step.
+        tell: Told how the session goes.
+        weigh: Weights for the list of workers; None: all 1.
 
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
     async with DemoStack(out, WORKERS, "round_robin") as stack:
         # Where `balancer up` put the list of workers.
-        listed = yaml.safe_load((out / "run" / "workers.yaml").read_text())["workers"]
-        addresses = {worker["name"]: f"127.0.0.1:{worker['grpc_port']}" for worker in listed}
+        listing = out / "run" / "workers.yaml"
+        listed = load_workers(listing)
+        addresses = {worker.name: worker.grpc_endpoint for worker in listed}
         say("service times of each Triton ...")
         # At once: they sleep rather than compute. `profile` sends one request at a time to each.
-        profiles = await asyncio.gather(
-            *(asyncio.to_thread(_profile, addresses[worker["name"]], worker["device"]) for worker in listed)
+        measured = await asyncio.gather(
+            *(asyncio.to_thread(_profile, worker.grpc_endpoint, worker.device) for worker in listed)
         )
+        profiles = dict(zip(addresses, measured, strict=True))
+        weights = dict(weigh(profiles)) if weigh else dict.fromkeys(profiles, 1.0)
+        if weigh:
+            await _weigh(stack, listing, weights)
         say("requests that do not wait, through everything ...")
         before = await drive(stack.url, _easy_workload(session, 0))
         say(f"the session, {session.turns()[-1].end_s:.0f} s ...")
         counted = await _batches(addresses)
-        live, swaps_s = await _send(stack, session, tell)
+        live, swaps_s, in_force = await _send(stack, session, tell)
         batches = _grown(counted, await _batches(addresses))
         after = await drive(stack.url, _easy_workload(session, 1))
     return Recording(
-        session, dict(zip(addresses, profiles, strict=True)), joined([before, after]), live, swaps_s, batches
+        session=session,
+        profiles=profiles,
+        easy=joined([before, after]),
+        live=live,
+        swaps_s=swaps_s,
+        batches=batches,
+        weights=weights,
+        in_force=in_force,
     )
+
+
+async def _weigh(stack: DemoStack, listing: Path, weights: Mapping[str, float]) -> None:
+    """Write the weights into the list of workers, and wait until the balancer has them."""
+    workers = tuple(worker.model_copy(update={"weight": weights[worker.name]}) for worker in load_workers(listing))
+    draft = listing.with_name(listing.name + ".new")
+    draft.write_text(dump_workers(workers))
+    draft.replace(listing)
+    try:
+        async with asyncio.timeout(_WEIGHTS_TIMEOUT_S):
+            while True:
+                now = {worker["worker"]: worker["weight"] for worker in (await stack.workers_now())["workers"]}
+                if now == weights:
+                    return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise DemoError(
+            f"the weights in {listing} were not in force after {_WEIGHTS_TIMEOUT_S:g} s; {stack.log_tail()}"
+        ) from None
 
 
 def _profile(address: str, device: str) -> Profile:
@@ -144,24 +201,31 @@ def _easy_workload(session: Session, number: int) -> Workload:
 
 async def _send(
     stack: DemoStack, session: Session, tell: Callable[[Progress], None]
-) -> tuple[LoadResult, tuple[float, ...]]:
+) -> tuple[LoadResult, tuple[float, ...], tuple[str, ...]]:
+    """The session's requests, and for each turn how long the swap took and which policy was in force at the end."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
 
-    async def swap_in_turn() -> tuple[float, ...]:
-        swaps_s = []
+    async def swap_in_turn() -> tuple[list[float], list[str]]:
+        swaps_s, in_force = [], []
         for turn in session.turns():
             await asyncio.sleep(began_s + turn.start_s - session.pause_s / 2 - loop.time())
             stack.check()
             swaps_s.append(await stack.swap(turn.policy))
-        return tuple(swaps_s)
+            await asyncio.sleep(began_s + turn.end_s - _BEFORE_END_S - loop.time())
+            in_force.append((await stack.workers_now())["policy"])
+        return swaps_s, in_force
 
+    sending = asyncio.create_task(drive(stack.url, session.workload(), DriveOptions(timeout_s=60.0), on_progress=tell))
     swapping = asyncio.create_task(swap_in_turn())
     try:
-        live = await drive(stack.url, session.workload(), DriveOptions(timeout_s=60.0), on_progress=tell)
-        return live, await swapping
+        # A swap that fails ends the sending too.
+        live, (swaps_s, in_force) = await asyncio.gather(sending, swapping)
     finally:
-        swapping.cancel()
+        for task in (sending, swapping):
+            task.cancel()
+        await asyncio.gather(sending, swapping, return_exceptions=True)
+    return live, tuple(swaps_s), tuple(in_force)
 
 
 async def _batches(addresses: Mapping[str, str]) -> Batches:

@@ -30,14 +30,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Policies take turns, in every round in another order, under equal arrivals; in between the queues run empty."""
+    """Policies take turns, in every round in another order, under equal arrivals."""
 
     policies: tuple[str, ...] = POLICIES
     rounds: int = 3
     window_s: float = 12.0
     settle_s: float = 1.5
     pause_s: float = 1.5
-    """Before each turn nothing is sent; half-way the policy is swapped."""
+    """Before each turn nothing is sent, so that queues run empty, and half-way the policy is swapped; 0: it is swapped
+    while requests flow."""
     rate_per_s: float = 140.0
     """Below the demo's, so that no queue grows without end under any of these policies."""
     seed: int = 1

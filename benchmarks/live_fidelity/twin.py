@@ -37,16 +37,23 @@ _WAY_THERE = 1 / 3
 Envoy, the call to the balancer) and after the execution."""
 
 
-def fleet(profiles: Mapping[str, Profile], easy: LoadResult, models: Sequence[str]) -> FleetSpec:
+def fleet(
+    profiles: Mapping[str, Profile],
+    easy: LoadResult,
+    models: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+) -> FleetSpec:
     """The demo's fleet.
 
     Args:
         profiles: Of each worker, by name.
         easy: Requests of which none waited, for what a request takes beyond its execution.
         models: In the order that the fleet is to have.
+        weights: Of each worker, by name; None: all 1.
     """
     specs = tuple(_model(name, list(profiles.values())) for name in models)
-    workers = tuple(WorkerSpec(name, profile.device) for name, profile in profiles.items())
+    weights = weights or dict.fromkeys(profiles, 1.0)
+    workers = tuple(WorkerSpec(name, profile.device, weight=weights[name]) for name, profile in profiles.items())
     reports = Reports(1 / UpOptions(run_dir=Path()).report_hz, _REPORT_DELAY_S)
     # One waits half an interval for the next flush, in the mean.
     network = Network(outcome_s=BootstrapOptions().flush_interval_s / 2 + _LOG_DELAY_S)
