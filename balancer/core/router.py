@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from balancer.core.asking import ask
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.settings import Settings
+from balancer.core.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
 from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.consistent_hash import ConsistentHash
@@ -41,6 +43,7 @@ class Decision:
     propensity: float
     """The probability that the policy gave the worker."""
     policy: str
+    """That decided: the one in force, or what stood in for it."""
     at_s: float
 
 
@@ -53,11 +56,13 @@ class Asked:
     subset: Collection[str] | None
     view: LiveView
     policy: Policy
-    """That was asked: the one in force, or the hash that places the request's key."""
+    """That was asked: the one in force, one that stood in for it, or the hash that places the request's key."""
     probabilities: FloatArray
     valid: bool
     """Whether they are the policy's; False: they were replaced by the least pending worker."""
     at_s: float
+    role: Role = "in_force"
+    """What the policy is there for."""
 
 
 class Witness(Protocol):
@@ -75,6 +80,7 @@ class _InFlight(NamedTuple):
     column: int
     rows: float
     at_s: float
+    ticket: Ticket | None
 
 
 class Router:
@@ -89,6 +95,8 @@ class Router:
         self.outcomes: Counter[str] = Counter()
         """Outcomes by what became of them: matched, unmatched, expired."""
         self.witness: Witness | None = None
+        self.steering: Steering | None = None
+        """Who decides, where that is not always the policy."""
         self._seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
@@ -99,9 +107,10 @@ class Router:
         """What is in force."""
         return self.fleet.settings
 
-    def configure(self, policy: Policy, settings: Settings) -> None:
+    def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """Swap policy and settings at once; estimators and requests in flight stay."""
         self.policy = policy
+        self.steering = steering
         self.fleet.configure(settings)
 
     def observe(self, event: Event, now_s: float) -> None:
@@ -110,18 +119,18 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                self._sent(event.number, event.worker, self._column(event.model), event.rows, now_s)
+                self._sent(event.number, event.worker, self._column(event.model), event.rows, now_s, None)
             case Finished():
                 self._finished(event, now_s)
             case Withdrawn():
-                self._end(event.number, now_s)
+                _drop(self._end(event.number, now_s))
             case WorkerAdded():
                 self.fleet.add(event)
             case WorkerRemoved():
                 self.fleet.remove(event.worker)
                 gone = [number for number, sent in self._in_flight.items() if sent.worker == event.worker]
                 for number in gone:
-                    del self._in_flight[number]
+                    _drop(self._in_flight.pop(number))
             case ReportsLost():
                 self.fleet.lose(event.worker)
 
@@ -136,7 +145,7 @@ class Router:
         for number, sent in list(islice(self._in_flight.items(), _EXPIRED_PER_TICK)):
             if now_s - sent.at_s < timeout_s:
                 break
-            del self._in_flight[number]
+            _drop(self._in_flight.pop(number))
             self.outcomes["expired"] += 1
             self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
 
@@ -162,13 +171,13 @@ class Router:
             if self.witness is not None:
                 self.witness.refused(request, error, now_s)
             raise
-        policy = self._policy_for(request)
-        probabilities, valid = self._ask(policy, request, view)
+        asked, ticket = self._asked(request, subset, view, now_s)
+        policy, probabilities = asked.policy, asked.probabilities
         cumulative = probabilities.cumsum()
         total = float(cumulative[-1])
         if total <= 0:
             if self.witness is not None:
-                self.witness.decided(Asked(request, subset, view, policy, probabilities, valid, now_s), None)
+                self.witness.decided(asked, None)
             raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
         row = int(cumulative.searchsorted(unit(mix(self._seed ^ number)) * total, side="right"))
         decision = Decision(
@@ -180,8 +189,8 @@ class Router:
             at_s=now_s,
         )
         if self.witness is not None:
-            self.witness.decided(Asked(request, subset, view, policy, probabilities, valid, now_s), decision)
-        self._sent(number, decision.worker, self._column(request.model), float(request.rows), now_s)
+            self.witness.decided(asked, decision)
+        self._sent(number, decision.worker, self._column(request.model), float(request.rows), now_s, ticket)
         return decision
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
@@ -219,37 +228,70 @@ class Router:
             found[worker.name] = why
         return found
 
-    def probabilities(self, request: Request, now_s: float) -> FloatArray:
-        """What the policy in force would answer now, `(n,)`; nothing is counted. Raises as `route` does."""
+    def asked(self, request: Request, now_s: float) -> Asked:
+        """What would be asked now, and answered; nothing is counted. Raises as `route` does."""
         request = dataclasses.replace(request, number=self._number)
-        return self._ask(self._policy_for(request), request, self.view(request, now_s))[0]
+        view = self.view(request, now_s)
+        policy: Policy = self.policy
+        role: Role = "in_force"
+        if self.steering is not None:
+            policy, role = self.steering.main()
+        placed = self._policy_for(request, policy)
+        probabilities, valid = self._ask(placed, request, view)
+        return Asked(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
+
+    def probabilities(self, request: Request, now_s: float) -> FloatArray:
+        """What would be answered now, `(n,)`; nothing is counted. Raises as `route` does."""
+        return self.asked(request, now_s).probabilities
+
+    def _asked(
+        self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
+    ) -> tuple[Asked, Ticket | None]:
+        """Ask who is to decide, and the shadow."""
+        steering = self.steering
+        if steering is None:
+            policy = self._policy_for(request, self.policy)
+            probabilities, valid = self._ask(policy, request, view)
+            role: Role = "in_force" if policy is self.policy else "hash"
+            return Asked(request, subset, view, policy, probabilities, valid, now_s, role), None
+        number = request.number
+        assert isinstance(number, int)  # arrays are for the simulator's views
+        choice = steering.choose(number, now_s)
+        policy = self._policy_for(request, choice.policy)
+        if policy is not choice.policy:
+            probabilities, valid = self._ask(policy, request, view)
+            return Asked(request, subset, view, policy, probabilities, valid, now_s, "hash"), None
+        answer = steering.ask(choice, request, view, now_s)
+        for name, failure in answer.failed:
+            self._count_failure(name, failure)
+        valid = answer.probabilities is not None
+        probabilities = least(view.pending, view.eligible) if answer.probabilities is None else answer.probabilities
+        steering.watch(request, view, probabilities)
+        asked = Asked(request, subset, view, answer.policy, probabilities, valid, now_s, answer.role)
+        return asked, answer.ticket
 
     def _column(self, model: str) -> int:
         return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
 
-    def _policy_for(self, request: Request) -> Policy:
+    def _policy_for(self, request: Request, policy: Policy) -> Policy:
+        """The policy, unless a hash places the request's key."""
         if request.key is None:
-            return self.policy
+            return policy
         if request.sequence:
             return self._unbounded
-        return STICKY if self.settings.sticky_keys and not self.policy.needs_key else self.policy
+        return STICKY if self.settings.sticky_keys and not policy.needs_key else policy
 
     def _ask(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
         """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""
-        try:
-            probabilities = policy.probabilities(request, view)
-            total = float(np.add.reduce(probabilities))
-            # Comparisons with NaN are false, so NaN is invalid here too.
-            valid = (total == 0 or abs(total - 1) < 1e-6) and np.minimum.reduce(probabilities) >= 0
-            if valid and not np.count_nonzero((probabilities > 0) > view.eligible):
-                return probabilities, True
-            self.last_failure = (
-                f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"
-            )
-        except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
-            self.last_failure = f"{type(error).__name__}: {error}"
-        self.failures[policy.name] += 1
+        probabilities, failure = ask(policy, request, view)
+        if probabilities is not None:
+            return probabilities, True
+        self._count_failure(policy.name, failure)
         return least(view.pending, view.eligible), False
+
+    def _count_failure(self, policy: str, failure: str) -> None:
+        self.failures[policy] += 1
+        self.last_failure = failure
 
     def _sequence_eligible(self, request: Request) -> BoolArray:
         """Members of the hash of a sequence: its worker must not change because it drains or reports late."""
@@ -308,13 +350,15 @@ class Router:
             "says why)"
         )
 
-    def _sent(self, number: int, worker: str, column: int, rows: float, now_s: float) -> None:
-        self._in_flight[number] = _InFlight(worker, column, rows, now_s)
+    def _sent(self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None) -> None:
+        self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket)
         self.fleet.sent(worker, column, rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._end(event.number, now_s)
         self.outcomes["unmatched" if sent is None else "matched"] += 1
+        if sent is not None and sent.ticket is not None:
+            sent.ticket.ended(event.latency_s, event.ok, now_s)
         if sent is not None and event.worker != sent.worker:
             # Retried elsewhere, or never served: the worker picked did not take it.
             self.fleet.outcome(sent.worker, None, False, now_s)
@@ -357,6 +401,12 @@ class Router:
             }
             for row, worker in enumerate(fleet.workers)
         ]
+
+
+def _drop(sent: _InFlight | None) -> None:
+    """What will have no outcome is no evidence."""
+    if sent is not None and sent.ticket is not None:
+        sent.ticket.dropped()
 
 
 def _unknown(request: Request) -> str:

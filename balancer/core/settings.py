@@ -67,6 +67,18 @@ class EstimatorSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Margins:
+    """What an arm may do worse without being called worse."""
+
+    late: float = 0.02
+    """Share of requests that miss their deadline, in addition to the other's."""
+    tail: float = 0.1
+    """Latency of the slow requests, relative: 0.1 is 10% slower."""
+    errors: float = 0.01
+    """Share of requests that fail by the worker's fault, in addition to the other's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All that the router needs to know beside its policy."""
 
@@ -83,3 +95,45 @@ class Settings:
     """Workers named after the pick, for Envoy to try where nothing was executed."""
     outcome_timeout_s: float = 300.0
     """A request whose outcome was not heard for so long no longer counts as in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """When a policy is replaced by a baseline, and when it returns."""
+
+    report_age_s: float = 0.5
+    """A report that is older counts as missing; several times the usual period."""
+    report_share: float = 0.5
+    """More than this share of the eligible workers without such a report is a breach."""
+    range_limit: float = 0.25
+    """Inputs farther outside of the range of training, in widths of it, are strange (`Policy.out_of_range`)."""
+    range_share: float = 0.5
+    """More than this share of the recent decisions on strange inputs is a breach."""
+    decision_s: float = 0.005
+    """A decision that takes longer is slow; more than one in ten, or a few that are much slower, are a breach."""
+    quiet_s: float = 10.0
+    """How long no cause may be seen before the policy returns."""
+    max_quiet_s: float = 600.0
+    """The quiet period doubles up to here with each breach that comes sooner than this after a return."""
+    window_s: float = 0.25
+    """Length of a window of the comparison with the baseline; 0: no comparison."""
+    settle_s: float = 0.1
+    """At the start of a window, what is left out: its requests meet the queues that the other policy left."""
+    window_every_s: float = 5.0
+    """Mean time from one window of the baseline to the next."""
+    margins: Margins = Margins()
+    false_alarm_pairs: float = 10_000.0
+    """Mean number of pairs of windows, at least, from one false alarm of the comparison to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How traffic moves from the policy in force to another."""
+
+    shares: tuple[float, ...] = (0.01, 0.05, 0.2, 0.5, 1.0)
+    """Of the requests that the new policy decides, step by step; at 1 the rollout is finished."""
+    step_s: float = 300.0
+    """Least duration of a step."""
+    min_requests: int = 100
+    """Outcomes of the new policy without which a step does not end."""
+    margins: Margins = Margins()

@@ -1,0 +1,237 @@
+"""Moves traffic from one policy to another in steps, and back where the new one does worse.
+
+Which of the two decides request k is drawn by lot: a hash of the seed and k, so that both meet the same queues, models
+and clients at all times, and the lot is the only reason for any difference. (A hash of the tenant or of a key would
+compare tenants.) A request with a routing key goes to the key's worker under either.
+
+Each outcome with a cost c in [0, 1] is a bet on the lot:
+
+    x = (z - share) * (c - margin * z - usual c) / 2,   z: 1 where the new policy decided, else 0
+
+fair where both do the same, since then c does not depend on z. The outcomes of a second are one observation.
+
+Both arms send to the same workers, so each queues behind the other's requests: a new policy that makes the queues worse
+makes them worse for both. The comparison sees what a request gains by its own pick, and not the whole of what the
+fleet gains or loses: on that, compare before and after, or the guard's windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from balancer.core.evidence import Evidence
+from balancer.core.settings import RolloutSettings
+from balancer.core.switchback import METRICS, Finding
+from policies.hashing import mix, unit
+
+State = Literal["running", "finished", "returned"]
+_BLOCK_S = 1.0
+_FALSE_ALARM_BLOCKS = 100_000.0
+"""Mean number of seconds, at least, from one false alarm to the next: 28 hours."""
+_OVERDUE_S = 10.0
+"""A request without outcome for so long counts as slow, and as late where it had a deadline."""
+_GAIN = 0.02
+_SLOW_SHARE = 0.1
+_KEPT = 2000
+
+
+class RolloutChange(NamedTuple):
+    """A step, the end, or the return."""
+
+    at_s: float
+    state: State
+    share: float
+    """Of the requests, from now on."""
+    finding: Finding | None
+    """Why it returned."""
+
+
+@dataclass(slots=True, eq=False)
+class RolloutTicket:
+    """A request that one of the two decided; told how it ended, it counts there."""
+
+    rollout: Rollout
+    new: bool
+    share: float
+    model: str
+    deadline_s: float
+    at_s: float
+
+    def ended(self, latency_s: float | None, ok: bool, now_s: float) -> None:
+        """The request ended; `latency_s`: None where that is no measure of the worker."""
+        self.rollout.outcome(self, latency_s, ok, now_s)
+
+    def dropped(self) -> None:
+        """The request came to nothing, through nobody's fault."""
+        self.rollout.forget(self)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What became of the requests of one arm, in this step."""
+
+    requests: int = 0
+    timed: int = 0
+    late: int = 0
+    errors: int = 0
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def shown(self) -> dict[str, float]:
+        latencies_s = np.array(self.latencies_s)
+        p50_s, p99_s = np.quantile(latencies_s, [0.5, 0.99]) if len(latencies_s) else (math.nan, math.nan)
+        return {
+            "requests": self.requests,
+            "late_share": self.late / self.timed if self.timed else math.nan,
+            "error_share": self.errors / self.requests if self.requests else math.nan,
+            "p50_s": float(p50_s),
+            "p99_s": float(p99_s),
+        }
+
+
+class Rollout:
+    """One rollout, from its first request on."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        seed: int = 0,
+        on_change: Callable[[RolloutChange], None] = lambda change: None,
+    ) -> None:
+        """`on_change` is told of every step, of the end and of the return, and must not raise."""
+        self._settings = settings
+        self._seed = mix(seed ^ 0x7011007)
+        self.on_change = on_change
+        self.state: State = "running"
+        self.finding: Finding | None = None
+        """Why it returned."""
+        self._step = -1
+        self._step_s = -math.inf
+        self._block_s = -math.inf
+        margins = settings.margins
+        self._margins = {"late": margins.late, "tail": margins.tail * _SLOW_SHARE, "errors": margins.errors}
+        self._evidence = {metric: Evidence(len(METRICS) * _FALSE_ALARM_BLOCKS) for metric in METRICS}
+        self._usual_cost = dict.fromkeys(METRICS, 0.0)
+        self._slow_s: dict[str, float] = {}
+        """By model, the latency that one request in ten exceeds."""
+        self._open: dict[int, RolloutTicket] = {}
+        self._sums = {new: _Sums() for new in (False, True)}
+
+    @property
+    def share(self) -> float:
+        """Of the requests that the new policy decides now."""
+        if self.state == "returned" or self._step < 0:
+            return 0.0
+        return self._settings.shares[self._step]
+
+    def takes(self, number: int, now_s: float) -> bool:
+        """Whether the new policy decides the request of that number."""
+        if self.state == "running":
+            self._advance(now_s)
+        share = self.share
+        return share >= 1 or (share > 0 and unit(mix(self._seed ^ number)) < share)
+
+    def ticket(self, new: bool, model: str, deadline_s: float, now_s: float) -> RolloutTicket | None:
+        """For a request that `takes` was asked about; None: nothing is compared any more."""
+        if self.state != "running":
+            return None
+        ticket = RolloutTicket(self, new, self.share, model, deadline_s, now_s)
+        self._open[id(ticket)] = ticket
+        return ticket
+
+    def give_up(self, finding: Finding, now_s: float) -> None:
+        """Return to the old policy, for good."""
+        self.state, self.finding = "returned", finding
+        self._open.clear()
+        self.on_change(RolloutChange(now_s, "returned", 0.0, finding))
+
+    def forget(self, ticket: RolloutTicket) -> None:
+        """The request says nothing."""
+        self._open.pop(id(ticket), None)
+
+    def outcome(self, ticket: RolloutTicket, latency_s: float | None, ok: bool, now_s: float) -> None:
+        """A request ended."""
+        if self._open.pop(id(ticket), None) is None:
+            return
+        sums = self._sums[ticket.new]
+        sums.requests += 1
+        sums.errors += not ok
+        self._bet(ticket, "errors", float(not ok))
+        if math.isfinite(ticket.deadline_s):
+            late = not ok or (latency_s is not None and latency_s > ticket.deadline_s)
+            sums.timed += 1
+            sums.late += late
+            self._bet(ticket, "late", float(late))
+        if ok and latency_s is not None:
+            sums.latencies_s.append(latency_s)
+            self._bet(ticket, "tail", float(latency_s > self._slow_s.get(ticket.model, math.inf)))
+            self._learn(ticket.model, latency_s)
+        self._close_block(now_s)
+
+    def explain(self) -> dict[str, Any]:
+        """For people."""
+        return {
+            "state": self.state,
+            "share": self.share,
+            "step": self._step + 1,
+            "steps": len(self._settings.shares),
+            "reason": self.finding.reason if self.finding else "",
+            "why": self.finding.words if self.finding else "",
+            "old": self._sums[False].shown(),
+            "new": self._sums[True].shown(),
+            "evidence_against_new": {metric: each.sum for metric, each in self._evidence.items()},
+        }
+
+    def _bet(self, ticket: RolloutTicket, metric: str, cost: float) -> None:
+        z = float(ticket.new)
+        usual = self._usual_cost[metric]
+        self._evidence[metric].bet((z - ticket.share) * (cost - self._margins[metric] * z - usual) / 2)
+        self._usual_cost[metric] = usual + _GAIN * (cost - usual)
+
+    def _learn(self, model: str, latency_s: float) -> None:
+        """Move the model's slow latency up where it is exceeded too often, else down (stochastic approximation)."""
+        slow_s = self._slow_s.get(model, 2 * latency_s)
+        self._slow_s[model] = slow_s * math.exp(_GAIN * (float(latency_s > slow_s) - _SLOW_SHARE) / _SLOW_SHARE / 2)
+
+    def _close_block(self, now_s: float) -> None:
+        if now_s - self._block_s < _BLOCK_S:
+            return
+        self._block_s = now_s
+        for ticket in list(self._open.values()):
+            if now_s - ticket.at_s < _OVERDUE_S:
+                break
+            del self._open[id(ticket)]
+            self._bet(ticket, "tail", 1.0)
+            if math.isfinite(ticket.deadline_s):
+                self._bet(ticket, "late", 1.0)
+        worse = [metric for metric, evidence in self._evidence.items() if evidence.close()]
+        if worse and self.state == "running":
+            self.give_up(Finding(worse[0], self._words(worse[0])), now_s)
+
+    def _words(self, metric: str) -> str:
+        old, new = (self._sums[arm].shown() for arm in (False, True))
+        if metric == "tail":
+            return (
+                f"p99 {new['p99_s'] * 1000:.0f} ms of {new['requests']:.0f} requests, of the old policy's "
+                f"{old['p99_s'] * 1000:.0f} ms"
+            )
+        name, what = ("late_share", "were late") if metric == "late" else ("error_share", "failed")
+        return f"{new[name]:.1%} of its {new['requests']:.0f} requests {what}, of the old policy's {old[name]:.1%}"
+
+    def _advance(self, now_s: float) -> None:
+        settings = self._settings
+        enough = self._step < 0 or self._sums[True].requests >= settings.min_requests
+        if now_s - self._step_s < settings.step_s or not enough:
+            return
+        self._step += 1
+        self._step_s = now_s
+        self._sums = {new: _Sums() for new in (False, True)}
+        if self.share >= 1:
+            self.state = "finished"
+            self._open.clear()
+        self.on_change(RolloutChange(now_s, self.state, self.share, None))

@@ -1,0 +1,292 @@
+"""Who decides a request: the policy in force, its guard's baseline, or the policy that is being rolled out.
+
+Stands between the router and the policies where a guard, a shadow or a rollout is configured; a router without has one
+policy and asks it. Time is an argument; a stopwatch, for the time that decisions take, is given from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from balancer.core.asking import ask
+from balancer.core.guard import Change, Guard, look
+from balancer.core.rollout import Rollout, RolloutChange, RolloutTicket
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.shadow import Shadow
+from balancer.core.switchback import Arm, Finding, WindowTicket
+from policies.base import FleetView, FloatArray, Policy, Request
+
+Role = Literal["in_force", "hash", "baseline", "rollout"]
+"""What a policy that was asked is there for: `policy` of the config; the router's own hash of keys and sequences; the
+guard's baseline; the policy that is being rolled out."""
+Ticket = WindowTicket | RolloutTicket
+"""What the router keeps with a request, and tells how that ended."""
+_IN_FORCE: Role = "in_force"
+_ROLLED_OUT: Role = "rollout"
+_Part = tuple[Policy, GuardSettings | None, Policy | None, Guard | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is configured beside the policy in force. Equal plans keep their state."""
+
+    guard: GuardSettings | None = None
+    """None: the policy in force is not watched."""
+    baseline: Policy | None = None
+    """Of the guard."""
+    shadow: Policy | None = None
+    shadow_share: float = 0.0
+    rollout: RolloutSettings | None = None
+    new: Policy | None = None
+    """That is rolled out."""
+    guard_new: GuardSettings | None = None
+    """None: the new policy is not watched."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return self.guard is not None or self.shadow is not None or self.rollout is not None
+
+
+class Listener(Protocol):
+    """Is told what changes. Must not raise."""
+
+    def guard_changed(self, policy: str, change: Change) -> None:
+        """A guard replaced the policy, or put it back."""
+
+    def rollout_changed(self, policy: str, change: RolloutChange) -> None:
+        """The rollout of the policy took a step, ended or returned."""
+
+
+class Choice(NamedTuple):
+    """Who is to decide a request, before it is known what the fleet looks like."""
+
+    policy: Policy
+    role: Role
+    guard: Guard | None
+    """That watches the decision, if one does."""
+    watched: Policy | None
+    """The policy that the guard watches."""
+
+
+class Answer(NamedTuple):
+    """Who decided, and how."""
+
+    policy: Policy
+    role: Role
+    probabilities: FloatArray | None
+    """None: nobody had a valid answer."""
+    failed: tuple[tuple[str, str], ...]
+    """Policies that had no valid answer, and why."""
+    ticket: Ticket | None
+
+
+class Steering:
+    """Guard, shadow and rollout of one router, from when they are configured until that changes."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        plan: Plan,
+        seed: int = 0,
+        stopwatch: Callable[[], float] = lambda: 0.0,
+        listener: Listener | None = None,
+        before: Steering | None = None,
+        now_s: float = 0.0,
+    ) -> None:
+        """`stopwatch` gives seconds since any moment; without one, no decision is slow. `before` is what this replaces:
+        the state of what is configured as it was stays.
+        """
+        self.policy = policy
+        self.plan = plan
+        self._stopwatch = stopwatch
+        self._listener = listener
+        known = [] if before is None else before._parts(now_s)
+        self.guard = self._guard(policy, plan.guard, seed, known)
+        self.new_guard = self._guard(plan.new, plan.guard_new, seed + 1, known)
+        self.rollout = self._rollout(seed, before)
+        self.shadow = self._shadow(seed, before)
+
+    def choose(self, number: int, now_s: float) -> Choice:
+        """Who decides the request of that number."""
+        rollout = self.rollout
+        if rollout is None:
+            return self._seat(self.policy, "in_force", self.guard, True, now_s)
+        new = self.plan.new
+        if new is not None and rollout.takes(number, now_s):
+            return self._seat(new, "rollout", self.new_guard, rollout.state == "finished", now_s)
+        return self._seat(self.policy, "in_force", self.guard, rollout.state == "returned", now_s)
+
+    def ask(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
+        """The answer of who was chosen, or of who stands in for it."""
+        policy, role, guard, watched = choice
+        if guard is None:
+            probabilities, failure = ask(policy, request, view)
+        elif role == "baseline":
+            probabilities, failure = ask(policy, request, view)
+            if guard.breach is not None and watched is not None and guard.check_due(now_s):
+                self._probe(guard, watched, request, view, now_s)
+        else:
+            begun_s = self._stopwatch()
+            probabilities, failure = ask(policy, request, view)
+            guard.took(self._stopwatch() - begun_s, now_s)
+            if failure:
+                guard.failed(failure, now_s)
+            elif guard.check_due(now_s):
+                guard.looked(look(policy, request, view, guard.settings.report_age_s), now_s)
+        if probabilities is None:
+            return self._stand_in(choice, failure, request, view, now_s)
+        ticket = self._ticket(role, guard, request, now_s)
+        if ticket is not None and not probabilities.any():
+            ticket.ended(None, False, now_s)  # shed: nobody else will tell
+            ticket = None
+        return Answer(policy, role, probabilities, (), ticket)
+
+    def watch(self, request: Request, view: FleetView, served: FloatArray) -> None:
+        """Let the shadow answer to what has just been decided, if it is to."""
+        shadow = self.shadow
+        assert isinstance(request.number, int)  # arrays are for the simulator's views
+        if shadow is not None and shadow.wants(request.number):
+            begun_s = self._stopwatch()
+            shadow.see(request, view, served)
+            shadow.seconds += self._stopwatch() - begun_s
+
+    def main(self) -> tuple[Policy, Role]:
+        """Who decides now, windows and the arms of a running rollout aside."""
+        policy, role, guard = self.policy, _IN_FORCE, self.guard
+        if self.rollout is not None and self.rollout.state == "finished" and self.plan.new is not None:
+            policy, role, guard = self.plan.new, _ROLLED_OUT, self.new_guard
+        if guard is not None and guard.breach is not None and self.plan.baseline is not None:
+            return self.plan.baseline, "baseline"
+        return policy, role
+
+    def guards(self) -> dict[str, Guard]:
+        """By the name of the policy that each watches, of those that may decide."""
+        found = {}
+        returned = self.rollout is None or self.rollout.state == "returned"
+        if self.new_guard is not None and self.plan.new is not None and not returned:
+            found[self.plan.new.name] = self.new_guard
+        if self.guard is not None:
+            found[self.policy.name] = self.guard
+        return found
+
+    def explain(self, now_s: float) -> dict[str, Any]:
+        """For people: what guards, shadow and rollout do, and why."""
+        rollout = None
+        if self.rollout is not None and self.plan.new is not None:
+            rollout = {"from": self.policy.name, "to": self.plan.new.name, **self.rollout.explain()}
+        return {
+            "decides": self.main()[0].name,
+            "guards": {name: guard.state(now_s) for name, guard in self.guards().items()},
+            "shadow": None if self.shadow is None else self.shadow.explain(),
+            "rollout": rollout,
+        }
+
+    def _seat(self, policy: Policy, role: Role, guard: Guard | None, windows: bool, now_s: float) -> Choice:
+        if guard is None:
+            return Choice(policy, role, None, None)
+        # Two comparisons at once would disturb each other, so there are no windows during a rollout.
+        falls_back = guard.breach is not None if not windows else guard.arm(now_s) is Arm.BASELINE
+        if falls_back and self.plan.baseline is not None:
+            return Choice(self.plan.baseline, "baseline", guard, policy)
+        return Choice(policy, role, guard, policy)
+
+    def _stand_in(self, choice: Choice, failure: str, request: Request, view: FleetView, now_s: float) -> Answer:
+        """The old policy stands in for a new one without a valid answer, the baseline for a guarded one."""
+        failed = ((choice.policy.name, failure),)
+        if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
+            if self.rollout.state == "running":
+                self.rollout.give_up(Finding("invalid", failure), now_s)
+            return self._second(self.policy, "in_force", failed, request, view)
+        if choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
+            return self._second(self.plan.baseline, "baseline", failed, request, view)
+        return Answer(choice.policy, choice.role, None, failed, None)
+
+    def _second(
+        self, policy: Policy, role: Role, failed: tuple[tuple[str, str], ...], request: Request, view: FleetView
+    ) -> Answer:
+        probabilities, failure = ask(policy, request, view)
+        if failure:
+            failed = (*failed, (policy.name, failure))
+        return Answer(policy, role, probabilities, failed, None)
+
+    def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
+        """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""
+        begun_s = self._stopwatch()
+        _, failure = ask(policy, request, view)
+        guard.probed(self._stopwatch() - begun_s)
+        found = look(policy, request, view, guard.settings.report_age_s, failure)
+        guard.looked(found, now_s, self._stopwatch() - begun_s)
+
+    def _ticket(self, role: Role, guard: Guard | None, request: Request, now_s: float) -> Ticket | None:
+        if self.rollout is not None and self.rollout.state == "running":
+            return self.rollout.ticket(role == "rollout", request.model, float(request.deadline_s), now_s)
+        return None if guard is None else guard.ticket(request.model, float(request.deadline_s), now_s)
+
+    def _parts(self, now_s: float) -> list[_Part]:
+        """The guards with what they were made for."""
+        parts = [(self.policy, self.plan.guard, self.plan.baseline, self.guard)]
+        if self.rollout is not None and self.rollout.state == "finished" and self.plan.new is not None:
+            parts.append((self.plan.new, self.plan.guard_new, self.plan.baseline, self.new_guard))
+        for *_, guard in parts:
+            if guard is not None:
+                guard.switchback.stop(now_s)
+        return parts
+
+    def _guard(
+        self, policy: Policy | None, settings: GuardSettings | None, seed: int, known: list[_Part]
+    ) -> Guard | None:
+        if policy is None or settings is None:
+            return None
+        name = policy.name
+
+        def tell(change: Change) -> None:
+            self._guard_changed(name, change)
+
+        for old_policy, old_settings, old_baseline, old in known:
+            if old is not None and (old_policy, old_settings, old_baseline) == (policy, settings, self.plan.baseline):
+                old.on_change = tell
+                return old
+        return Guard(settings, seed, tell)
+
+    def _rollout(self, seed: int, before: Steering | None) -> Rollout | None:
+        plan = self.plan
+        if plan.rollout is None or plan.new is None:
+            return None
+        name = plan.new.name
+
+        def tell(change: RolloutChange) -> None:
+            if self._listener is not None:
+                self._listener.rollout_changed(name, change)
+
+        if (
+            before is not None
+            and before.rollout is not None
+            and (before.policy, before.plan.new, before.plan.rollout) == (self.policy, plan.new, plan.rollout)
+        ):
+            before.rollout.on_change = tell
+            return before.rollout
+        return Rollout(plan.rollout, seed, tell)
+
+    def _shadow(self, seed: int, before: Steering | None) -> Shadow | None:
+        plan = self.plan
+        if plan.shadow is None:
+            return None
+        compared = (self.policy, plan.shadow, plan.shadow_share)
+        if before is not None and compared == (before.policy, before.plan.shadow, before.plan.shadow_share):
+            return before.shadow
+        return Shadow(plan.shadow, plan.shadow_share, seed)
+
+    def _guard_changed(self, policy: str, change: Change) -> None:
+        if self._listener is not None:
+            self._listener.guard_changed(policy, change)
+        rollout, new = self.rollout, self.plan.new
+        if (
+            change.fell
+            and rollout is not None
+            and rollout.state == "running"
+            and new is not None
+            and new.name == policy
+        ):
+            rollout.give_up(change.finding, change.at_s)
