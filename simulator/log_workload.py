@@ -108,6 +108,10 @@ def _came(log: DecisionLog) -> Iterator[tuple[float, str, Request]]:
         *(r for r in log.refusals if r.reason != _UNKNOWN),
     ]
     for each in seen:
-        run = log.runs[each.run]
         if each.request.model:
-            yield each.at_s - run.started_s + run.started_unix_s, run.process, each.request
+            yield unix_s(log, each.run, each.at_s), log.runs[each.run].process, each.request
+
+
+def unix_s(log: DecisionLog, run: int, at_s: float) -> float:
+    """A time in the clock of one of the log's runs, in seconds since 1970."""
+    return at_s - log.runs[run].started_s + log.runs[run].started_unix_s

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from balancer.profile_file import load_profile
+from balancer.profile_file import Profile, load_profile
 from simulator.spec import ServiceTime
 
 OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"
@@ -195,8 +195,13 @@ def read_profile(path: Path) -> dict[str, ServiceTime]:
     Raises:
         ConfigError: it cannot be read, or does not fit.
     """
+    return from_profile(load_profile(path))
+
+
+def from_profile(profile: Profile) -> dict[str, ServiceTime]:
+    """Service times by model of a profile that was read."""
     times = {}
-    for model in load_profile(path).models:
+    for model in profile.models:
         points = model.points
         device_s = [point.mean_s - point.input_s for point in points]
         on_device = fit([point.rows for point in points], device_s, [point.executions for point in points])

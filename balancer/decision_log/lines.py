@@ -19,6 +19,7 @@ from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownMo
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Asked, Decision
+from balancer.core.steering import Role
 from policies.base import Policy, Request
 
 FORMAT = "balancer decision log"
@@ -107,13 +108,14 @@ def service(fleet: Fleet, row: int, at_s: float) -> bytes:
     return line("service", content)
 
 
-def policy(identity: int, asked: Policy, in_force: bool) -> bytes:
-    """A policy, under the number that decisions name it by."""
+def policy(identity: int, asked: Policy, role: Role) -> bytes:
+    """A policy, under the number that decisions name it by, and what it was there for."""
     content = {
         "id": identity,
         "name": asked.name,
         "options": dataclasses.asdict(asked),
-        "in_force": in_force,
+        "in_force": role == "in_force",
+        "role": role,
         "sha256": policy_hash(asked),
     }
     return line("policy", content)

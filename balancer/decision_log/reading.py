@@ -20,7 +20,6 @@ from balancer.errors import OperatorError
 from balancer.policy_options import policy_class
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
 
-
 _VERSIONS = (1, VERSION)
 
 
@@ -90,9 +89,11 @@ class RecordedPolicy:
     options: str
     """JSON, but for infinite numbers."""
     in_force: bool
-    """False: the router's own hash, which places keys and sequences whatever the policy in force."""
     sha256: str
     """See `lines.policy_hash`."""
+    role: str = "in_force"
+    """What it was there for: in_force; hash (the router's own, which places keys and sequences whatever the policy in
+    force); baseline (the guard's); rollout (it was being rolled out)."""
 
     def build(self) -> Policy:
         """The policy as this installation has it; `is_changed` tells whether it is the same.
@@ -315,7 +316,7 @@ class _FileReader:
         if content["version"] not in _VERSIONS or tuple(content["columns"]) != COLUMNS:
             raise DecisionLogError(
                 f"{self._file}: line 1: format version {content['version']} with the columns "
-                f"{', '.join(content['columns'])}; this balancer reads versions 1 to {VERSION} with {', '.join(COLUMNS)}: "
+                f"{', '.join(content['columns'])}; this balancer reads 1 to {VERSION} with {', '.join(COLUMNS)}: "
                 "use the version of the balancer that wrote it"
             )
         run = Run(**{field.name: content[field.name] for field in fields(Run)})
@@ -343,12 +344,13 @@ class _FileReader:
             )
             for model in content["models"]
         )
-        fixed = (content[name] for name in ("worker", "at_s", "incarnation", "balancers"))
-        self._log.service.append(RecordedService(self._run, *fixed, models))
+        worker, at_s, incarnation, balancers = (content[n] for n in ("worker", "at_s", "incarnation", "balancers"))
+        self._log.service.append(RecordedService(self._run, worker, at_s, incarnation, balancers, models))
 
     def _policy(self, content: Mapping[str, Any]) -> None:
         options = json.dumps(content["options"], sort_keys=True)
-        policy = RecordedPolicy(content["name"], options, content["in_force"], content["sha256"])
+        role = content.get("role", "in_force" if content["in_force"] else "hash")  # logs of before the guard have none
+        policy = RecordedPolicy(content["name"], options, content["in_force"], content["sha256"], role)
         self._policies[content["id"]] = policy
 
     def _decision(self, content: Mapping[str, Any]) -> None:

@@ -8,11 +8,12 @@ from balancer.core.errors import RoutingError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Asked, Decision, Router
+from balancer.core.steering import Role
 from balancer.decision_log import lines
 from policies.base import FloatArray, Policy, Request
 from policies.hashing import mix, unit
 
-_SERVICE_PERIOD_S = 5.0
+_SERVICE_PERIOD_S = 2.0
 """Between two rounds of what workers report of their executions."""
 
 
@@ -37,9 +38,9 @@ class Recording:
         self._devices: list[str] = []
         self._service_row = 0
         self._service_due_s = now_s
-        self._policies: list[tuple[Policy, bool]] = []
-        """Those that have a line, and whether they were in force; a policy's place is its number."""
-        self._numbers: dict[int, tuple[int, Policy]] = {}
+        self._policies: list[tuple[Policy, Role]] = []
+        """Those that have a line, and what each was there for; a policy's place is its number."""
+        self._numbers: dict[tuple[int, Role], tuple[int, Policy]] = {}
         """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
         sink.put(lines.header(process, seed, share, now_s, unix_s), "header")
 
@@ -48,9 +49,10 @@ class Recording:
         if not self._wants(asked.request.number):
             return
         self._record_workers(self._router.fleet)
-        known = self._numbers.get(id(asked.policy))
+        asked_as = id(asked.policy), asked.role
+        known = self._numbers.get(asked_as)
         if known is None:
-            known = self._numbers[id(asked.policy)] = self._record_policy(asked.policy), asked.policy
+            known = self._numbers[asked_as] = self._record_policy(asked.policy, asked.role), asked.policy
         self._sink.put(lines.decision(asked, decision, known[0]))
         if asked.at_s >= self._service_due_s:
             self._record_service(self._router.fleet, asked.at_s)
@@ -89,9 +91,9 @@ class Recording:
         else:
             self._service_row, self._service_due_s = 0, at_s + _SERVICE_PERIOD_S
 
-    def _record_policy(self, policy: Policy) -> int:
+    def _record_policy(self, policy: Policy, role: Role) -> int:
         """The number of a policy, whose line is written where none is equal to it."""
-        known = (policy, policy is self._router.policy)
+        known = (policy, role)
         if known not in self._policies:
             self._sink.put(lines.policy(len(self._policies), *known), f"policy {len(self._policies)}")
             self._policies.append(known)

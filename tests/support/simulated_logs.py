@@ -1,0 +1,44 @@
+"""Decision logs of simulated fleets: the reference simulator runs production's router, which is recorded as there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulation.reference import Simulation
+
+from balancer.core.events import Finished
+from balancer.decision_log.files import DecisionFiles
+from balancer.decision_log.reading import DecisionLog, read_log
+from balancer.decision_log.recording import Recording
+from policies.base import Policy
+from simulator.arrivals import Arrivals
+from simulator.spec import FleetSpec
+from support.decision_logs import UNIX_S
+
+
+class _Recorded(Simulation):
+    """Each balancer is a process with a log of its own."""
+
+    def record_to(self, folder: Path) -> list[DecisionFiles]:
+        files = [DecisionFiles(folder, str(b), 2**30, 100) for b in range(self.fleet.balancers)]
+        self.recordings = [
+            Recording(router, own, process=str(b), seed=(self.world.seed << 8) + b, share=1.0, now_s=0.0, unix_s=UNIX_S)
+            for b, (router, own) in enumerate(zip(self.world.routers, files, strict=True))
+        ]
+        for router, recording in zip(self.world.routers, self.recordings, strict=True):
+            router.witness = recording
+        return files
+
+    def _observe(self, balancer: int, outcome: Finished) -> None:
+        super()._observe(balancer, outcome)
+        self.recordings[balancer].ended(outcome, self.clock.now_s)
+
+
+def simulated_log(folder: Path, fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int = 0) -> DecisionLog:
+    """Record a simulated run there, and read it back."""
+    simulation = _Recorded(fleet, arrivals, policy, seed)
+    files = simulation.record_to(folder)
+    simulation.run()
+    for each in files:
+        each.close(wait_s=30)
+    return read_log(folder)
