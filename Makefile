@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench scoreboard fidelity docs proto clean
+.PHONY: help setup demo test lint bench scoreboard fidelity switchback docs proto clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 19
@@ -37,6 +37,9 @@ scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs
 
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
 	$(BIN)/python -m benchmarks.live_fidelity --page docs/fidelity
+
+switchback: setup ## wlpr, expected_latency and learned in turns on the live stack, 8 minutes; writes docs/switchback
+	$(BIN)/python -m benchmarks.live_switchback --page docs/switchback
 
 docs: setup ## the generated page of config fields
 	$(BIN)/python -m balancer.config_page docs/config.md

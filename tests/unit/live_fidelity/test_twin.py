@@ -2,53 +2,15 @@ import math
 
 import numpy as np
 import pytest
+from unit.live_fidelity.synthetic import EASY, MODELS, PROFILES
 
-from balancer.load.result import LoadResult
-from balancer.profile_file import Profile
 from benchmarks.live_fidelity import twin
 from benchmarks.live_fidelity.live import Recording
 from benchmarks.live_fidelity.session import Session
 from policies import BUILTIN
 from simulator.run import run
 
-MODELS = ("emulated_tft", "emulated_bert_distilled", "emulated_bert_large")
 SESSION = Session(policies=("least_requests", "round_robin"), rounds=1, window_s=1.0, settle_s=0.5, pause_s=0.5)
-
-
-def make_profile(device, mean_s):
-    points = [
-        {"rows": rows, "mean_s": mean_s * rows, "std_s": 0.1 * mean_s * rows, "executions": 9} for rows in (1, 16)
-    ]
-    models = [
-        {"model": name, "version": "1", "max_batch_rows": 16, "instances": 1, "points": points} for name in MODELS
-    ]
-    head = {"device": device, "measured_at": "2026-01-01", "server": "triton 2.51", "concurrency": 1}
-    return Profile.model_validate({**head, "models": models}, strict=False)
-
-
-def easy(latency_s):
-    n = len(latency_s)
-    zeros, ones = np.zeros(n, np.int64), np.ones(n, np.int64)
-    times = np.arange(n) / 10
-    return LoadResult(
-        models=("emulated_tft",),
-        codes=("OK",),
-        workers=("worker-1", "worker-0"),
-        duration_s=float(n),
-        scheduled_s=times,
-        started_s=times,
-        latency_s=latency_s,
-        deadline_s=np.full(n, np.inf),
-        rows=ones,
-        model=zeros,
-        code=zeros,
-        worker=np.arange(n, dtype=np.int64) % 2,
-    )
-
-
-PROFILES = {"worker-0": make_profile("A100", 0.002), "worker-1": make_profile("T4", 0.004)}
-# A row takes 4 ms on worker-1, 2 ms on worker-0; the batcher waits for half a millisecond; 3 ms is on top.
-EASY = easy(np.tile([0.0075, 0.0055], 20))
 
 
 def test_the_fleet_is_what_the_parts_were_measured_to_be():
