@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
+from balancer.core.asking import ask
 from balancer.core.errors import RoutingError
-from balancer.core.router import Router
+from balancer.core.router import Asked, Router
 from balancer.metrics import Metrics
 from balancer.recent import Summary
 from balancer.schema import split_address
-from policies.base import Request
+from policies.base import FloatArray, Request
 from policies.hashing import key_of
+
+logger = logging.getLogger(__name__)
 
 _PAGES = {
     "/ready": "200 once picks can be made, else 503 and why",
@@ -26,6 +30,7 @@ _PAGES = {
     "/workers": "the fleet as the policy sees it",
     "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
     "(also: version, rows, key, priority, deadline_ms)",
+    "/guard": "guard, shadow and rollout: who decides, and why",
     "/recent": "rate, p50, p99 and errors of the last seconds",
     "/config": "the config in force, its hash, and the last refusal",
 }
@@ -62,7 +67,8 @@ class Admin:
         host, port = split_address(address)
         application = web.Application()
         application.router.add_get("/", self._index)
-        pages = (self._ready, self._live, self._metrics, self._workers, self._explain, self._recent, self._config)
+        first = (self._ready, self._live, self._metrics, self._workers, self._explain)
+        pages = (*first, self._guard, self._recent, self._config)
         for page in pages:
             application.router.add_get(f"/{page.__name__.strip('_')}", page)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
@@ -106,6 +112,9 @@ class Admin:
     async def _workers(self, _: web.Request) -> web.Response:
         return _json({"policy": self._router.policy.name, "workers": self._router.snapshot(self._clock())})
 
+    async def _guard(self, _: web.Request) -> web.Response:
+        return _json({"policy": self._router.policy.name, **_steering(self._router, self._clock())})
+
     async def _config(self, _: web.Request) -> web.Response:
         return _json(dict(self._config_shown()))
 
@@ -146,28 +155,68 @@ def read_question(query: Mapping[str, str]) -> Request:
 
 
 def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
-    """The probabilities that the policy would give now, what it sees, and why each ineligible worker is so."""
+    """The probabilities that would be given now, by whom, what that sees, and why each ineligible worker is so."""
     answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name}
+    answer |= _steering(router, now_s)
     reasons = router.reasons(request, now_s)
     try:
-        view = router.view(request, now_s)
-        probabilities = router.probabilities(request, now_s)
+        asked = router.asked(request, now_s)
     except RoutingError as error:
         workers = [{"worker": name, "eligible": False, "why_not": why} for name, why in reasons.items()]
         return answer | {"refused": str(error), "workers": workers}
+    view, probabilities = asked.view, asked.probabilities
     columns = {name: getattr(view, name) for name in _COLUMNS}
+    moved, shadow = _moved(asked), _shadow(router, asked)
     return answer | {
+        "asked": asked.policy.name,
+        "asked_as": asked.role,
         "workers": [
             {
                 "worker": name,
                 "probability": float(probabilities[row]),
+                **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
                 "eligible": bool(view.eligible[row]),
                 "why_not": reasons[name],
+                **({"moved_by": moved[row]} if moved else {}),
                 "sees": {column: float(values[row]) for column, values in columns.items()},
             }
             for row, name in enumerate(router.fleet.names)
-        ]
+        ],
     }
+
+
+def _steering(router: Router, now_s: float) -> dict[str, Any]:
+    """Who decides, and what guards, shadow and rollout say to that."""
+    if router.steering is not None:
+        return router.steering.explain(now_s)
+    return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}
+
+
+def _shadow(router: Router, asked: Asked) -> FloatArray | None:
+    """What the shadow would do; None where there is none, or it has no valid answer."""
+    if router.steering is None or router.steering.shadow is None:
+        return None
+    return ask(router.steering.shadow.policy, asked.request, asked.view)[0]
+
+
+def _moved(asked: Asked) -> list[dict[str, float]]:
+    """By worker, what each input adds to its score beyond the mean of the eligible workers, the largest first.
+
+    Empty where the policy does not say.
+    """
+    try:
+        contributions = asked.policy.contributions(asked.request, asked.view)
+    except Exception:  # a third party's policy may raise anything; the rest of the page is true without
+        logger.exception("policy %s cannot say what moved its pick", asked.policy.name)
+        return []
+    eligible = asked.view.eligible
+    if not contributions or not eligible.any():
+        return []
+    beyond = {name: values - values[eligible].mean() for name, values in contributions.items()}
+    return [
+        dict(sorted(((name, float(values[row])) for name, values in beyond.items()), key=lambda item: -abs(item[1])))
+        for row in range(len(eligible))
+    ]
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -19,6 +19,7 @@ from balancer.config_sections import DecisionLogSection
 from balancer.config_watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.router import Router
+from balancer.core.steering import Steering
 from balancer.decision_log.files import DecisionFiles
 from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
@@ -33,10 +34,12 @@ from balancer.frontends.pick.picker import Picker
 from balancer.frontends.pick.service import SERVICE, ExternalProcessor
 from balancer.listener_probe import ListenerProbe
 from balancer.metrics import Metrics
+from balancer.news import News
 from balancer.recorder import Recorder
 from balancer.telemetry import collector
 from balancer.telemetry.collector import Collector
 from balancer.yaml_document import ConfigError
+from policies.base import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,7 @@ class App:
         self.router = Router(config.build_policy(), config.settings(), self._seed)
         self._picker = Picker(self.router, self._clock, number)
         self.metrics = Metrics(self.router, self._clock, number)
+        self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._decision_files: DecisionFiles | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
@@ -185,7 +189,8 @@ class App:
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
-        self.router.configure(config.build_policy(), config.settings())
+        policy = config.build_policy()
+        self.router.configure(policy, config.settings(), self._steering(config, policy))
         requests = config.requests
         self._names = HeaderNames(
             model=requests.model_header,
@@ -199,6 +204,14 @@ class App:
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._record(config)
+
+    def _steering(self, config: Config, policy: Policy) -> Steering | None:
+        """Guard, shadow and rollout, as far as there are any; those that were there before keep their state."""
+        plan = config.plan(policy)
+        if not plan:
+            return None
+        before = self.router.steering
+        return Steering(policy, plan, self._seed, time.perf_counter, self._news, before, self._clock())
 
     def _record(self, config: Config) -> None:
         """Begin, change or end the decision log, where the config says other than before."""
@@ -301,7 +314,9 @@ class App:
     async def _tick(self, stop: asyncio.Event) -> None:
         """What has to happen with time alone: forgetting, and telling others what has changed."""
         while not stop.is_set():
-            self.router.tick(self._clock())
+            now_s = self._clock()
+            self.router.tick(now_s)
+            self._news.tick(self.router.steering, now_s)
             self._tell_envoy()
             await self._announce_readiness()
             if not self.not_ready():

@@ -26,9 +26,11 @@ from balancer.config_sections import (
     TelemetrySection,
     TlsSection,
 )
-from balancer.core.settings import Limits, ModelSettings, Settings
+from balancer.config_steering import GuardSection, RolloutSection, ShadowSection
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
+from balancer.core.steering import Plan
 from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
-from balancer.policy_options import build_policy
+from balancer.policy_options import build_policy, policy_class
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file
 from policies.base import Policy
@@ -50,11 +52,25 @@ def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
     return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
 
 
+def _built(section: PolicySection) -> Policy:
+    return build_policy(section.name, section.options)
+
+
+def _same(one: PolicySection, other: PolicySection) -> bool:
+    return (one.name, one.options) == (other.name, other.options)
+
+
 class Config(StrictModel):
     """One config file, complete with defaults."""
 
     policy: PolicySection = Field(default_factory=PolicySection)
     """The rule that picks a worker."""
+    guard: GuardSection = Field(default_factory=GuardSection)
+    """When a baseline decides in the policy's stead."""
+    shadow: ShadowSection | None = None
+    """A policy asked beside the one that decides; null: none."""
+    rollout: RolloutSection | None = None
+    """A policy that traffic is moved to, step by step; null: none."""
     models: Mapping[str, ModelSection] = {}
     """The model table, by model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()
@@ -104,6 +120,20 @@ class Config(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _policies_differ(self) -> Self:
+        baseline = self.guard.baseline
+        if policy_class(baseline.name).trained:
+            rule = "is trained, and may fail where the policy does; name one that is not, such as expected_latency"
+            raise field_error(("guard", "baseline", "name"), baseline.name, rule)
+        if self.guard.enabled is True and _same(baseline, self.policy):
+            rule = "is the policy in force; name another, or set guard.enabled to auto"
+            raise field_error(("guard", "baseline", "name"), baseline.name, rule)
+        if self.rollout is not None and _same(self.rollout, self.policy):
+            rule = "is the policy in force already; remove the section rollout, or name another policy"
+            raise field_error(("rollout", "name"), self.rollout.name, rule)
+        return self
+
+    @model_validator(mode="after")
     def _tls_on_both_sides(self) -> Self:
         if (self.tls is None) != (self.envoy.balancer_tls is None):
             rule = "must be set exactly where the balancer's tls is: they are the two ends of one connection"
@@ -119,7 +149,26 @@ class Config(StrictModel):
 
     def build_policy(self) -> Policy:
         """The policy with its options."""
-        return build_policy(self.policy.name, self.policy.options)
+        return _built(self.policy)
+
+    def plan(self, policy: Policy) -> Plan:
+        """What guard, shadow and rollout are to do beside `policy`, which is the one that `build_policy` gave."""
+        baseline = _built(self.guard.baseline)
+        new = None if self.rollout is None else _built(self.rollout)
+
+        def guard(of: Policy | None) -> GuardSettings | None:
+            wanted = of is not None and (of.trained if self.guard.enabled == "auto" else self.guard.enabled)
+            return self.guard.settings() if wanted and of != baseline else None
+
+        return Plan(
+            guard=guard(policy),
+            baseline=baseline,
+            shadow=None if self.shadow is None else _built(self.shadow),
+            shadow_share=0.0 if self.shadow is None else self.shadow.share,
+            rollout=None if self.rollout is None else self.rollout.settings(self.guard.margins.margins()),
+            new=new,
+            guard_new=guard(new),
+        )
 
     def settings(self) -> Settings:
         """What the core is configured with."""

@@ -56,10 +56,13 @@ def _texts(value: Any) -> Any:
     return tuple(str(item) if type(item) is int else item for item in value)
 
 
+PolicyName = Annotated[str, AfterValidator(_known_policy)]
+
+
 class PolicySection(StrictModel):
     """The rule that picks a worker."""
 
-    name: Annotated[str, AfterValidator(_known_policy)] = "expected_latency"
+    name: PolicyName = "expected_latency"
     """One of `balancer policies`."""
     options: Mapping[str, Any] = Field(default={}, validate_default=True)
     """The policy's own options, listed at the end of this page and by `balancer policies`."""

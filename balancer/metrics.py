@@ -25,6 +25,14 @@ _WORKER_GAUGES = {
     "error_rate": "Moving average of the share of failed requests",
     "report_age_s": "Seconds since the last report was received (signal age)",
 }
+_SHADOW_COUNTERS = {
+    "decisions": "Decisions that the shadow was asked about",
+    "answers": "Decisions that it had a valid answer to",
+    "agreements": "Answers with the same most likely worker as the serving policy's",
+    "distance": "Sum over the answers of the total variation distance to the serving policy's: 0 same, 1 disjoint",
+    "failures": "Exceptions and invalid answers of the shadow",
+    "seconds": "Sum over the decisions of the time that the shadow took",
+}
 OTHER = "other"
 """Label of models that no worker has: clients may ask for any name, and labels must stay few."""
 
@@ -54,7 +62,14 @@ class Metrics:
         self.decision_log_lines = self._counter(
             "decision_log_lines", "Lines of the decision log, by what became of them", "result"
         )
+        self.guard_breaches = self._counter(
+            "guard_breaches", "Times that a guard took a policy out of service, by why", "policy", "reason"
+        )
+        self.rollout_returns = self._counter(
+            "rollout_returns", "Rollouts that returned to the old policy, by why", "policy", "reason"
+        )
         self.registry.register(_Fleet(router, clock))
+        self.registry.register(_Steering(router))
         prometheus.Info("balancer_process", "This process", registry=self.registry).info({"number": process})
         prometheus.ProcessCollector(registry=self.registry)
         # Looking a child up by its labels costs more than counting, and the labels are few.
@@ -117,9 +132,39 @@ class _Fleet(Collector):
         for name, documentation, label, counts in (
             ("reports", "Reports by what became of them", "result", router.fleet.reports),
             ("outcomes", "Outcomes heard of, by whether the pick was known", "result", router.outcomes),
-            ("policy_failures", "Invalid answers of a policy; least pending stood in", "policy", router.failures),
+            ("policy_failures", "Invalid answers of a policy; another stood in", "policy", router.failures),
         ):
             counter = CounterMetricFamily(f"balancer_{name}", documentation, labels=[label])
             for value, count in counts.items():
                 counter.add_metric([value], count)
             yield counter
+
+
+class _Steering(Collector):
+    """What guards, shadow and rollout do, read at the moment of the scrape."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; one without samples where nothing of the kind is configured."""
+        steering = self._router.steering
+        fallen = GaugeMetricFamily(
+            "balancer_guard_fallen_back", "1 while a baseline decides in the policy's stead", labels=["policy"]
+        )
+        share = GaugeMetricFamily(
+            "balancer_rollout_share", "Share of the requests that the new policy decides", labels=["policy"]
+        )
+        counters = {
+            name: CounterMetricFamily(f"balancer_shadow_{name}", documentation, labels=["policy"])
+            for name, documentation in _SHADOW_COUNTERS.items()
+        }
+        if steering is not None:
+            for policy, guard in steering.guards().items():
+                fallen.add_metric([policy], float(guard.breach is not None))
+            if steering.rollout is not None and steering.plan.new is not None:
+                share.add_metric([steering.plan.new.name], steering.rollout.share)
+            if steering.shadow is not None:
+                for name, counter in counters.items():
+                    counter.add_metric([steering.shadow.policy.name], getattr(steering.shadow, name))
+        yield from (fallen, share, *counters.values())

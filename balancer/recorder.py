@@ -69,7 +69,7 @@ class Recorder:
         failures = self._router.failures.total()
         if failures != self._failures:
             self._failures = failures
-            logger.error("policy gave no valid answer, least pending stood in: %s", self._router.last_failure)
+            logger.error("policy gave no valid answer, another stood in: %s", self._router.last_failure)
 
     def _remember(self, request_id: str, number: int) -> None:
         """Keep a pick until its outcome is heard: Envoy may tell of it under the request's id alone."""

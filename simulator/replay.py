@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from balancer.decision_log.lines import COLUMNS, arithmetic
 from balancer.decision_log.reading import DecisionLog, RecordedDecision, RecordedPolicy
-from policies.base import FloatArray, IntArray, Policy, Request, UintArray, least
+from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
 from policies.hashing import mix, mix_array, unit_array
 
 _BATCH = 4096
 _MOST_SHOWN = 10
+_OTHERS = ("baseline", "rollout")
+"""Roles of policies that decided instead of the one in force."""
 
 
 def columns_of(decisions: Sequence[RecordedDecision]) -> Columns:
@@ -56,8 +58,8 @@ class Compared:
     """What was compared of the decisions of one policy, whatever its options, and how many were the same."""
 
     policy: str
-    in_force: bool
-    """False: the router's own hash of keys and sequences."""
+    role: str
+    """As `RecordedPolicy.role`."""
     decisions: int
     probabilities: int
     """Decisions whose probabilities, and propensity, are the same in every bit."""
@@ -80,13 +82,17 @@ class ReplayResult:
     """By the policy that was asked in production."""
     mismatches: tuple[Mismatch, ...]
     """The first of them."""
+    left_out: BoolArray
+    """Decisions that the given policy was not asked about, since neither was the one in force: a guard's baseline or a
+    rollout decided them. They are replayed as recorded."""
     changed: tuple[str, ...]
     """What is not as it was when the decisions were made, in words, so that a difference need not surprise."""
 
     @property
     def agreement(self) -> float:
-        """Share of the decisions with the same pick; NaN where there are none."""
-        return float(np.mean(self.recorded == self.replayed)) if len(self.recorded) else float("nan")
+        """Share of the decisions not left out with the same pick; NaN where there are none."""
+        same = (self.recorded == self.replayed)[~self.left_out]
+        return float(np.mean(same)) if len(same) else float("nan")
 
     @property
     def exact(self) -> bool:
@@ -123,8 +129,23 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
         probability=probability,
         compared=tuple(_compared(same)),
         mismatches=tuple(sorted(mismatches, key=lambda mismatch: mismatch.decision)[:_MOST_SHOWN]),
+        left_out=np.array([policy is not None and d.policy.role in _OTHERS for d in log], np.bool_),
         changed=tuple(_changed(log, same)) if policy is None else (),
     )
+
+
+def answers(log: DecisionLog, policy: Policy) -> Iterator[tuple[IntArray, Columns, FloatArray]]:
+    """What a policy would have answered, in the place of the one in force.
+
+    Yields:
+        Indices of decisions, `(b,)`, what their policy saw, and the probabilities, `(b, n)`; rows of zeros are shed.
+    """
+    for asked, indices in _batches(log, policy):
+        batch = [log.decisions[index] for index in indices]
+        view = columns_of(batch)
+        probabilities = _ask(asked, _request(batch), view)
+        total = probabilities.sum(axis=-1, keepdims=True)
+        yield np.array(indices), view, probabilities / np.where(total > 0, total, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +182,8 @@ def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy |
 
 def _answers(policy: Policy, decision: RecordedDecision) -> bool:
     """Whether the router would ask that policy, were it in force, rather than its own hash."""
-    return decision.policy.in_force or (policy.needs_key and not decision.request.sequence)
+    role = decision.policy.role
+    return role == "in_force" or (role == "hash" and policy.needs_key and not decision.request.sequence)
 
 
 def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequence[int]) -> _Again:
@@ -256,9 +278,9 @@ def _changed(log: DecisionLog, asked: Iterable[RecordedPolicy]) -> Iterator[str]
 
 def _compared(same: Mapping[RecordedPolicy, Counter[str]]) -> Iterator[Compared]:
     """`same` has the decisions of each policy, and minus the differences of each kind."""
-    names: defaultdict[tuple[str, bool], Counter[str]] = defaultdict(Counter)
+    names: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for asked, counts in same.items():
-        names[asked.name, asked.in_force].update(counts)
-    for (name, in_force), counts in names.items():
+        names[asked.name, asked.role].update(counts)
+    for (name, role), counts in names.items():
         equal = (counts["decisions"] + counts[what] for what in ("probabilities", "picks", "fallbacks"))
-        yield Compared(name, in_force, counts["decisions"], *equal)
+        yield Compared(name, role, counts["decisions"], *equal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ Examples:
 
 LOG is the folder that decision_log.folder of the config names, or one file of it.
 """
+
+
+_ROLES = {
+    "in_force": "{}",
+    "hash": "router's {} (keys)",
+    "baseline": "{} (guard's baseline)",
+    "rollout": "{} (rolled out)",
+}
 
 
 class _PolicyOption(click.ParamType[Policy]):
@@ -84,8 +93,9 @@ def _findings(log: DecisionLog, result: ReplayResult, policy: Policy | None) -> 
         "latency_mean_s": float(measured.mean()) if len(measured) else None,
         "cut": log.cut,
         "exact": result.exact if policy is None else None,
-        "agreement": result.agreement if len(log) else None,
-        "mean_probability": float(result.probability.mean()) if len(log) else None,
+        "agreement": None if math.isnan(result.agreement) else result.agreement,
+        "mean_probability": float(compared.mean()) if len(compared := result.probability[~result.left_out]) else None,
+        "left_out": int(result.left_out.sum()),
         "compared": [dataclasses.asdict(compared) for compared in result.compared],
         "mismatches": [dataclasses.asdict(mismatch) for mismatch in result.mismatches] if policy is None else [],
         "changed": list(result.changed),
@@ -104,7 +114,7 @@ def _show(
     for name in ("decisions", *(f"same {column}" for column in columns)):
         table.add_column(name, justify="right")
     for compared in result.compared:
-        asked = compared.policy if compared.in_force else f"router's {compared.policy} (keys)"
+        asked = _ROLES[compared.role].format(compared.policy)
         same = (f"{getattr(compared, column):,}" for column in columns)
         table.add_row(asked, f"{compared.decisions:,}", *same)
     console.print(table)
@@ -114,7 +124,12 @@ def _show(
     )
     for changed in result.changed:
         console.print(f"Note: {changed}.", markup=False)
-    if policy is not None and len(log):
+    if findings["left_out"]:
+        console.print(
+            f"Left out: {findings['left_out']:,} decisions that the policy in force did not make (a guard's baseline, "
+            "a rollout)."
+        )
+    if policy is not None and findings["agreement"] is not None:
         console.print(
             f"The same worker in {result.agreement:.1%} of the decisions; it gives the recorded picks a mean "
             f"probability of {findings['mean_probability']:.3f}."

@@ -74,10 +74,10 @@ def check_replay(log: DecisionLog) -> None:
     result = replay(log)
     assert result.exact, result.mismatches
     assert not result.changed
-    assert {(compared.policy, compared.in_force) for compared in result.compared} == {
-        ("expected_latency", True),
-        ("power_of_two", True),
-        ("consistent_hash", False),
+    assert {(compared.policy, compared.role) for compared in result.compared} == {
+        ("expected_latency", "in_force"),
+        ("power_of_two", "in_force"),
+        ("consistent_hash", "hash"),
     }
     assert 0 < replay(log, WeightedLeastPending()).agreement < 1
 
