@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.errors import OperatorError
 from balancer.stack.ports import free_ports
@@ -140,6 +141,17 @@ class DemoStack:
             return (await self._get("/workers"))[1]
         except (aiohttp.ClientError, TimeoutError) as error:
             raise DemoError(f"the balancer's admin interface does not answer: {error!r}; {self.log_tail()}") from error
+
+    async def decisions_now(self) -> dict[str, float]:
+        """How many requests each policy has decided so far, by name: a guard's baseline counts for itself."""
+        assert self._session is not None
+        try:
+            async with self._session.get(f"http://127.0.0.1:{self._admin_port}/metrics") as response:
+                families = text_string_to_metric_families(await response.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise DemoError(f"the balancer's admin interface does not answer: {error!r}; {self.log_tail()}") from error
+        samples = (sample for family in families for sample in family.samples)
+        return {one.labels["policy"]: one.value for one in samples if one.name == "balancer_decisions_total"}
 
     async def _get(self, path: str) -> tuple[int, dict[str, Any]]:
         assert self._session is not None

@@ -34,7 +34,7 @@ _MODELS = tuple(model.name for model in traffic.MIX)
 _WEIGHTS_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 _BEFORE_END_S = 0.1
-"""Before a turn ends, the policy in force is looked up."""
+"""So long before a turn ends, its decisions are counted: in time for the next swap."""
 
 Weigh = Callable[[Mapping[str, Profile]], Mapping[str, float]]
 """Weights of workers, by name, from how fast each was measured to be."""
@@ -59,8 +59,8 @@ class Recording:
     """What was executed during the session."""
     weights: Mapping[str, float]
     """Of each worker, by name, as the list of workers had them."""
-    in_force: tuple[str, ...]
-    """The policy that the balancer named at the end of each turn."""
+    decided: tuple[Mapping[str, float], ...]
+    """Requests that each policy decided in the counted part of each turn: its own, and its guard's baseline's."""
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -72,7 +72,7 @@ class Recording:
             "swaps_s": self.swaps_s,
             "batches": self.batches,
             "weights": dict(self.weights),
-            "in_force": self.in_force,
+            "decided": self.decided,
         }
         path.write_text(json.dumps(document) + "\n")
 
@@ -94,7 +94,7 @@ class Recording:
                 for worker, models in document["batches"].items()
             },
             weights=document["weights"],
-            in_force=tuple(document["in_force"]),
+            decided=tuple(document["decided"]),
         )
 
 
@@ -151,7 +151,7 @@ async def record(
         before = await drive(stack.url, _easy_workload(session, 0))
         say(f"the session, {session.turns()[-1].end_s:.0f} s ...")
         counted = await _batches(addresses)
-        live, swaps_s, in_force = await _send(stack, session, tell)
+        live, swaps_s, decided = await _send(stack, session, tell)
         batches = _grown(counted, await _batches(addresses))
         after = await drive(stack.url, _easy_workload(session, 1))
     return Recording(
@@ -162,7 +162,7 @@ async def record(
         swaps_s=swaps_s,
         batches=batches,
         weights=weights,
-        in_force=in_force,
+        decided=decided,
     )
 
 
@@ -201,31 +201,38 @@ def _easy_workload(session: Session, number: int) -> Workload:
 
 async def _send(
     stack: DemoStack, session: Session, tell: Callable[[Progress], None]
-) -> tuple[LoadResult, tuple[float, ...], tuple[str, ...]]:
-    """The session's requests, and for each turn how long the swap took and which policy was in force at the end."""
+) -> tuple[LoadResult, tuple[float, ...], tuple[Mapping[str, float], ...]]:
+    """The session's requests, and for each turn how long the swap took and who decided how many that count."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
 
-    async def swap_in_turn() -> tuple[list[float], list[str]]:
-        swaps_s, in_force = [], []
+    async def until(session_s: float) -> None:
+        await asyncio.sleep(began_s + session_s - loop.time())
+
+    async def swap_in_turn() -> tuple[list[float], list[Mapping[str, float]]]:
+        swaps_s: list[float] = []
+        decided: list[Mapping[str, float]] = []
         for turn in session.turns():
-            await asyncio.sleep(began_s + turn.start_s - session.pause_s / 2 - loop.time())
+            await until(turn.start_s - session.pause_s / 2)
             stack.check()
             swaps_s.append(await stack.swap(turn.policy))
-            await asyncio.sleep(began_s + turn.end_s - _BEFORE_END_S - loop.time())
-            in_force.append((await stack.workers_now())["policy"])
-        return swaps_s, in_force
+            await until(turn.counted_s)
+            before = await stack.decisions_now()
+            await until(turn.end_s - _BEFORE_END_S)
+            after = await stack.decisions_now()
+            decided.append({policy: count - before.get(policy, 0.0) for policy, count in after.items()})
+        return swaps_s, decided
 
     sending = asyncio.create_task(drive(stack.url, session.workload(), DriveOptions(timeout_s=60.0), on_progress=tell))
     swapping = asyncio.create_task(swap_in_turn())
     try:
         # A swap that fails ends the sending too.
-        live, (swaps_s, in_force) = await asyncio.gather(sending, swapping)
+        live, (swaps_s, decided) = await asyncio.gather(sending, swapping)
     finally:
         for task in (sending, swapping):
             task.cancel()
         await asyncio.gather(sending, swapping, return_exceptions=True)
-    return live, tuple(swaps_s), tuple(in_force)
+    return live, tuple(swaps_s), tuple(decided)
 
 
 async def _batches(addresses: Mapping[str, str]) -> Batches:

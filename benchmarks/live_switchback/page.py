@@ -56,6 +56,7 @@ Share of the requests by worker, measured / predicted; in brackets the worker's 
   drawn for the block (seed {session.seed}), so that what drifts over minutes hits all alike. The policy is swapped by
   editing the config file while requests flow; the slowest swap was in force
   {milliseconds(max(recording.swaps_s))} ms after the file was written. {_left_out(report)}
+- **Who decided.** {_own(report)}
 - **Arrivals.** All windows of a block have the same requests at the same times, so a ratio compares like with like.
 - **Latency** is from the scheduled start of a request to its answer, as the unmodified tritonclient sees it. In time:
   within its model's deadline; a request that fails is not.
@@ -155,6 +156,15 @@ def _left_out(report: Report) -> str:
     return (
         f"The first {session.settle_s:g} s of a window are left out, for the queues and estimates that the policy "
         f"before left behind; {session.window_s:g} s count."
+    )
+
+
+def _own(report: Report) -> str:
+    shares = ", ".join(f"{policy} {share:.1%}" for policy, share in report.own_decisions().items())
+    return (
+        f"Each policy itself, of the requests in its windows: {shares}. A trained policy is watched by its guard, "
+        "which gives some short windows to `expected_latency` to compare, as in production. Those count here as the "
+        "trained policy's; the simulation has no guard."
     )
 
 

@@ -18,6 +18,9 @@ from simulator.result import Result
 from simulator.scoreboard.statistics import Estimate
 from simulator.spec import FleetSpec
 
+_LEAST_OWN = 0.8
+"""A guard that finds nothing wrong gives its baseline one request in twenty, to compare."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
@@ -47,6 +50,15 @@ class Report:
         """The policy that is held against the others."""
         return self.recording.session.policies[-1]
 
+    def own_decisions(self) -> dict[str, float]:
+        """Share of the decisions in each policy's windows that were its own, not its guard's baseline's."""
+        own: dict[str, float] = dict.fromkeys(self.recording.session.policies, 0.0)
+        total = dict(own)
+        for turn, decided in zip(self.recording.session.turns(), self.recording.decided, strict=True):
+            own[turn.policy] += decided.get(turn.policy, 0.0)
+            total[turn.policy] += sum(decided.values())
+        return {policy: own[policy] / total[policy] if total[policy] else 0.0 for policy in own}
+
     def problems(self) -> list[str]:
         """What makes the run unfit to be reported; empty where nothing does."""
         session = self.recording.session
@@ -55,9 +67,12 @@ class Report:
             for policy, count in zip(session.policies, self.live.failed.tolist(), strict=True)
             if count
         ]
-        for i, (turn, policy) in enumerate(zip(session.turns(), self.recording.in_force, strict=True)):
-            if policy != turn.policy:
-                found.append(f"window {i + 1} was to end under {turn.policy}, and ended under {policy}")
+        for policy, share in self.own_decisions().items():
+            if share < _LEAST_OWN:
+                found.append(
+                    f"{policy} itself decided {share:.0%} of the requests in its windows: its guard took it out of "
+                    f"service (the log says why), or the balancer did not answer"
+                )
         slowest_s = max(self.recording.swaps_s)
         if slowest_s > session.settle_s:
             found.append(f"a swap took {slowest_s:.2f} s, longer than the {session.settle_s:g} s that do not count")
@@ -75,6 +90,7 @@ class Report:
             "requests": {
                 policy: int((self.live.policy == i).sum()) for i, policy in enumerate(recording.session.policies)
             },
+            "own_decisions": self.own_decisions(),
             "seeds": len(self.simulated),
             "problems": self.problems(),
             "slowest_swap_s": max(recording.swaps_s),

@@ -51,12 +51,12 @@ def test_each_request_of_the_session_is_decided_by_the_policy_whose_turn_it_is()
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):
     batches = {"worker-0": {"emulated_tft": {1: 20, 8: 3}}}
-    weights, in_force = {"worker-0": 1.5, "worker-1": 0.5}, ("least_requests", "round_robin")
-    written = Recording(SESSION, PROFILES, EASY, EASY, (0.05, 0.06), batches, weights, in_force)
+    weights, decided = {"worker-0": 1.5, "worker-1": 0.5}, ({"wlpr": 50.0}, {"wlpr": 2.0, "prequal": 48.0})
+    written = Recording(SESSION, PROFILES, EASY, EASY, (0.05, 0.06), batches, weights, decided)
     written.save(tmp_path / "recording.json")
     read = Recording.load(tmp_path / "recording.json")
     assert (read.session, read.profiles, read.swaps_s, read.batches) == (SESSION, PROFILES, (0.05, 0.06), batches)
-    assert (read.weights, read.in_force) == (weights, in_force)
+    assert (read.weights, read.decided) == (weights, decided)
     np.testing.assert_array_equal(read.live.latency_s, EASY.latency_s)
     np.testing.assert_array_equal(read.live.deadline_s, EASY.deadline_s)
     assert read.easy.workers == EASY.workers

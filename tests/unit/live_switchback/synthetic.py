@@ -41,8 +41,8 @@ def make_live(failed: int = 0) -> LoadResult:
     )
 
 
-def make_recording(failed: int = 0, in_force: tuple[str, ...] = (), slowest_swap_s: float = 0.1) -> Recording:
-    """The whole of it."""
+def make_recording(failed: int = 0, own: float = 0.95, slowest_swap_s: float = 0.1) -> Recording:
+    """The whole of it; of the decisions in the windows of `expected_latency`, `own` were its own."""
     turns = SESSION.turns()
     return Recording(
         session=SESSION,
@@ -52,5 +52,10 @@ def make_recording(failed: int = 0, in_force: tuple[str, ...] = (), slowest_swap
         swaps_s=(0.05,) * (len(turns) - 1) + (slowest_swap_s,),
         batches={"worker-0": {"emulated_tft": {4: 20}}, "worker-1": {"emulated_tft": {4: 10}}},
         weights={"worker-0": 1.333, "worker-1": 0.667},
-        in_force=in_force or tuple(turn.policy for turn in turns),
+        decided=tuple(
+            {"expected_latency": 100 * own, "round_robin": 100 * (1 - own)}
+            if turn.policy == "expected_latency"
+            else {turn.policy: 100.0, "expected_latency": 0.0}
+            for turn in turns
+        ),
     )

@@ -3,7 +3,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from unit.live_switchback.synthetic import SESSION, make_recording
+from unit.live_switchback.synthetic import make_recording
 
 from benchmarks.live_switchback import page
 from benchmarks.live_switchback.__main__ import main
@@ -40,19 +40,18 @@ def test_a_recording_becomes_a_page_a_picture_and_json(tmp_path):
     assert set(numbers["models"]) == {"emulated_tft", "emulated_bert_distilled", "emulated_bert_large"}
     assert set(numbers["all"]["against"]) == {"wlpr", "power_of_two"}
     measured = numbers["all"]["against"]["wlpr"]["mean"]["measured"]
+    assert numbers["own_decisions"] == {"wlpr": 1.0, "power_of_two": 1.0, "expected_latency": pytest.approx(0.95)}
+    assert "wlpr 100.0%, power_of_two 100.0%, expected_latency 95.0%" in text
     assert measured["low"] < measured["value"] < measured["high"]
     # Made-up means of 20 and 40 ms.
     assert measured["value"] == pytest.approx(0.5, rel=0.2)
-
-
-OTHERS = tuple("wlpr" for _ in SESSION.turns())
 
 
 @pytest.mark.parametrize(
     ("flaw", "said"),
     [
         ({"failed": 2}, "2 of the requests that count under .* failed"),
-        ({"in_force": OTHERS}, "was to end under expected_latency, and ended under wlpr"),
+        ({"own": 0.5}, "expected_latency itself decided 50% of the requests in its windows"),
         ({"slowest_swap_s": 0.9}, r"a swap took 0.90 s, longer than the 0.5 s"),
     ],
 )

@@ -47,6 +47,7 @@ async def test_a_short_run_is_reported_measured_and_predicted(tmp_path: Path) ->
     numbers = json.loads((tmp_path / "results.json").read_text())
     assert numbers["problems"] == []
     assert numbers["requests"]["round_robin"] == numbers["requests"]["expected_latency"] > 0
+    assert numbers["own_decisions"] == {"round_robin": 1.0, "expected_latency": 1.0}
     # The weights were in force: an emulated A100 does more than twice what a T4 does.
     weights = {worker["emulated_device"]: worker["weight"] for worker in numbers["workers"].values()}
     assert weights["A100"] > 2 * weights["T4"]
