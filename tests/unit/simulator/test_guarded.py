@@ -1,0 +1,149 @@
+"""A policy under its guard in the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from balancer.core.settings import GuardSettings
+from policies.base import FleetView, FloatArray, Policy, Request
+from policies.expected_latency import ExpectedLatency
+from policies.least_requests import LeastRequests
+from policies.power_of_two import PowerOfTwo
+from policies.random_choice import RandomChoice
+from policies.round_robin import RoundRobin
+from simulator.guarded import BY_BASELINE, BY_POLICY, run_guarded
+from simulator.run import run
+from simulator.scenario import load_scenario
+from simulator.spec import Fault
+
+QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
+SCENARIO = load_scenario("heterogeneous-bursty")
+TWO = load_scenario("two-balancers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow(RoundRobin):
+    """Trained, as it were, on short queues only."""
+
+    name: ClassVar[str] = "narrow"
+    trained: ClassVar[bool] = True
+
+    def out_of_range(self, request: Request, fleet: FleetView) -> FloatArray:
+        return np.where(fleet.eligible, fleet.in_flight, 0.0).max(axis=-1) - 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(LeastRequests):
+    """Answers NaN to requests of one priority, and raises when asked about its range."""
+
+    name: ClassVar[str] = "broken"
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        answer = super().probabilities(request, fleet)
+        return np.where(np.asarray(request.number) % 500 == 499, np.nan, answer)
+
+    def out_of_range(self, request: Request, fleet: FleetView) -> FloatArray:
+        raise RuntimeError("broken")
+
+
+def test_without_breach_and_windows_the_decisions_are_those_of_the_policy() -> None:
+    arrivals = [TWO.arrivals(seed, 800) for seed in range(3)]
+    guarded = run_guarded(TWO.fleet, arrivals, PowerOfTwo(), settings=QUIET)
+    plain = run(TWO.fleet, arrivals, PowerOfTwo())
+    np.testing.assert_array_equal(guarded.result.picked, plain.picked)
+    np.testing.assert_array_equal(guarded.result.latency_s, plain.latency_s)
+    assert (guarded.decided == BY_POLICY).all()
+    assert guarded.changes == ((), (), ())
+
+
+def test_windows_give_the_baseline_its_share_and_change_nothing_where_both_are_the_same() -> None:
+    arrivals = [SCENARIO.arrivals(seed, 6000) for seed in range(2)]
+    settings = GuardSettings(window_every_s=1.0, report_age_s=5.0)
+    guarded = run_guarded(SCENARIO.fleet, arrivals, RoundRobin(), baseline=RoundRobin(), settings=settings)
+    plain = run(SCENARIO.fleet, arrivals, RoundRobin())
+    np.testing.assert_array_equal(guarded.result.picked, plain.picked)
+    assert 0.15 < (guarded.decided == BY_BASELINE).mean() < 0.4  # a window of 0.25 s about every second
+    assert guarded.changes == ((), ())
+
+
+def test_equal_runs_are_equal_and_each_environment_has_its_own_windows() -> None:
+    arrivals = [SCENARIO.arrivals(0, 3000)] * 2
+    settings = GuardSettings(window_every_s=1.0)
+    first, again = (
+        run_guarded(SCENARIO.fleet, arrivals, RandomChoice(), settings=settings, seeds=[5, 6]) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first.decided, again.decided)
+    np.testing.assert_array_equal(first.result.latency_s, again.result.latency_s)
+    assert (first.decided[0] != first.decided[1]).any()
+
+
+def test_a_policy_that_is_much_worse_than_the_baseline_is_replaced() -> None:
+    arrivals = [SCENARIO.arrivals(seed, 30_000, load=0.6) for seed in range(2)]
+    settings = GuardSettings(report_age_s=5.0, window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
+    guarded = run_guarded(SCENARIO.fleet, arrivals, RandomChoice(), settings=settings)
+    for changes in guarded.changes:
+        assert [change.fell for change in changes] == [True]
+        assert changes[0].finding.reason in {"late", "tail"}
+    plain = run(SCENARIO.fleet, arrivals, RandomChoice())
+    last = slice(20_000, None)
+    assert guarded.result.latency_s[:, last].mean() < 0.7 * plain.latency_s[:, last].mean()
+
+
+def test_a_policy_that_is_better_than_the_baseline_stays() -> None:
+    arrivals = [SCENARIO.arrivals(seed, 20_000, load=0.6) for seed in range(2)]
+    settings = GuardSettings(report_age_s=5.0, window_every_s=1.0)
+    guarded = run_guarded(SCENARIO.fleet, arrivals, ExpectedLatency(), baseline=RandomChoice(), settings=settings)
+    assert guarded.changes == ((), ())
+
+
+def test_it_falls_back_within_a_second_of_strange_inputs_and_returns_when_they_are_usual_again() -> None:
+    worker = SCENARIO.fleet.workers[0].name
+    faults = (Fault("stall", worker, at_s=5.0, duration_s=1.0),)  # in flight there grows beyond what is usual
+    fleet = dataclasses.replace(SCENARIO.fleet, faults=faults)
+    arrivals = [SCENARIO.arrivals(0, 8000, load=0.2)]
+    settings = dataclasses.replace(QUIET, quiet_s=2.0)
+    guarded = run_guarded(fleet, arrivals, Narrow(), settings=settings)
+    fell, returned = guarded.changes[0][:2]
+    assert fell.fell
+    assert fell.finding.reason == "range"
+    assert 5.0 < fell.at_s < 6.0
+    assert not returned.fell
+    assert returned.at_s >= fell.at_s + 2.0
+    time_s = guarded.result.arrival_s[0]
+    between = (time_s > fell.at_s) & (time_s < returned.at_s)
+    assert (guarded.decided[0][between] == BY_BASELINE).all()
+    assert (guarded.decided[0][time_s > returned.at_s][:10] == BY_POLICY).all()
+
+
+def test_invalid_answers_and_exceptions_cost_no_request() -> None:
+    arrivals = [SCENARIO.arrivals(seed, 1500, load=0.4) for seed in range(2)]
+    guarded = run_guarded(SCENARIO.fleet, arrivals, Broken(), settings=QUIET)
+    assert (guarded.result.status == 0).all()
+    for changes in guarded.changes:
+        assert [change.finding.reason for change in changes] == ["invalid"]
+        assert changes[0].fell
+
+
+def test_reports_that_break_off_are_a_breach() -> None:
+    faults = tuple(Fault("silent", worker.name, at_s=3.0) for worker in SCENARIO.fleet.workers)
+    fleet = dataclasses.replace(SCENARIO.fleet, faults=faults)
+    arrivals = [SCENARIO.arrivals(0, 3000, load=0.5)]
+    guarded = run_guarded(fleet, arrivals, LeastRequests(), settings=GuardSettings(window_s=0.0))
+    (fell,) = guarded.changes[0]
+    assert fell.finding.reason == "reports"
+    assert 3.0 < fell.at_s < 4.0
+
+
+def test_policies_whose_keys_decide_are_not_asked_about_them() -> None:
+    scenario = load_scenario("cache-affinity")
+    arrivals = [scenario.arrivals(0, 1500)]
+    guarded = run_guarded(scenario.fleet, arrivals, LeastRequests(), settings=QUIET)
+    plain = run(scenario.fleet, arrivals, LeastRequests())
+    np.testing.assert_array_equal(guarded.result.picked, plain.picked)
+    policy: Policy = LeastRequests()
+    keyed = arrivals[0].key != 0
+    if scenario.fleet.settings.sticky_keys and not policy.needs_key:
+        assert (guarded.decided[0][keyed] == -1).all()
