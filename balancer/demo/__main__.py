@@ -28,7 +28,9 @@ _INTERRUPTED = 130
 @click.command(help="Start the whole stack, classify real digits through it, and compare policies under one traffic.")
 @click.option("--out", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("out/demo"), show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--policy", "policies", multiple=True, help="Compare this one; repeat [default: eight of them].")
+@click.option(
+    "--policy", "policies", multiple=True, help=f"Compare this one; repeat [default: {len(_DEFAULTS.policies)} of them]."
+)
 @click.option("--rounds", type=click.IntRange(min=1), default=_DEFAULTS.rounds, show_default=True)
 @click.option("--window-s", type=float, default=_DEFAULTS.window_s, show_default=True, help="Of each policy and round.")
 @click.option("--rate", "rate_per_s", type=float, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s.")

@@ -26,7 +26,7 @@ _DPI = 150
 
 def draw(report: Report, outcomes: Sequence[PolicyOutcome], path: pathlib.Path) -> None:
     """Write the picture as PNG."""
-    styles = {row.policy: (_COLOURS[i % len(_COLOURS)], _DASHES[i % len(_DASHES)]) for i, row in enumerate(report.rows)}
+    styles = line_styles([row.policy for row in report.rows])
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(12, 5.1 + 0.46 * len(report.rows)), layout="constrained", dpi=_DPI)
         parts = figure.subplot_mosaic(
@@ -44,6 +44,14 @@ def draw(report: Report, outcomes: Sequence[PolicyOutcome], path: pathlib.Path) 
         _quantiles(parts["quantiles"], report.rows, styles)
         _workers(parts["workers"], report)
         figure.savefig(path)
+
+
+def line_styles(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and dashes of each policy; where colours begin anew, dashes go on, so that no two are alike."""
+    count = len(_COLOURS)
+    return {
+        policy: (_COLOURS[i % count], _DASHES[(i + i // count) % len(_DASHES)]) for i, policy in enumerate(policies)
+    }
 
 
 def _tails(axes: Axes, report: Report, outcomes: Sequence[PolicyOutcome], styles: dict[str, tuple[str, str]]) -> None:

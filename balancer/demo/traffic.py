@@ -8,6 +8,7 @@ import numpy as np
 
 from balancer.load.arrivals import Bursts, bursty, poisson
 from balancer.load.workload import ModelMix, RowSizes, Workload, mixed, streams
+from policies import BUILTIN
 
 POLICIES = (
     "round_robin",
@@ -18,6 +19,7 @@ POLICIES = (
     "prequal",
     "token_bucket",
     "expected_latency",
+    *(["learned"] if "learned" in BUILTIN else []),
 )
 """All but `random` (round robin without the turns) and `consistent_hash` (this traffic has no routing keys)."""
 
@@ -42,7 +44,7 @@ class Plan:
     policies: tuple[str, ...] = POLICIES
     rounds: int = 3
     """Each policy has one window in each round; the windows of a round have the same arrivals."""
-    window_s: float = 5.0
+    window_s: float = 4.5
     """Counted part of a window."""
     settle_s: float = 1.0
     """Before it: traffic flows, the policy is swapped, and nothing is counted."""

@@ -9,7 +9,7 @@ from unit.demo.synthetic import FLEET, made_up_report, outcome, outcomes
 
 from balancer.demo.__main__ import finish
 from balancer.demo.page import page
-from balancer.demo.plot import draw
+from balancer.demo.plot import draw, line_styles
 from balancer.demo.report import as_json, cells, heading
 from balancer.demo.steps import DigitsOutcome
 
@@ -46,6 +46,11 @@ def test_the_json_is_strict_and_says_the_setting() -> None:
     assert {"Machine", "Fleet", "Seed", "Again", "Design"} <= numbers["setting"].keys()
     assert len(numbers["policies"]) == 8
     assert set(numbers["policies"][0]["models"]) == {"emulated_tft", "emulated_bert_distilled", "emulated_bert_large"}
+
+
+def test_every_policy_has_a_line_of_its_own() -> None:
+    names = [f"policy {i}" for i in range(12)]
+    assert len(set(line_styles(names).values())) == 12
 
 
 def test_finish_writes_a_picture_and_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
