@@ -42,7 +42,7 @@ class MarginsSection(StrictModel):
 class GuardSection(StrictModel):
     """Replaces a policy by a baseline while something is wrong with it or with what it sees."""
 
-    enabled: Literal["auto"] | bool = "auto"
+    enabled: Literal["auto", True, False] = "auto"
     """`auto`: on where the policy is a trained one; true: on for any policy; false: off."""
     baseline: BaselineSection = Field(default_factory=BaselineSection)
     """What decides instead; of the policies that are not trained."""
