@@ -29,7 +29,10 @@ _INTERRUPTED = 130
 @click.option("--out", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("out/demo"), show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option(
-    "--policy", "policies", multiple=True, help=f"Compare this one; repeat [default: {len(_DEFAULTS.policies)} of them]."
+    "--policy",
+    "policies",
+    multiple=True,
+    help=f"Compare this one; repeat [default: {len(_DEFAULTS.policies)} policies].",
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=_DEFAULTS.rounds, show_default=True)
 @click.option("--window-s", type=float, default=_DEFAULTS.window_s, show_default=True, help="Of each policy and round.")

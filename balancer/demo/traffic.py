@@ -44,7 +44,7 @@ class Plan:
     policies: tuple[str, ...] = POLICIES
     rounds: int = 3
     """Each policy has one window in each round; the windows of a round have the same arrivals."""
-    window_s: float = 4.5
+    window_s: float = 4.0
     """Counted part of a window."""
     settle_s: float = 1.0
     """Before it: traffic flows, the policy is swapped, and nothing is counted."""
