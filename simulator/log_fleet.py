@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +126,8 @@ def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = (), settings: S
     own = {name: without_waiting(one) for name, one in seen.items()}
     _fill_in(log, seen, own, notes)
     times = _service_times(held, kinds, own, profiles, notes)
-    workers = tuple(_workers(roster, held, kinds, own, times))
+    profiled = {(model.model, profile.device) for profile in profiles for model in profile.models}
+    workers = tuple(_workers(roster, held, kinds, own, times, profiled))
     models = tuple(_model(model, times[model], seen, profiles, held) for model in models_of(log))
     bare = FleetSpec(
         models,
@@ -239,12 +240,18 @@ def _workers(
     kinds: Mapping[str, str],
     own: Mapping[str, Mapping[str, Executions]],
     times: Mapping[str, Mapping[str, ServiceTime]],
+    profiled: Set[tuple[str, str]],
 ) -> Iterator[WorkerSpec]:
     start_s = min(first_s for _, _, first_s, _ in roster.values())
     for name, (_, weight, first_s, _) in roster.items():
         if name not in held:
             continue
-        executed = {model: each for model, each in own.get(name, {}).items() if model in held[name]}
+        # What a profile tells is each worker's own time; the speed is beside what the log tells of the kind.
+        executed = {
+            model: each
+            for model, each in own.get(name, {}).items()
+            if model in held[name] and (model, kinds[name]) not in profiled
+        }
         yield WorkerSpec(
             name,
             kinds[name],

@@ -1,0 +1,175 @@
+"""Fleets calibrated on logs of fleets that are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.simulated_logs import simulated_log
+
+from balancer.decision_log.reading import DecisionLog
+from balancer.profile_file import ModelProfile, Profile, ProfilePoint
+from policies.power_of_two import PowerOfTwo
+from policies.random_choice import RandomChoice
+from simulator.log_fleet import calibrate, capped, fleet_from_log, scenario_from_log
+from simulator.log_service import Executions, Worked, service_time, without_waiting
+from simulator.log_workload import arrivals_from_log
+from simulator.run import run
+from simulator.scenario import Scenario
+from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
+from simulator.workload import ModelTraffic, Workload
+
+LARGE = ModelSpec(
+    "large",
+    {"slow": ServiceTime((1, 8), (0.02, 0.06)), "fast": ServiceTime((1, 8), (0.01, 0.03))},
+    Noise("lognormal", 0.1),
+    Batching(8),
+)
+SMALL = ModelSpec("small", {"*": ServiceTime((1, 4), (0.004, 0.01))}, batching=Batching(4))
+FLEET = FleetSpec(
+    (LARGE, SMALL),
+    (
+        WorkerSpec("a", "slow", models=("large",)),
+        WorkerSpec("b", "fast", models=("large",), weight=3.0),
+        WorkerSpec("c", "fast", speed=0.5, models=("large",)),
+        WorkerSpec("d", "fast", models=("small",)),
+    ),
+    balancers=2,
+    reports=Reports(period_s=0.02),
+    network=Network(to_worker_s=0.002, outcome_s=0.003),
+)
+WORKLOAD = Workload(60.0, (ModelTraffic("large"), ModelTraffic("small", share=0.5)))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> DecisionLog:
+    return simulated_log(tmp_path_factory.mktemp("log"), FLEET, WORKLOAD.arrivals(FLEET, 3000, 1), RandomChoice(), 1)
+
+
+def test_what_the_log_tells_is_recovered(log: DecisionLog) -> None:
+    calibration = calibrate(log)
+    found = calibration.fleet
+    assert not calibration.notes
+    assert [model.name for model in found.models] == ["large", "small"]
+    assert [model.batching.max_batch_rows for model in found.models] == [8, 4]
+    assert [(w.name, w.device, w.weight, w.models) for w in found.workers] == [
+        ("a", "slow", 1.0, ("large",)),
+        ("b", "fast", 3.0, ("large",)),
+        ("c", "fast", 1.0, ("large",)),
+        ("d", "fast", 1.0, ("small",)),
+    ]
+    assert found.balancers == 2
+    assert found.reports.period_s == pytest.approx(0.02, rel=0.05)
+    assert found.network.to_worker_s + found.network.to_client_s == pytest.approx(0.002, abs=3e-4)
+    assert found.network.outcome_s - found.network.to_client_s == pytest.approx(0.003, abs=1e-4)
+    large, small = found.models
+    assert large.noise.cv == pytest.approx(0.1, abs=0.03)
+    assert small.noise.kind == "none"
+    speeds = {worker.name: worker.speed for worker in found.workers}
+    assert speeds["b"] / speeds["c"] == pytest.approx(2, rel=0.05)
+    for name, kind, alone_s in (("a", "slow", 0.02), ("b", "fast", 0.01), ("c", "fast", 0.02)):
+        assert large.service[kind].device_s[0] / speeds[name] == pytest.approx(alone_s, rel=0.05)
+    assert small.service["fast"].device_s[0] == pytest.approx(0.004, rel=0.02)
+
+
+def test_it_answers_as_the_fleet_did(log: DecisionLog) -> None:
+    found = fleet_from_log(log)
+    arrivals = capped(arrivals_from_log(log, [model.name for model in found.models]), found)
+    for policy in (RandomChoice(), PowerOfTwo()):
+        truth = run(FLEET, [WORKLOAD.arrivals(FLEET, 3000, 1)] * 2, policy)
+        simulated = run(found, [arrivals] * 2, policy)
+        assert simulated.latency_s.mean() == pytest.approx(truth.latency_s.mean(), rel=0.07)
+
+
+def test_a_log_is_a_scenario_to_train_on(log: DecisionLog) -> None:
+    scenario = scenario_from_log(log, name="tuesday")
+    assert isinstance(scenario, Scenario)
+    assert (scenario.name, scenario.split, scenario.requests) == ("tuesday", "train", 3000)
+    arrivals = scenario.arrivals(5, requests=600)
+    assert len(arrivals) / arrivals.time_s[-1] == pytest.approx(60, rel=0.15)
+    twice = scenario.with_load(2 * scenario.workload.rate_per_s / scenario.capacity_per_s)
+    assert twice.workload.rate_per_s == pytest.approx(2 * scenario.workload.rate_per_s)
+    assert np.isfinite(run(scenario.fleet, [arrivals], PowerOfTwo()).latency_s).all()
+
+
+def test_a_profile_goes_before_the_log(log: DecisionLog) -> None:
+    points = tuple(ProfilePoint(rows=rows, mean_s=0.5 * rows, executions=10) for rows in (1, 8))
+    profile = Profile(
+        device="slow",
+        measured_at="2026-01-01T00:00:00",
+        server="triton",
+        models=(ModelProfile(model="large", version="1", max_batch_rows=8, instances=1, points=points),),
+    )
+    fleet = fleet_from_log(log, profiles=(profile,))
+    assert [worker.speed for worker in fleet.workers if worker.device == "slow"] == [1.0]
+    found = fleet.models[0].service
+    assert found["slow"].device_s == (0.5, 4.0)
+    assert found["fast"].device_s[0] < 0.1
+
+
+def test_without_counters_the_balancers_estimates_stand_in(log: DecisionLog) -> None:
+    old = dataclasses.replace(log, service=[])
+    calibration = calibrate(old)
+    assert any("estimates stand in" in note for note in calibration.notes)
+    assert any("largest batch of large is not told" in note for note in calibration.notes)
+    large = calibration.fleet.models[0]
+    speeds = {worker.name: worker.speed for worker in calibration.fleet.workers}
+    assert large.service["slow"].device_s[0] / speeds["a"] == pytest.approx(0.02, rel=0.15)
+
+
+def test_a_missing_balancer_is_noted(log: DecisionLog) -> None:
+    half = dataclasses.replace(
+        log,
+        runs=log.runs[:1],
+        decisions=[d for d in log.decisions if d.run == 0],
+        service=[s for s in log.service if s.run == 0],
+    )
+    (note,) = (note for note in calibrate(half).notes if "balancers" in note)
+    assert "agents report to 2 balancers and the log has 1" in note
+
+
+def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
+    (*others, last) = FLEET.workers
+    late = dataclasses.replace(last, present=False, models=("large",))
+    workers = (*others, dataclasses.replace(last, name="e"), late)
+    fleet = dataclasses.replace(FLEET, workers=workers, faults=(Fault("join", late.name, 3.0, duration_s=0.5),))
+    log = simulated_log(tmp_path, fleet, WORKLOAD.arrivals(fleet, 800, 0), RandomChoice())
+    found = fleet_from_log(log)
+    (fault,) = found.faults
+    assert (fault.kind, fault.worker) == ("join", late.name)
+    assert fault.at_s == pytest.approx(3.0, abs=0.2)
+    assert [worker.name for worker in found.workers if not worker.present] == [late.name]
+    assert not scenario_from_log(log).fleet.faults
+
+
+def test_a_log_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no decision: record while requests flow"):
+        calibrate(DecisionLog())
+
+
+def worked(seconds: float, span_s: float, instances: int) -> dict[str, Executions]:
+    own = Executions(8, instances, {1: (100, seconds)})
+    return without_waiting(Worked(span_s, 1, {"m": own}))
+
+
+def test_waiting_for_the_device_is_taken_out() -> None:
+    # One instance never waits.
+    assert worked(80.0, 100.0, 1)["m"].seconds == 80
+    # Two that are always under way have half of the device each.
+    assert worked(199.9, 100.0, 2)["m"].seconds == pytest.approx(100, rel=0.05)
+    # Hardly ever two at once: hardly any waiting.
+    assert worked(2.0, 100.0, 2)["m"].seconds == pytest.approx(2.0, rel=0.02)
+    # Of unknown duration: as they are.
+    assert worked(50.0, 0.0, 2)["m"].seconds == 50
+
+
+def test_service_times_reach_from_one_row_to_the_largest_batch() -> None:
+    line = service_time(Executions(16, 1, {2: (100, 100 * 0.030), 6: (100, 100 * 0.070)}))
+    assert line.rows == (1, 2, 6, 16)
+    assert line.device_s == pytest.approx((0.020, 0.030, 0.070, 0.170), rel=0.03)
+    # With one size, 30% of its time grow with the rows, as the estimators assume.
+    single = service_time(Executions(11, 1, {1: (50, 50 * 0.010)}))
+    assert single.rows == (1, 11)
+    assert single.device_s == pytest.approx((0.010, 0.040))
