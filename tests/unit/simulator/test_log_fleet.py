@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.decision_log.reading import DecisionLog
+from balancer.decision_log.reading import DecisionLog, ModelService, RecordedService, Run
 from balancer.profile_file import ModelProfile, Profile, ProfilePoint
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.log_fleet import calibrate, capped, fleet_from_log, scenario_from_log
-from simulator.log_service import Executions, Worked, service_time, without_waiting
+from simulator.log_service import Executions, Worked, service_time, without_waiting, worked
 from simulator.log_workload import arrivals_from_log
 from simulator.run import run
 from simulator.scenario import Scenario
@@ -149,20 +149,40 @@ def test_a_log_of_nothing_is_refused() -> None:
         calibrate(DecisionLog())
 
 
-def worked(seconds: float, span_s: float, instances: int) -> dict[str, Executions]:
+def record(run: int, at_s: float, incarnation: int, *batches: tuple[int, int, float]) -> RecordedService:
+    return RecordedService(run, "w", at_s, incarnation, 2, (ModelService("m", 8, 1, batches),))
+
+
+def test_counters_are_what_was_executed_while_the_log_was_written() -> None:
+    runs = [Run(process, 0, 1.0, 0.0, 100.0, "") for process in ("0", "1")]
+    first_life = [record(0, 0.0, 1, (1, 10, 9.0)), record(1, 1.0, 1, (1, 12, 9.2)), record(0, 5.0, 1, (1, 30, 11.0))]
+    second_life = [record(1, 7.0, 2, (4, 2, 1.0)), record(1, 9.0, 2, (1, 1, 0.1), (4, 7, 1.5))]
+    (found,) = worked(DecisionLog(runs, service=[*second_life, *first_life])).values()
+    assert found.span_s == 7
+    assert found.balancers == 2
+    batches = found.models["m"].batches
+    assert sorted(batches) == [1, 4]
+    assert batches[1] == pytest.approx((20 + 1, 2.0 + 0.1))
+    assert batches[4] == pytest.approx((5, 0.5))
+    # Told once: as they are.
+    (once,) = worked(DecisionLog(runs, service=first_life[:1])).values()
+    assert (once.span_s, once.models["m"].batches) == (0.0, {1: (10, 9.0)})
+
+
+def alone(seconds: float, span_s: float, instances: int) -> dict[str, Executions]:
     own = Executions(8, instances, {1: (100, seconds)})
     return without_waiting(Worked(span_s, 1, {"m": own}))
 
 
 def test_waiting_for_the_device_is_taken_out() -> None:
     # One instance never waits.
-    assert worked(80.0, 100.0, 1)["m"].seconds == 80
+    assert alone(80.0, 100.0, 1)["m"].seconds == 80
     # Two that are always under way have half of the device each.
-    assert worked(199.9, 100.0, 2)["m"].seconds == pytest.approx(100, rel=0.05)
+    assert alone(199.9, 100.0, 2)["m"].seconds == pytest.approx(100, rel=0.05)
     # Hardly ever two at once: hardly any waiting.
-    assert worked(2.0, 100.0, 2)["m"].seconds == pytest.approx(2.0, rel=0.02)
+    assert alone(2.0, 100.0, 2)["m"].seconds == pytest.approx(2.0, rel=0.02)
     # Of unknown duration: as they are.
-    assert worked(50.0, 0.0, 2)["m"].seconds == 50
+    assert alone(50.0, 0.0, 2)["m"].seconds == 50
 
 
 def test_service_times_reach_from_one_row_to_the_largest_batch() -> None:

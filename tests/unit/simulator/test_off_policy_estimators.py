@@ -55,6 +55,17 @@ def test_every_estimator_finds_the_value() -> None:
     assert found.change.value == pytest.approx(found.dr.value - found.logged.value)
 
 
+def test_each_is_what_its_definition_says() -> None:
+    weight, outcome = np.array([0.5, 2.0, 0.0, 3.0]), np.array([4.0, 1.0, 9.0, 2.0])
+    given, expected = np.array([3.0, 1.0, 8.0, 2.5]), np.array([2.0, 3.0, 1.0, 2.0])
+    found = value(Blocks(np.arange(4.0), 1.0), weight, outcome, given, expected)
+    assert found.logged.value == 4
+    assert found.ips.value == pytest.approx((2 + 2 + 6) / 4)
+    assert found.snips.value == pytest.approx((2 + 2 + 6) / 5.5)
+    assert found.model.value == pytest.approx(2)
+    assert found.dr.value == pytest.approx(2 + (0.5 * 1 + 0 + 0 - 3 * 0.5) / 4)
+
+
 def test_inverse_propensity_is_unbiased_in_small_samples() -> None:
     means = np.array([Bandit(30, seed).value().ips.value for seed in range(1500)])
     assert means.mean() == pytest.approx(TRUTH, abs=4 * means.std() / np.sqrt(len(means)))
