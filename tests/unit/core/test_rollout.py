@@ -11,7 +11,7 @@ from support.guarded import NO_WINDOWS, Moody, guarded
 
 from balancer.core.events import Finished
 from balancer.core.rollout import Rollout, RolloutChange
-from balancer.core.settings import RolloutSettings
+from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.steering import Plan
 from policies.base import Request
 from policies.least_requests import LeastRequests
@@ -148,6 +148,20 @@ def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_
     assert g.heard.rollouts[-1][1].state == "finished"
     assert g.router.steering is not None
     assert g.router.steering.explain(g.now_s)["decides"] == "least_requests"
+
+
+def test_windows_begin_only_when_the_rollout_has_ended() -> None:
+    settings = GuardSettings(window_every_s=1.0, report_age_s=1e9)
+    steps = RolloutSettings(shares=(0.5, 1.0), step_s=20.0, min_requests=1)
+    plan = Plan(settings, LeastRequests(), rollout=steps, new=Moody(), guard_new=settings)
+    g = guarded(plan=plan, policy=RandomChoice())
+    decision = g.router.route(Request("m"), 0.0)
+    while decision.policy != "moody":
+        decision = g.router.route(Request("m"), 0.0)
+    g.router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.0)
+    assert set(g.decide(1900, 0.01)) == {"random", "moody"}
+    g.decide(200, 0.01)
+    assert set(g.decide(1000, 0.01)) == {"moody", "least_requests"}
 
 
 def test_outcomes_reach_the_rollout_through_the_router() -> None:

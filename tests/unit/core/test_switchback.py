@@ -140,6 +140,18 @@ def test_no_windows_where_none_are_wanted_and_none_are_compared_where_requests_a
     assert switchback.finding is None
 
 
+def test_a_window_in_which_requests_stop_is_thrown_away() -> None:
+    switchback, now_s = Switchback(SETTINGS, seed=3), 0.0
+    for _ in range(20):
+        while switchback.arm(now_s) is Arm.POLICY:
+            now_s += 0.01
+        now_s += 10.0
+        for _ in range(20):
+            assert switchback.arm(now_s) is Arm.POLICY
+            assert switchback.ticket("m", 0.1, now_s) is None
+            now_s += 0.01
+
+
 def test_requests_without_an_end_are_slow_and_late() -> None:
     """A policy that sends to a worker that hangs gets no outcomes at all."""
     switchback = Switchback(SETTINGS)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 from balancer.core.settings import GuardSettings
 from policies.base import FleetView, FloatArray, Policy, Request
@@ -37,13 +38,19 @@ class Narrow(RoundRobin):
 
 @dataclasses.dataclass(frozen=True)
 class Broken(LeastRequests):
-    """Answers NaN to requests of one priority, and raises when asked about its range."""
+    """Answers NaN to every 500th request."""
 
     name: ClassVar[str] = "broken"
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         answer = super().probabilities(request, fleet)
         return np.where(np.asarray(request.number) % 500 == 499, np.nan, answer)
+
+
+class Unknowing(LeastRequests):
+    """Raises when asked about its range."""
+
+    name: ClassVar[str] = "unknowing"
 
     def out_of_range(self, request: Request, fleet: FleetView) -> FloatArray:
         raise RuntimeError("broken")
@@ -118,10 +125,13 @@ def test_it_falls_back_within_a_second_of_strange_inputs_and_returns_when_they_a
     assert (guarded.decided[0][time_s > returned.at_s][:10] == BY_POLICY).all()
 
 
-def test_invalid_answers_and_exceptions_cost_no_request() -> None:
+@pytest.mark.parametrize(("policy", "last_by_policy"), [(Broken(), 498), (Unknowing(), 0)])
+def test_invalid_answers_and_exceptions_cost_no_request(policy: Policy, last_by_policy: int) -> None:
     arrivals = [SCENARIO.arrivals(seed, 1500, load=0.4) for seed in range(2)]
-    guarded = run_guarded(SCENARIO.fleet, arrivals, Broken(), settings=QUIET)
+    guarded = run_guarded(SCENARIO.fleet, arrivals, policy, settings=QUIET)
     assert (guarded.result.status == 0).all()
+    assert (guarded.decided[:, : last_by_policy + 1] == BY_POLICY).all()
+    assert (guarded.decided[:, last_by_policy + 1 :] == BY_BASELINE).all()
     for changes in guarded.changes:
         assert [change.finding.reason for change in changes] == ["invalid"]
         assert changes[0].fell
