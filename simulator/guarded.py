@@ -101,11 +101,12 @@ class _Guards:
         by_baseline = np.zeros(len(batch.waiting), np.bool_)
         due = []
         for e, guard in guards.items():
-            self._tell_outcomes(e, float(now_s[e]))
-            by_baseline[e] = guard.arm(now_s[e]) is Arm.BASELINE
-            due += [e] if guard.check_due(now_s[e]) and (guard.breach is not None or not by_baseline[e]) else []
+            at_s = float(now_s[e])
+            self._tell_outcomes(e, at_s)
+            by_baseline[e] = guard.arm(at_s) is Arm.BASELINE
+            due += [e] if guard.check_due(at_s) and (guard.breach is not None or not by_baseline[e]) else []
             if not by_baseline[e] and not sound[e]:
-                guard.failed(_UNSOUND, float(now_s[e]))
+                guard.failed(_UNSOUND, at_s)
                 by_baseline[e] = True
         if due:
             self._look(due, guards, view, sound)

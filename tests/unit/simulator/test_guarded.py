@@ -18,7 +18,7 @@ from policies.round_robin import RoundRobin
 from simulator.guarded import BY_BASELINE, BY_POLICY, run_guarded
 from simulator.run import run
 from simulator.scenario import load_scenario
-from simulator.spec import Fault
+from simulator.spec import Fault, FleetSpec
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
 SCENARIO = load_scenario("heterogeneous-bursty")
@@ -157,3 +157,22 @@ def test_policies_whose_keys_decide_are_not_asked_about_them() -> None:
     keyed = arrivals[0].key != 0
     if scenario.fleet.settings.sticky_keys and not policy.needs_key:
         assert (guarded.decided[0][keyed] == -1).all()
+
+
+def half_slowed(at_s: float) -> FleetSpec:
+    """Equal workers, half of which take four times as long from then on."""
+    fleet = load_scenario("homogeneous-steady").fleet
+    slowed = fleet.workers[::2]
+    return dataclasses.replace(fleet, faults=tuple(Fault("slow", w.name, at_s=at_s, amount=4.0) for w in slowed))
+
+
+@pytest.mark.parametrize(("policy", "falls"), [(RoundRobin(), True), (ExpectedLatency(temperature=0.1), False)])
+def test_when_half_the_fleet_slows_down_only_a_policy_that_does_worse_than_the_baseline_is_replaced(
+    policy: Policy, falls: bool
+) -> None:
+    arrivals = [load_scenario("homogeneous-steady").arrivals(seed, 30_000, load=0.4) for seed in range(2)]
+    settings = GuardSettings(window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
+    guarded = run_guarded(half_slowed(at_s=8.0), arrivals, policy, settings=settings)
+    for changes in guarded.changes:
+        assert [change.finding.reason in {"late", "tail"} for change in changes] == [True] * falls
+        assert all(change.at_s > 8.0 for change in changes)
