@@ -70,7 +70,9 @@ class PolicySection(StrictModel):
     @field_validator("options")
     @classmethod
     def _fits_policy(cls, options: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
-        return checked_options(policy_class(info.data["name"]), options) if "name" in info.data else options
+        if "name" not in info.data:
+            return options
+        return checked_options(policy_class(info.data["name"]), options, (info.context or {}).get("folder", Path()))
 
 
 class ModelSection(StrictModel):

@@ -111,13 +111,27 @@ class FleetView(Protocol):
         """Seconds since the last report was received; infinite where none was."""
 
 
-def option(default: Any, doc: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Any:
+def option(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    file: bool = False,
+) -> Any:
     """Declare one option of a policy: its default, one line of documentation with unit, and its bounds.
 
-    The config schema is generated from these, so the bounds are enforced and the page of options cannot go stale.
+    The config schema is generated from these, so the bounds are enforced and the page of options cannot go stale. With
+    `file`, a value other than the default names a file, from the folder of the config file.
     """
     bounds = {name: value for name, value in (("ge", ge), ("gt", gt), ("le", le)) if value is not None}
-    return dataclasses.field(default=default, metadata={"doc": doc, **bounds})
+    return dataclasses.field(default=default, metadata={"doc": doc, "file": file, **bounds})
+
+
+def from_file(doc: str) -> Any:
+    """Declare a field that is no option: what `Policy.with_files` found in a file; None until then."""
+    return dataclasses.field(default=None, repr=False, metadata={"doc": doc, "from_file": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +164,16 @@ class Policy(ABC):
         Sums to 1 over the last axis and is 0 where not eligible. All zero where no worker is eligible, or where the
         policy sheds the request. Does not write to the view; equal inputs give equal outputs.
         """
+
+    @property
+    def digest(self) -> str:
+        """Of what is in the policy's files; empty where it has none."""
+        return ""
+
+    def options(self) -> dict[str, Any]:
+        """Its options by name."""
+        fields = (field for field in dataclasses.fields(self) if not field.metadata.get("from_file"))
+        return {field.name: getattr(self, field.name) for field in fields}
 
     def with_files(self, read: Callable[[str], bytes]) -> Policy:
         """The policy with what is in the files that its options name; itself where they name none.

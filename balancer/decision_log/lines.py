@@ -5,7 +5,6 @@ Arrays are hexadecimal of their little-endian bytes: exact, and ten times faster
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
@@ -113,7 +112,7 @@ def policy(identity: int, asked: Policy, role: Role) -> bytes:
     content = {
         "id": identity,
         "name": asked.name,
-        "options": dataclasses.asdict(asked),
+        "options": asked.options(),
         "in_force": role == "in_force",
         "role": role,
         "sha256": policy_hash(asked),
@@ -122,7 +121,7 @@ def policy(identity: int, asked: Policy, role: Role) -> bytes:
 
 
 def policy_hash(asked: Policy) -> str:
-    """SHA-256, hexadecimal, of the policy's name, its options and the source of its class (empty where there is none).
+    """SHA-256, hexadecimal, of the policy's name, options, files, and the source of its class (empty: there is none).
 
     What the class calls in other modules is not in it.
     """
@@ -130,7 +129,7 @@ def policy_hash(asked: Policy) -> str:
         source = inspect.getsource(type(asked))
     except (OSError, TypeError):
         source = ""
-    content = json.dumps([asked.name, dataclasses.asdict(asked), source], sort_keys=True)
+    content = json.dumps([asked.name, asked.options(), asked.digest, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

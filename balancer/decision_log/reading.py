@@ -17,7 +17,7 @@ import numpy.typing as npt
 from balancer.decision_log.files import SUFFIX, number_of
 from balancer.decision_log.lines import COLUMNS, FORMAT, VERSION, policy_hash
 from balancer.errors import OperatorError
-from balancer.policy_options import policy_class
+from balancer.policy_options import policy_class, read_policy_file
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
 
 _VERSIONS = (1, VERSION)
@@ -102,7 +102,7 @@ class RecordedPolicy:
             DecisionLogError: it has none of that name, or the options do not fit it.
         """
         try:
-            return policy_class(self.name)(**json.loads(self.options))
+            return policy_class(self.name)(**json.loads(self.options)).with_files(read_policy_file)
         except (TypeError, ValueError) as error:
             raise DecisionLogError(
                 f"policy {self.name} with options {self.options} was recorded and cannot be built here: {error}; "

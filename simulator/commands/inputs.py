@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from balancer.policy_options import build_policy, installed_policies, options_model, policy_class
+from balancer.policy_options import build_policy, installed_policies, options_model, policy_class, read_policy_file
 from balancer.schema import validate
 from balancer.yaml_document import Document
 from policies.base import Policy
@@ -63,7 +63,7 @@ def parse_policy(text: str) -> Policy:
         options[option.strip()] = yaml.safe_load(value)
     checked = validate(options_model(policy), Document(text, options))
     try:
-        return policy(**dict(checked))
+        return policy(**dict(checked)).with_files(read_policy_file)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from error
 
