@@ -95,7 +95,7 @@ class Episodes:
                 raise ValueError(f"{name} is {value}: give a finite number of at least {least}")
         self._sampler = Sampler(scenario, load, requests + SPARE)
         room = self._sampler.room
-        nothing = _no_arrivals(requests + SPARE)
+        nothing = no_arrivals(requests + SPARE)
         self.batch = Batch([room] * environments, [nothing] * environments, [0] * environments)
         self.workers, self.models = len(room.workers), len(room.models)
         self.requests = requests
@@ -194,7 +194,7 @@ class Episodes:
         return self.batch.result()
 
 
-def _no_arrivals(requests: int) -> Arrivals:
+def no_arrivals(requests: int) -> Arrivals:
     """What environments hold until their first reset."""
     zeros = np.zeros(requests)
     whole = zeros.astype(np.int16)

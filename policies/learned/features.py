@@ -1,0 +1,121 @@
+"""What the learned policy sees of each worker: ratios of the view's columns, so that no unit and no fleet is special.
+
+A feature is `log1p(min(ratio, most))` of a ratio of at least 0; a cost term is `min(ratio, most)` itself. Ratios to the
+best worker, and means over the eligible ones, make the same network fit fleets of any size and speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.base import WORST, FleetView, FloatArray, Request, masked_cost
+
+ERROR_PENALTY_S = 1.0
+"""Seconds that a failed request counts as; as `expected_latency` has it."""
+
+
+class Feature(NamedTuple):
+    """One input of the network."""
+
+    name: str
+    of: str
+    """The ratio, in terms of the view's columns and of the request."""
+    unit: str
+    most: float
+    """Where the ratio is cut off."""
+
+
+FEATURES = (
+    Feature("excess", "cost / best - 1", "1", 100.0),
+    Feature("backlog", "backlog_s / service_s", "services", 1000.0),
+    Feature("slowness", "service_s / least service_s - 1", "1", 100.0),
+    Feature("marginal", "(completion_s - backlog_s) / service_s", "services", 100.0),
+    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0),
+    Feature("pending", "pending", "requests", 1000.0),
+    Feature("others", "pending - in_flight", "requests", 1000.0),
+    Feature("reported_pending", "reported_pending", "requests", 1000.0),
+    Feature("staleness", "report_age_s / best", "1", 100.0),
+    Feature("error_rate", "error_rate", "share", 1.0),
+    Feature("latency", "latency_s / cost", "1", 100.0),
+    Feature("urgency", "cost / deadline_s", "1", 10.0),
+    Feature("rows", "rows", "rows", 1000.0),
+    Feature("load", "best / least service_s", "services", 1000.0),
+    Feature("mean_pending", "mean pending", "requests", 1000.0),
+)
+"""In the order of the network's inputs. cost = completion_s + error_rate * 1 s; best = the least cost; least and mean
+are over the eligible workers."""
+
+TERMS = (
+    Feature("backlog", "backlog_s / best", "1", 1000.0),
+    Feature("marginal", "(completion_s - backlog_s) / best", "1", 1000.0),
+    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0),
+    Feature("service", "service_s / best", "1", 1000.0),
+    Feature("latency", "latency_s / best", "1", 1000.0),
+    Feature("staleness", "report_age_s / best", "1", 1000.0),
+)
+"""Costs relative to the best, that the network weighs and adds."""
+
+SCHEMA = hashlib.sha256(json.dumps([FEATURES, TERMS]).encode()).hexdigest()[:16]
+"""Travels with the weights: a network fits exactly the inputs that it was trained on."""
+
+_MOST_TERMS = np.array([term.most for term in TERMS])
+_MOST = np.array([feature.most for feature in FEATURES])
+_TINY_S = 1e-6
+
+
+class Inputs(NamedTuple):
+    """Of one decision, or many."""
+
+    features: FloatArray
+    """`(..., n, f)`."""
+    terms: FloatArray
+    """`(..., n, t)`: on their own scale, not logarithms."""
+    relative_cost: FloatArray
+    """cost / best - 1, not cut off; `(..., n)`; infinite where not eligible."""
+
+
+def inputs(request: Request, fleet: FleetView) -> Inputs:
+    """The network's inputs; defined, and finite, whatever the columns hold."""
+    with np.errstate(all="ignore"):
+        return _inputs(request, fleet)
+
+
+def _inputs(request: Request, fleet: FleetView) -> Inputs:
+    eligible = fleet.eligible
+    completion_s, service_s, pending = fleet.completion_s, fleet.service_s, fleet.pending
+    cost_s = masked_cost(completion_s + ERROR_PENALTY_S * fleet.error_rate, eligible)
+    best_s = np.maximum(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST), _TINY_S)
+    relative = cost_s / best_s - 1.0
+    service_s = np.maximum(service_s, _TINY_S)
+    least_service_s = np.minimum.reduce(np.where(eligible, service_s, np.inf), axis=-1, keepdims=True, initial=WORST)
+    marginal_s = completion_s - fleet.backlog_s
+    count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)
+    x = np.empty((*eligible.shape, len(FEATURES)))
+    x[..., 0] = relative
+    np.divide(fleet.backlog_s, service_s, out=x[..., 1])
+    x[..., 2] = service_s / least_service_s - 1.0
+    np.divide(marginal_s, service_s, out=x[..., 3])
+    np.multiply(marginal_s / best_s, pending, out=x[..., 4])
+    x[..., 5] = pending
+    np.subtract(pending, fleet.in_flight, out=x[..., 6])
+    x[..., 7] = fleet.reported_pending
+    np.divide(fleet.report_age_s, best_s, out=x[..., 8])
+    x[..., 9] = fleet.error_rate
+    np.divide(fleet.latency_s, cost_s, out=x[..., 10])
+    np.divide(cost_s, np.maximum(request.deadline_s, _TINY_S), out=x[..., 11])
+    x[..., 12] = request.rows
+    x[..., 13] = best_s / least_service_s
+    x[..., 14] = np.add.reduce(np.where(eligible, pending, 0.0), axis=-1, keepdims=True) / count
+    np.fmin(x, _MOST, out=x)
+    np.fmax(x, 0.0, out=x)
+    z = np.empty((*eligible.shape, len(TERMS)))
+    costs_s = (fleet.backlog_s, marginal_s, marginal_s * pending, service_s, fleet.latency_s, fleet.report_age_s)
+    for i, seconds in enumerate(costs_s):
+        np.divide(seconds, best_s, out=z[..., i])
+    np.fmin(z, _MOST_TERMS, out=z)
+    np.fmax(z, 0.0, out=z)
+    return Inputs(np.log1p(x, out=x), z, relative)

@@ -1,0 +1,69 @@
+"""The network: the same small one for every worker, and a mean over the eligible for context. Here in NumPy.
+
+    h = relu(x W1 + b1)                                each worker by itself; x: its features
+    c = mean over the eligible of h                    the fleet
+    g = relu(h W2 + c V + b2) w - z . (c M + m)        the learned term; z: its cost terms
+
+w, M and m start at zero. The second part is a cost that is linear in the terms, with coefficients that the state of the
+fleet sets: a heuristic with fixed weights is the network with m alone.
+
+So it fits fleets of any size, and reordering the workers only reorders the answer (Zaheer et al. 2017, Deep Sets).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.base import BoolArray, FloatArray
+from policies.learned.features import FEATURES, TERMS
+
+
+class Network(NamedTuple):
+    """Weights, with `f` features and `h` hidden units."""
+
+    w1: FloatArray
+    """`(f, h)`."""
+    b1: FloatArray
+    """`(h,)`."""
+    w2: FloatArray
+    """`(h, h)`."""
+    context: FloatArray
+    """V above, `(h, h)`."""
+    b2: FloatArray
+    """`(h,)`."""
+    out: FloatArray
+    """w above, `(h,)`."""
+    mix: FloatArray
+    """M above, `(h, t)`."""
+    bias: FloatArray
+    """m above, `(t,)`."""
+    beta: FloatArray
+    """How sharply the score decides; `()`, above 0."""
+
+    def term(self, features: FloatArray, terms: FloatArray, eligible: BoolArray) -> FloatArray:
+        """The learned term in units of the best worker's cost, `(..., n)`; features `(..., n, f)`, terms `(..., n, t)`.
+
+        Weights may carry leading axes as well, vectors then as `(..., 1, h)`: a network for each environment.
+        """
+        hidden = np.maximum(features @ self.w1 + self.b1, 0.0)
+        count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)[..., None]
+        mean = np.add.reduce(hidden * eligible[..., None], axis=-2, keepdims=True) / count
+        second = np.maximum(hidden @ self.w2 + (mean @ self.context + self.b2), 0.0)
+        coefficients = mean @ self.mix + self.bias
+        term: FloatArray = np.add.reduce(second * self.out, axis=-1) - np.add.reduce(terms * coefficients, axis=-1)
+        return term
+
+
+def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each field, with `hidden` units."""
+    f, t, h = len(FEATURES), len(TERMS), hidden
+    one = {"w1": (f, h), "b1": (h,), "w2": (h, h), "context": (h, h), "b2": (h,), "out": (h,)}
+    return {**one, "mix": (h, t), "bias": (t,), "beta": ()}
+
+
+def untrained(hidden: int = 8, beta: float = 20.0) -> Network:
+    """All weights zero: the expected cost alone decides."""
+    zeros = {name: np.zeros(shape) for name, shape in shapes(hidden).items()}
+    return Network(**zeros | {"beta": np.array(beta)})

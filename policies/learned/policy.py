@@ -1,0 +1,108 @@
+"""The learned policy: least expected completion, corrected by a small network trained by policy gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from policies.base import FleetView, FloatArray, Policy, Request, from_file, option
+from policies.learned.artifact import Artifact, read_artifact
+from policies.learned.features import FEATURES, Inputs, inputs
+from policies.learned.network import Network
+
+SHIPPED = "shipped"
+"""The option `file` that means the one that comes with the balancer."""
+SHIPPED_FILE = "shipped.npz"
+"""In this package."""
+
+
+@functools.cache
+def shipped() -> Artifact:
+    """The policy that comes with the balancer: data of this package, read once, as its code is."""
+    return read_artifact(importlib.resources.files("policies.learned").joinpath(SHIPPED_FILE).read_bytes(), SHIPPED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned(Policy):
+    """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`.
+
+    The expected cost is what routing knows for sure; the term is what training found to be missing: what a request
+    does to those behind it, how far estimates are to be trusted, what other balancers do. It is an equivariant network
+    of the inputs in `features.py`.
+    """
+
+    name: ClassVar[str] = "learned"
+    summary: ClassVar[str] = "Expected completion, corrected by a network trained in the simulator."
+    source: ClassVar[str] = "Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347"
+    trained: ClassVar[bool] = True
+
+    file: str = option(SHIPPED, "A file that `balancer train` wrote; shipped: the one that comes with us", file=True)
+    artifact: Artifact | None = from_file("What is in the file")
+
+    def with_files(self, read: Callable[[str], bytes]) -> Policy:
+        """The policy with the file's network; ValueError says what is wrong with the file."""
+        if self.file == SHIPPED:
+            return self
+        return dataclasses.replace(self, artifact=read_artifact(read(self.file), self.file))
+
+    @property
+    def digest(self) -> str:
+        """See `Policy`."""
+        return self.loaded.digest
+
+    @property
+    def loaded(self) -> Artifact:
+        """The file's content; ValueError where `with_files` was not called."""
+        if self.artifact is not None:
+            return self.artifact
+        if self.file == SHIPPED:
+            return shipped()
+        raise ValueError(f"policy learned: {self.file} was not read; make the policy by build_policy, or with_files")
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """Softmax shares, `(..., n)`."""
+        return shares(self.loaded.network, inputs(request, fleet), fleet)
+
+    def out_of_range(self, request: Request, fleet: FleetView) -> float | FloatArray:
+        """See `Policy`; inputs are logarithms, so one width beyond is far beyond."""
+        trained = self.loaded
+        x, eligible = inputs(request, fleet).features, fleet.eligible[..., None]
+        over = (x - trained.highest) / trained.width
+        under = (trained.lowest - x) / trained.width
+        excess = np.where(eligible, np.maximum(over, under), 0.0)
+        farthest: FloatArray = np.maximum.reduce(excess, axis=(-2, -1), initial=0.0)
+        return farthest
+
+    def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
+        """What each input adds to the score, in units of the best cost: the score less that without the input.
+
+        Without: the input is at its mean over the eligible workers (occlusion; Zeiler and Fergus 2014). What inputs do
+        together is counted with each of them, so the numbers need not add up.
+        """
+        given, eligible = inputs(request, fleet), fleet.eligible
+        network = self.loaded.network
+        term = network.term(given.features, given.terms, eligible)
+        count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)
+        means = np.add.reduce(np.where(eligible[..., None], given.features, 0.0), axis=-2) / count
+        found: dict[str, FloatArray] = {"expected cost": -given.relative_cost}
+        for i, feature in enumerate(FEATURES):
+            without = given.features.copy()
+            without[..., i] = means[..., None, i]
+            found[feature.name] = term - network.term(without, given.terms, eligible)
+        return found
+
+
+def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
+    """The softmax, all zero where none is eligible; `(..., n)`."""
+    eligible = fleet.eligible
+    score = np.where(eligible, network.term(given.features, given.terms, eligible) - given.relative_cost, -np.inf)
+    top = np.maximum.reduce(score, axis=-1, keepdims=True, initial=-1e300)
+    probabilities: FloatArray = np.exp(network.beta * (score - top))
+    # The best has 1 before the division, so a smaller total means that none is eligible.
+    probabilities /= np.maximum(np.add.reduce(probabilities, axis=-1, keepdims=True), 1.0)
+    return probabilities

@@ -1,0 +1,1 @@
+"""Training of the learned policy by policy gradient (see README.md)."""

@@ -1,0 +1,107 @@
+"""Where policies are tried: episodes side by side, each from an empty fleet until its last request is answered.
+
+An episode is a pure function of networks, scenario and seed; nothing lives on from one to the next. So training can be
+resumed exactly, spread over processes or machines, and compared on common random numbers.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.base import FloatArray
+from policies.learned.features import inputs
+from policies.learned.network import Network
+from policies.learned.policy import shares
+from simulator.arrivals import Arrivals
+from simulator.batch import Batch
+from simulator.envs.episodes import no_arrivals
+from simulator.envs.sampling import covering
+from simulator.result import Result
+from simulator.scenario import Scenario
+
+Draw = Callable[[np.random.Generator], Scenario]
+_LOOKED_AT = 300
+_DRAWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What happens, but for the decisions."""
+
+    scenario: Scenario
+    arrivals: Arrivals
+    seed: int
+
+
+class Arena:
+    """Room for `environments` episodes of `requests` requests, of any scenario that `draw` returns."""
+
+    def __init__(self, draw: Draw, environments: int, requests: int) -> None:
+        """Allocate; the first draws tell how large fleets are, and larger ones are drawn again."""
+        generator = np.random.default_rng(0)
+        room = covering([draw(generator).fleet for _ in range(_LOOKED_AT)])
+        nothing = no_arrivals(requests)
+        self.batch = Batch([room] * environments, [nothing] * environments, [0] * environments)
+        self.environments, self.requests = environments, requests
+        self._draw = draw
+
+    def load(self, first: int, generator: np.random.Generator, copies: int = 1) -> Episode:
+        """Draw an episode and put it into environments `first` to `first + copies - 1`, at its first decision."""
+        for _ in range(_DRAWS):
+            scenario, seed = self._draw(generator), int(generator.integers(1 << 31))
+            arrivals = scenario.arrivals(seed, self.requests)
+            try:
+                for e in range(first, first + copies):
+                    self.batch.load(e, scenario.fleet, arrivals, seed)
+            except ValueError:  # larger than all that were looked at: rare, and others are as good
+                continue
+            if self.batch.waiting[first]:
+                return Episode(scenario, arrivals, seed)
+        raise ValueError("no scenario fits: most draws are larger than the first ones; make their sizes alike")
+
+    def play(self, networks: Network, seen: Callable[[Batch, FloatArray], None] | None = None) -> Result:
+        """Route all that is loaded by one network, or one for each environment; `seen` is shown each decision."""
+        batch = self.batch
+        while batch.waiting.any():
+            view = batch.view()
+            probabilities = shares(networks, inputs(batch.request(), view), view)
+            if seen is not None:
+                seen(batch, probabilities)
+            batch.step(batch.draw(probabilities))
+        return batch.result()
+
+
+def arena(draw: Draw, environments: int, requests: int) -> Arena:
+    """One that is kept for the next call with equal arguments, since allocation takes its time."""
+    key = pickle.dumps((draw, environments, requests))
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = Arena(draw, environments, requests)
+    return _kept[key]
+
+
+_kept: dict[bytes, Arena] = {}
+
+
+def episodes_cost(
+    result: Result, tail_weight: float, deadline_weight: float, warm_up_share: float = 0.15
+) -> FloatArray:
+    """What each episode costs, `(e,)`: logarithms, so that a fast fleet counts as much as a slow one.
+
+    log(mean latency) + tail_weight * log(mean latency of the slowest 2%) + deadline_weight * share missed. The slowest
+    2% on average is the conditional value at risk, which a sample tells with less noise than its p99 (Rockafellar and
+    Uryasev 2000). Failed requests count as at least a second, those never answered as 20 s.
+    """
+    first = int(result.latency_s.shape[1] * warm_up_share)
+    latency_s, failed = result.latency_s[:, first:], result.status[:, first:] != 0
+    latency_s = np.where(np.isnan(latency_s), 20.0, latency_s)
+    latency_s = np.where(failed, np.maximum(latency_s, 1.0), latency_s)
+    slowest = max(latency_s.shape[1] // 50, 1)
+    tail_s = np.partition(latency_s, -slowest, axis=1)[:, -slowest:].mean(axis=1)
+    missed = ((latency_s > result.deadline_s[:, first:]) | failed).mean(axis=1)
+    cost: FloatArray = np.log(latency_s.mean(axis=1)) + tail_weight * np.log(tail_s) + deadline_weight * missed
+    return cost

@@ -1,0 +1,137 @@
+"""Policy gradients with parameter-based exploration: the gradient from whole episodes under perturbed weights.
+
+Each environment of a pair plays the same episode (fleet, arrivals, seeds of all else: common random numbers), one with
+the weights moved by +noise, the other by -noise. The difference of their costs, times the noise, is an unbiased sample
+of the gradient of the expected cost over the noise; what both suffer alike cancels. So there is no credit to assign
+among thousands of decisions, no critic, no discount; and a cost may be what one really wants to know of a run, its tail
+included, that is no sum over decisions.
+
+Source: Sehnke et al. 2010, Parameter-exploring policy gradients, Neural Networks 23; symmetric sampling as there.
+The step is the gradient with momentum, brought to a fixed length in units of the exploration's deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.base import FloatArray
+from policies.learned.network import Network
+from simulator.training.arena import Draw, arena, episodes_cost
+from simulator.training.pool import Pool
+from simulator.training.weights import flat, from_flat, initial, scale_by_part
+
+
+@dataclass(frozen=True, slots=True)
+class PgpeSettings:
+    """How it explores and steps."""
+
+    iterations: int = 200
+    """After which it is done; steps shrink linearly to a tenth."""
+    pairs: int = 128
+    """Episodes of an iteration, each played twice."""
+    requests: int = 2000
+    """Of an episode."""
+    hidden: int = 8
+    beta: float = 20.0
+    """At the start."""
+    deviation: float = 0.1
+    """Of the noise on weights of the hidden layers."""
+    step: float = 2.0
+    """Length of the first steps, in deviations."""
+    momentum: float = 0.8
+    tail_weight: float = 0.5
+    deadline_weight: float = 0.5
+    prior: bool = True
+    """Whether the expected cost is in the score; without, for ablation, the learned term stands alone."""
+
+
+_TASKS = 8
+_LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
+"""Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
+_MOST = 0.4
+"""Where differences of costs are cut off, so that one fleet that broke down does not set the step."""
+
+
+class Pgpe:
+    """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+
+    def __init__(self, settings: PgpeSettings, draw: Draw, seed: int) -> None:
+        """Weights of the first iteration come from the seed."""
+        self.settings, self._draw, self._seed = settings, draw, seed
+        self.iteration = 0
+        generator = np.random.default_rng((seed, 0))
+        self._vector = flat(initial(generator, settings.hidden, settings.beta))
+        self._momentum = np.zeros_like(self._vector)
+        self._deviation = settings.deviation * scale_by_part(settings.hidden, _LARGER)
+
+    @property
+    def network(self) -> Network:
+        """At present."""
+        return from_flat(self._vector, self.settings.hidden)
+
+    @property
+    def decisions(self) -> int:
+        """Of one iteration."""
+        return 2 * self.settings.pairs * self.settings.requests
+
+    def state(self) -> dict[str, FloatArray]:
+        """All that the next iterations depend on, beside settings and seed."""
+        return {"vector": self._vector, "momentum": self._momentum, "iteration": np.array(float(self.iteration))}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        """Go on from a state."""
+        self._vector, self._momentum = state["vector"].copy(), state["momentum"].copy()
+        self.iteration = int(state["iteration"])
+
+    def iterate(self, pool: Pool) -> dict[str, float]:
+        """One step; returns what to plot."""
+        s = self.settings
+        self.iteration += 1
+        found = pool.map(_difference, list(self._tasks()))
+        noise = np.concatenate([part for part, _ in found])
+        differences = np.clip(np.concatenate([part for _, part in found]), -_MOST, _MOST)
+        gradient = (differences[:, None] * noise).mean(axis=0) / max(float(differences.std()), 1e-9)
+        self._momentum = s.momentum * self._momentum + (1 - s.momentum) * gradient
+        length = max(float(np.linalg.norm(self._momentum)), 1e-9)
+        step = s.step * max(0.1, 1 - self.iteration / s.iterations)
+        self._vector = self._vector - step * self._deviation * self._momentum / length
+        return {"gradient": length, "cost_difference": float(differences.std()), "beta": float(self.network.beta)}
+
+    def _tasks(self) -> Iterator[Task]:
+        # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
+        count = min(_TASKS, self.settings.pairs)
+        for part in range(count):
+            pairs = self.settings.pairs * (part + 1) // count - self.settings.pairs * part // count
+            yield Task(
+                self.settings, self._draw, self._vector, self._deviation, pairs, (self._seed, self.iteration, part)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Pairs of episodes to play."""
+
+    settings: PgpeSettings
+    draw: Draw
+    vector: FloatArray
+    deviation: FloatArray
+    pairs: int
+    seed: tuple[int, ...]
+
+
+def _difference(task: Task) -> tuple[FloatArray, FloatArray]:
+    """The noise of each pair, `(pairs, d)`, and the cost with it less the cost with its opposite, `(pairs,)`."""
+    s, generator = task.settings, np.random.default_rng(task.seed)
+    here = arena(task.draw, 2 * task.pairs, s.requests)
+    noise = generator.normal(size=(task.pairs, len(task.vector)))
+    for pair in range(task.pairs):
+        here.load(2 * pair, generator, copies=2)
+    vectors = np.repeat(task.vector[None], 2 * task.pairs, axis=0)
+    vectors[0::2] += noise * task.deviation
+    vectors[1::2] -= noise * task.deviation
+    result = here.play(from_flat(vectors, s.hidden))
+    cost = episodes_cost(result, s.tail_weight, s.deadline_weight)
+    return noise, cost[0::2] - cost[1::2]
