@@ -43,6 +43,7 @@ FEATURES = (
     Feature("latency", "latency_s / cost", "1", 100.0),
     Feature("urgency", "cost / deadline_s", "1", 10.0),
     Feature("rows", "rows", "rows", 1000.0),
+    Feature("workers", "eligible workers", "workers", 16.0),
     Feature("load", "best / least service_s", "services", 1000.0),
     Feature("mean_pending", "mean pending", "requests", 1000.0),
 )
@@ -108,8 +109,9 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     np.divide(fleet.latency_s, cost_s, out=x[..., 10])
     np.divide(cost_s, np.maximum(request.deadline_s, _TINY_S), out=x[..., 11])
     x[..., 12] = request.rows
-    x[..., 13] = best_s / least_service_s
-    x[..., 14] = np.add.reduce(np.where(eligible, pending, 0.0), axis=-1, keepdims=True) / count
+    x[..., 13] = count
+    x[..., 14] = best_s / least_service_s
+    x[..., 15] = np.add.reduce(np.where(eligible, pending, 0.0), axis=-1, keepdims=True) / count
     np.fmin(x, _MOST, out=x)
     np.fmax(x, 0.0, out=x)
     z = np.empty((*eligible.shape, len(TERMS)))
