@@ -87,21 +87,47 @@ def arena(draw: Draw, environments: int, requests: int) -> Arena:
 _kept: dict[bytes, Arena] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class CostWeights:
+    """What a cost of 1 per unit of log(mean latency) is weighed against."""
+
+    tail: float = 0.5
+    """Of log(mean latency of the slowest 2%)."""
+    deadline: float = 0.5
+    """Of the share that missed its deadline."""
+    regret: float = 1.0
+    """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
+
+
 def episodes_cost(
-    result: Result, tail_weight: float, deadline_weight: float, warm_up_share: float = 0.15
+    result: Result, weights: CostWeights, reference: Result | None = None, warm_up_share: float = 0.15
 ) -> FloatArray:
     """What each episode costs, `(e,)`: logarithms, so that a fast fleet counts as much as a slow one.
 
-    log(mean latency) + tail_weight * log(mean latency of the slowest 2%) + deadline_weight * share missed. The slowest
-    2% on average is the conditional value at risk, which a sample tells with less noise than its p99 (Rockafellar and
-    Uryasev 2000). Failed requests count as at least a second, those never answered as 20 s.
+    The slowest 2% on average is the conditional value at risk, which a sample tells with less noise than its p99
+    (Rockafellar and Uryasev 2000). `reference`: the same episodes as `expected_latency` plays them, once for all the
+    environments in a row that play copies of one; regret needs it.
     """
+    mean, tail, missed = _parts(result, warm_up_share)
+    cost = mean + weights.tail * tail + weights.deadline * missed
+    if reference is not None and weights.regret:
+        copies = len(mean) // len(reference.end_s)
+        mean_before, tail_before = (np.repeat(part, copies) for part in _parts(reference, warm_up_share)[:2])
+        cost = cost + weights.regret * (np.maximum(mean - mean_before, 0.0) + np.maximum(tail - tail_before, 0.0))
+    return cost
+
+
+def _parts(result: Result, warm_up_share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Logarithms of mean and tail, and the share missed; `(e,)` each."""
     first = int(result.latency_s.shape[1] * warm_up_share)
-    latency_s, failed = result.latency_s[:, first:], result.status[:, first:] != 0
-    latency_s = np.where(np.isnan(latency_s), 20.0, latency_s)
-    latency_s = np.where(failed, np.maximum(latency_s, 1.0), latency_s)
+    latency_s, failed = counted_latency_s(result)[:, first:], result.status[:, first:] != 0
     slowest = max(latency_s.shape[1] // 50, 1)
     tail_s = np.partition(latency_s, -slowest, axis=1)[:, -slowest:].mean(axis=1)
     missed = ((latency_s > result.deadline_s[:, first:]) | failed).mean(axis=1)
-    cost: FloatArray = np.log(latency_s.mean(axis=1)) + tail_weight * np.log(tail_s) + deadline_weight * missed
-    return cost
+    return np.log(latency_s.mean(axis=1)), np.log(tail_s), missed
+
+
+def counted_latency_s(result: Result) -> FloatArray:
+    """Latencies `(e, k)` as they are charged: failed requests as at least a second, those never answered as 20 s."""
+    latency_s = np.where(np.isnan(result.latency_s), 20.0, result.latency_s)
+    return np.where(result.status != 0, np.maximum(latency_s, 1.0), latency_s)

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.base import FloatArray
+from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network
-from simulator.training.arena import Draw, arena, episodes_cost
+from simulator.run import run
+from simulator.training.arena import CostWeights, Draw, arena, episodes_cost
 from simulator.training.pool import Pool
 from simulator.training.weights import flat, from_flat, initial, scale_by_part
 
@@ -42,8 +44,7 @@ class PgpeSettings:
     step: float = 2.0
     """Length of the first steps, in deviations."""
     momentum: float = 0.8
-    tail_weight: float = 0.5
-    deadline_weight: float = 0.5
+    cost: CostWeights = CostWeights()
     prior: bool = True
     """Whether the expected cost is in the score; without, for ablation, the learned term stands alone."""
 
@@ -127,11 +128,14 @@ def _difference(task: Task) -> tuple[FloatArray, FloatArray]:
     s, generator = task.settings, np.random.default_rng(task.seed)
     here = arena(task.draw, 2 * task.pairs, s.requests)
     noise = generator.normal(size=(task.pairs, len(task.vector)))
-    for pair in range(task.pairs):
-        here.load(2 * pair, generator, copies=2)
+    episodes = [here.load(2 * pair, generator, copies=2) for pair in range(task.pairs)]
     vectors = np.repeat(task.vector[None], 2 * task.pairs, axis=0)
     vectors[0::2] += noise * task.deviation
     vectors[1::2] -= noise * task.deviation
     result = here.play(from_flat(vectors, s.hidden))
-    cost = episodes_cost(result, s.tail_weight, s.deadline_weight)
+    reference = None
+    if s.cost.regret:
+        fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]
+        reference = run(fleets, arrivals, ExpectedLatency(), seeds=[one.seed for one in episodes])
+    cost = episodes_cost(result, s.cost, reference)
     return noise, cost[0::2] - cost[1::2]
