@@ -103,10 +103,15 @@ class Batch:
         """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
         return int(loop.advance(self._native, workers, self.waiting, picks.OUTSIDE, self._no_options))
 
-    def run_inside(self, how: int, options: FloatArray) -> None:
-        """Run to the end with a policy that the engine decides as itself, one of `picks`."""
+    def run_inside(self, how: int, options: FloatArray, workers: IntArray | None = None) -> None:
+        """Run to the end with a policy that the engine decides as itself, one of `picks`.
+
+        What waits already, as it does after `load`, has been left to the caller: `workers` says where it goes, `(e,)`.
+        """
+        if workers is None and self.waiting.any():
+            raise ValueError("requests wait for a decision already: give their workers")
         self.waiting[:] = True
-        loop.advance(self._native, self._everyone, self.waiting, how, options)
+        loop.advance(self._native, self._everyone if workers is None else workers, self.waiting, how, options)
 
     @property
     def deciding(self) -> IntArray:
