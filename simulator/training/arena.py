@@ -79,11 +79,14 @@ def arena(draw: Draw, environments: int, requests: int) -> Arena:
     """One that is kept for the next call with equal arguments, since allocation takes its time."""
     key = pickle.dumps((draw, environments, requests))
     if key not in _kept:
-        _kept.clear()
+        while len(_kept) >= _KEPT:
+            del _kept[next(iter(_kept))]
         _kept[key] = Arena(draw, environments, requests)
     return _kept[key]
 
 
+_KEPT = 2
+"""Tasks of one iteration have two sizes at most."""
 _kept: dict[bytes, Arena] = {}
 
 

@@ -49,8 +49,15 @@ class PgpeSettings:
     """Into which an iteration is cut, at most as many as pairs: no more processes than that have work. Fewer are
     cheaper, since what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a number out of range."""
+        for name in ("iterations", "pairs", "requests", "hidden", "tasks", "beta", "deviation", "step"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}: give a number from 0 to below 1")
 
-_TASKS = 8
+
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
 """Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
 _MOST = 0.4
@@ -60,12 +67,12 @@ _MOST = 0.4
 class Pgpe:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
-    def __init__(self, settings: PgpeSettings, draw: Draw, seed: int) -> None:
-        """Weights of the first iteration come from the seed."""
+    def __init__(self, settings: PgpeSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
+        """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
-        generator = np.random.default_rng((seed, 0))
-        self._vector = flat(initial(generator, settings.hidden, settings.beta))
+        begun = start or initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta)
+        self._vector = flat(begun)
         self._momentum = np.zeros_like(self._vector)
         self._deviation = settings.deviation * scale_by_part(settings.hidden, _LARGER)
 
@@ -104,7 +111,7 @@ class Pgpe:
 
     def _tasks(self) -> Iterator[Task]:
         # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
-        count = min(_TASKS, self.settings.pairs)
+        count = min(self.settings.tasks, self.settings.pairs)
         for part in range(count):
             pairs = self.settings.pairs * (part + 1) // count - self.settings.pairs * part // count
             yield Task(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
 from typing import Any, Protocol, Self, TypeVar
 
 Task = TypeVar("Task")
@@ -25,13 +29,21 @@ class Here:
         """See `Pool`."""
         return [function(task) for task in tasks]
 
+    def __enter__(self) -> Self:
+        """As the others."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left."""
+
 
 class Processes:
     """In `count` processes of this machine."""
 
     def __init__(self, count: int) -> None:
         # Not fork: the compiled engine's threads would not survive it.
-        self._executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_obey_the_parent)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """See `Pool`."""
@@ -46,15 +58,34 @@ class Processes:
         self._executor.shutdown(cancel_futures=True)
 
 
+def _obey_the_parent() -> None:
+    """Ctrl-C is the parent's to answer; where the parent is killed, so that it tells nobody, end as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is not the main process
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class Ray:
     """On a Ray cluster, a task a CPU; needs `pip install 'balancer[ray]'`."""
 
     def __init__(self, address: str) -> None:
-        """Connect to the cluster at `address`; `local` starts one on this machine."""
+        """Connect to the cluster at `address`; `local` starts one on this machine.
+
+        Raises:
+            ModuleNotFoundError: ray is not installed.
+            ConnectionError: there is no cluster at the address.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, nor a line about them
         import ray  # noqa: PLC0415  # an extra, and slow to import
 
         self._ray: Any = ray
-        ray.init(address=None if address == "local" else address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """See `Pool`."""
