@@ -25,17 +25,29 @@ class Tables:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._rows: dict[ServiceTime, int] = {}
+        self._free = list(reversed(range(len(plan.device_s))))
 
     def row(self, service: ServiceTime) -> int:
-        """Of the tables, filled on first sight."""
+        """Of the tables, filled on first sight, or again where it had to give way to others."""
         if service not in self._rows:
-            row = len(self._rows)
-            if row == len(self._plan.device_s):
-                raise ValueError(f"more than the {row} service times that the environments were made for: reuse those")
+            if not self._free:
+                self._drop_unused()
+            row = self._free.pop()
             self._rows[service] = row
             device_s, host_s = service_table(service, self._plan.device_s.shape[1] - 1)
             self._plan.device_s[row], self._plan.host_s[row] = device_s, host_s
         return self._rows[service]
+
+    def _drop_unused(self) -> None:
+        """Make room: environments that are loaded anew and anew leave tables behind that none has now."""
+        used = set(self._plan.table.ravel().tolist())
+        for service, row in list(self._rows.items()):
+            if row not in used:
+                del self._rows[service]
+                self._free.append(row)
+        if not self._free:
+            count = len(self._rows)
+            raise ValueError(f"more than the {count} service times that the environments were made for: reuse those")
 
 
 def fill(

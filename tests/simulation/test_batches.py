@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation.builders import arrivals_of
+from simulation.builders import arrivals_of, fleet_of, model_of
 
 from policies import BUILTIN
+from simulator.batch import Batch
 from simulator.run import run
 from simulator.scenario import load_scenario
+from simulator.spec import ModelSpec, ServiceTime, WorkerSpec
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -29,3 +31,28 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     fleet = load_scenario("homogeneous-steady").fleet
     with pytest.raises(ValueError, match="rows of request 0 is 1000: its model takes 1 to"):
         run(fleet, [arrivals_of([0.0], rows=[1000])], BUILTIN["random"]())
+
+
+def test_environments_can_be_loaded_with_ever_new_service_times() -> None:
+    policy = BUILTIN["round_robin"]()
+    arrivals = arrivals_of([0.0, 1.0])
+    fleets = [fleet_of(model_of(0.010 + 0.001 * i)) for i in range(10)]
+    batch = Batch(fleets[:2], [arrivals] * 2, [0, 0])
+    batch.start()
+    for fleet in fleets[2:]:
+        batch.load(0, fleet, arrivals, 0)
+    while batch.waiting.any():
+        batch.step(batch.draw(batch.probabilities(policy)))
+    latency_s = batch.result().latency_s
+    for e, fleet in enumerate([fleets[-1], fleets[1]]):
+        np.testing.assert_array_equal(latency_s[e], run(fleet, [arrivals], policy, seeds=[0]).latency_s[0])
+
+
+def test_more_service_times_at_once_than_there_is_room_for_are_refused() -> None:
+    workers = [WorkerSpec("w0", "a"), WorkerSpec("w1", "b")]
+    one, two = ServiceTime((1,), (0.01,)), ServiceTime((1,), (0.02,))
+    models = [ModelSpec("m", dict(zip("ab", pair, strict=True))) for pair in ((one, one), (one, two))]
+    alike, unlike = (fleet_of(model, workers=workers) for model in models)
+    batch = Batch([alike], [arrivals_of([0.0])], [0])
+    with pytest.raises(ValueError, match="more than the 1 service times that the environments were made for"):
+        batch.load(0, unlike, arrivals_of([0.0]), 0)
