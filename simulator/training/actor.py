@@ -6,6 +6,9 @@ have the names of the network's fields, but for beta, whose logarithm is trained
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -48,8 +51,7 @@ class Actor(nn.Module):
     def forward(self, features: Tensor, terms: Tensor, relative_cost: Tensor, eligible: Tensor) -> Tensor:
         """Logarithms of the probabilities `(..., n)`, -inf where not eligible; inputs as in `Inputs`."""
         score = self.term(features, terms, eligible) - relative_cost.clamp(max=_FARTHEST)
-        score = score.masked_fill(~eligible, -torch.inf)
-        return torch.log_softmax(self.beta.exp() * score, dim=-1)
+        return torch.log_softmax((self.beta.exp() * score).masked_fill(~eligible, -torch.inf), dim=-1)
 
     def term(self, features: Tensor, terms: Tensor, eligible: Tensor) -> Tensor:
         """As `Network.term`."""
@@ -65,6 +67,14 @@ class Actor(nn.Module):
             name: parameter.detach().cpu().numpy().astype(np.float64) for name, parameter in self.named_parameters()
         }
         return Network(**{**arrays, "beta": np.exp(arrays["beta"])})
+
+
+def parameter_groups(actor: Actor, learning_rate: float, faster: Mapping[str, float]) -> list[dict[str, Any]]:
+    """For an optimiser: each part with its own learning rate; its multiple of `learning_rate` stays as `faster`."""
+    return [
+        {"params": [parameter], "lr": learning_rate * faster.get(name, 1.0), "faster": faster.get(name, 1.0)}
+        for name, parameter in actor.named_parameters()
+    ]
 
 
 class Critic(nn.Module):

@@ -1,0 +1,229 @@
+"""Proximal policy optimisation: the gradient from single decisions, each judged by what it cost thereafter.
+
+Costs as in `collect.py`, less the control variate; advantages by generalised advantage estimation; clipped steps. Time
+passes between decisions as it will, so the discount is one of time (a semi-Markov decision process): after
+`horizon` mean latencies of `expected_latency` a cost counts for 1/e. That is a bias: a queue made longer is worked off
+in a few latencies, and what comes later is noise (measured: docs/learned/ablations.md).
+
+It learns from fewer decisions than `pgpe.py` and needs more time for each; that page has both in one table. What is
+shipped was trained by `pgpe`.
+
+Sources: Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347; Schulman et al. 2016,
+High-dimensional continuous control using generalized advantage estimation, ICLR; Bradtke and Duff 1994, Reinforcement
+learning methods for continuous-time Markov decision problems, NIPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.base import BoolArray, FloatArray
+from policies.learned.network import Network
+from simulator.training.actor import FASTER, Actor, Critic, parameter_groups
+from simulator.training.arena import Draw
+from simulator.training.collect import Decisions, Task, collect, joined
+from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
+from simulator.training.pool import Pool
+from simulator.training.weights import initial
+
+
+@dataclass(frozen=True, slots=True)
+class PpoSettings:
+    """How it collects and steps."""
+
+    iterations: int = 400
+    """After which it is done; learning rates shrink linearly to a twentieth."""
+    episodes: int = 32
+    """Of an iteration."""
+    requests: int = 1000
+    """Of an episode."""
+    hidden: int = 8
+    critic_hidden: int = 16
+    beta: float = 20.0
+    """At the start."""
+    horizon: float = 5.0
+    """Of the discount, in mean latencies."""
+    trace: float = 1.0
+    """After which the advantage relies on the critic for what comes (the decay of GAE), in mean latencies."""
+    epochs: int = 1
+    minibatch: int = 2048
+    learning_rate: float = 2e-3
+    clip: float = 0.2
+    """Of the ratio of new to old probability."""
+    control_variate: bool = True
+    tail_weight: float = 0.5
+    deadline_weight: float = 0.5
+    device: str = "cpu"
+    """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
+
+
+_TASKS = 2
+_LEAST_RATE = 0.05
+_LONGEST_GRADIENT = 1.0
+_MOST_COST = 20.0
+"""Where the cost of one decision is cut off, in mean latencies, so that one fleet that broke down does not count."""
+_MOST_ADVANTAGE = 4.0
+_VALUE_WEIGHT = 0.5
+
+
+class Ppo:
+    """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+
+    def __init__(self, settings: PpoSettings, draw: Draw, seed: int) -> None:
+        """Weights of the first iteration come from the seed."""
+        self.settings, self._draw, self._seed = settings, draw, seed
+        self.iteration = 0
+        s = settings
+        self._actor = Actor(initial(np.random.default_rng((seed, 0)), s.hidden, s.beta)).to(s.device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.critic = Critic(s.critic_hidden).to(s.device)
+        self._optimiser = torch.optim.Adam(parameter_groups(self._actor, s.learning_rate, FASTER))
+        self._optimiser.add_param_group({"params": list(self.critic.parameters()), "faster": 1.0})
+
+    @property
+    def network(self) -> Network:
+        """At present."""
+        return self._actor.network()
+
+    @property
+    def decisions(self) -> int:
+        """Of one iteration, but for those that nobody was asked for."""
+        return self.settings.episodes * self.settings.requests
+
+    def state(self) -> dict[str, FloatArray]:
+        """All that the next iterations depend on, beside settings and seed."""
+        modules = {"actor": self._actor, "critic": self.critic}
+        return {**state_of_optimiser(modules, self._optimiser), "iteration": np.array(float(self.iteration))}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        """Go on from a state."""
+        restore_optimiser(state, {"actor": self._actor, "critic": self.critic}, self._optimiser)
+        self.iteration = int(state["iteration"])
+
+    def iterate(self, pool: Pool) -> dict[str, float]:
+        """Collect and learn; returns what to plot."""
+        self.iteration += 1
+        found = joined(pool.map(collect, list(self._tasks())))
+        cost = relative_cost(found, self.settings.control_variate)
+        estimate = self._estimates(found)
+        advantage, target = advantages(cost, estimate, found.passed, found.taken, self.settings)
+        told = self._learn(Batches(found, normalised(advantage, found.taken), target, self.settings.device))
+        spread = float(np.var(target[found.taken]))
+        explained = 1 - np.var((target - estimate)[found.taken]) / max(spread, 1e-9)
+        mean = found.cost.sum() / found.expected_cost.sum()
+        return told | {"explained": float(explained), "cost": float(mean), "beta": float(self.network.beta)}
+
+    def _tasks(self) -> Iterator[Task]:
+        s = self.settings
+        count = min(_TASKS, s.episodes)
+        for part in range(count):
+            episodes = s.episodes * (part + 1) // count - s.episodes * part // count
+            seed = (self._seed, self.iteration, part)
+            yield Task(self._draw, self.network, episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
+
+    def _estimates(self, found: Decisions) -> FloatArray:
+        """The critic's, `(t, e)`."""
+        with torch.no_grad():
+            rows = [self._estimate(found, t) for t in range(0, len(found.taken), 64)]
+        return torch.cat(rows).cpu().numpy().astype(np.float64)
+
+    def _estimate(self, found: Decisions, t: int) -> Tensor:
+        columns = (found.features, found.queue, found.state, found.eligible)
+        known = [torch.from_numpy(column[t : t + 64]).to(self.settings.device) for column in columns]
+        estimate: Tensor = self.critic(*known)
+        return estimate
+
+    def _learn(self, batches: Batches) -> dict[str, float]:
+        s = self.settings
+        rate = s.learning_rate * max(_LEAST_RATE, 1 - self.iteration / s.iterations)
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate * group["faster"]
+        generator = np.random.default_rng((self._seed, self.iteration, _TASKS))
+        sums, count = np.zeros(3), 0
+        for _ in range(s.epochs):
+            order = torch.from_numpy(generator.permutation(len(batches)))
+            for chosen in torch.split(order, s.minibatch):
+                loss, told = self._loss(batches, chosen.to(s.device))
+                self._optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+                for module in (self._actor, self.critic):
+                    nn.utils.clip_grad_norm_(module.parameters(), _LONGEST_GRADIENT)
+                self._optimiser.step()
+                sums, count = sums + told, count + 1
+        return dict(zip(("divergence", "entropy", "critic_loss"), (sums / max(count, 1)).tolist(), strict=True))
+
+    def _loss(self, b: Batches, chosen: Tensor) -> tuple[Tensor, FloatArray]:
+        logarithms = self._actor(b.features[chosen], b.terms[chosen], b.relative_cost[chosen], b.eligible[chosen])
+        now = logarithms.gather(1, b.worker[chosen, None])[:, 0]
+        before, advantage = b.log_probability[chosen], b.advantage[chosen]
+        ratio = (now - before).exp()
+        clipped = ratio.clamp(1 - self.settings.clip, 1 + self.settings.clip)
+        # Advantages are costs: less is better, so the larger of the two is the pessimistic one.
+        policy_loss = torch.max(ratio * advantage, clipped * advantage).mean()
+        estimate = self.critic(b.features[chosen], b.queue[chosen], b.state[chosen], b.eligible[chosen])
+        critic_loss = (estimate - b.target[chosen]).square().mean() / (b.target.var() + 1e-6)
+        with torch.no_grad():
+            entropy = torch.special.entr(logarithms.exp()).sum(-1).mean()
+            told = np.array([float((before - now).mean()), float(entropy), float(critic_loss)])
+        return policy_loss + _VALUE_WEIGHT * critic_loss, told
+
+
+class Batches:
+    """The decisions that were taken, one after the other, as tensors."""
+
+    def __init__(self, found: Decisions, advantage: FloatArray, target: FloatArray, device: str) -> None:
+        def column(values: npt.NDArray[Any]) -> Tensor:
+            chosen = values[found.taken]
+            return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype == np.float64 else chosen).to(device)
+
+        self.features, self.terms = column(found.features), column(found.terms)
+        self.relative_cost, self.eligible = column(found.relative_cost), column(found.eligible)
+        self.queue, self.state = column(found.queue), column(found.state)
+        self.worker, self.log_probability = column(found.worker), column(found.log_probability)
+        self.advantage, self.target = column(advantage), column(target)
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+
+def relative_cost(found: Decisions, control_variate: bool) -> FloatArray:
+    """What each decision cost, `(t, e)`, cut off."""
+    cost = found.cost - found.expected_cost if control_variate else found.cost
+    return np.clip(cost, -_MOST_COST, _MOST_COST)
+
+
+def advantages(
+    cost: FloatArray, estimate: FloatArray, passed: FloatArray, taken: BoolArray, settings: PpoSettings
+) -> tuple[FloatArray, FloatArray]:
+    """GAE's advantage of each decision, and what the critic should have said; `(t, e)`.
+
+    Nothing comes after the last decision of an episode: it runs to its end.
+    """
+    discount = np.exp(-passed / settings.horizon)
+    kept = discount * np.exp(-passed / settings.trace)
+    advantage = np.zeros_like(cost)
+    coming, following = np.zeros(cost.shape[1]), np.zeros(cost.shape[1])
+    for t in reversed(range(len(cost))):
+        surprise = cost[t] + discount[t] * following - estimate[t]
+        coming = np.where(taken[t], surprise + kept[t] * coming, 0.0)
+        following = np.where(taken[t], estimate[t], 0.0)
+        advantage[t] = coming
+    return advantage, np.where(taken, advantage + estimate, 0.0)
+
+
+def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:
+    """Of equal spread in each episode, so that a noisy fleet does not drown the others; `(t, e)`."""
+    count = np.maximum(taken.sum(axis=0), 1)
+    spread = np.sqrt(np.where(taken, np.square(advantage), 0.0).sum(axis=0) / count)
+    scaled = np.clip(advantage / (spread + 1e-3), -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
+    chosen = scaled[taken]
+    found: FloatArray = np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
+    return found

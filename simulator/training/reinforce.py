@@ -1,0 +1,125 @@
+"""REINFORCE with a baseline: policy gradient in its plainest form, to be read first.
+
+Play some episodes. After each decision add up what it and all that followed cost, later costs discounted (the return to
+go). Subtract what was to be expected at that moment (the baseline). Then make decisions more probable by how much less
+they cost than expected: step along
+
+    - mean of (return to go - baseline) * gradient of log probability(the worker that was picked)
+
+The baseline is linear in a few numbers that describe the fleet (`collect.STATE`), fitted by least squares to the returns
+of the previous iteration, so that it cannot know the present decisions; it changes the gradient's noise, not its mean.
+
+`ppo.py` adds a critic that is a network, shorter memory and many steps from the same episodes; `pgpe.py`, which trained
+what is shipped, does without single decisions.
+
+Source: Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning,
+Machine Learning 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from policies.base import BoolArray, FloatArray
+from policies.learned.network import Network
+from simulator.training.actor import FASTER, Actor, parameter_groups
+from simulator.training.arena import Draw
+from simulator.training.collect import STATE, Decisions, Task, collect
+from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
+from simulator.training.pool import Pool
+from simulator.training.weights import initial
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforceSettings:
+    """How it collects and steps."""
+
+    iterations: int = 400
+    """Steps, after which it is done; they shrink linearly to a twentieth."""
+    episodes: int = 32
+    """Of an iteration."""
+    requests: int = 1000
+    """Of an episode."""
+    hidden: int = 8
+    beta: float = 20.0
+    """At the start."""
+    horizon: float = 5.0
+    """Of the discount, in mean latencies of `expected_latency`."""
+    learning_rate: float = 1e-2
+    tail_weight: float = 0.5
+    deadline_weight: float = 0.5
+
+
+class Reinforce:
+    """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+
+    def __init__(self, settings: ReinforceSettings, draw: Draw, seed: int) -> None:
+        """Weights of the first iteration come from the seed."""
+        self.settings, self._draw, self._seed = settings, draw, seed
+        self.iteration = 0
+        self._actor = Actor(initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta))
+        self._optimiser = torch.optim.Adam(parameter_groups(self._actor, settings.learning_rate, FASTER))
+        self._baseline = np.zeros(1 + len(STATE))
+
+    @property
+    def network(self) -> Network:
+        """At present."""
+        return self._actor.network()
+
+    @property
+    def decisions(self) -> int:
+        """Of one iteration."""
+        return self.settings.episodes * self.settings.requests
+
+    def state(self) -> dict[str, FloatArray]:
+        """All that the next iterations depend on, beside settings and seed."""
+        arrays = state_of_optimiser({"actor": self._actor}, self._optimiser)
+        return {**arrays, "baseline": self._baseline, "iteration": np.array(float(self.iteration))}
+
+    def restore(self, state: dict[str, FloatArray]) -> None:
+        """Go on from a state."""
+        restore_optimiser(state, {"actor": self._actor}, self._optimiser)
+        self._baseline, self.iteration = state["baseline"].copy(), int(state["iteration"])
+
+    def iterate(self, pool: Pool) -> dict[str, float]:
+        """One step; returns what to plot."""
+        self.iteration += 1
+        s, seed = self.settings, (self._seed, self.iteration)
+        task = Task(self._draw, self.network, s.episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
+        (found,) = pool.map(collect, [task])
+        coming = returns_to_go(found.cost - found.expected_cost, found.passed, found.taken, s.horizon)
+        known = np.concatenate([np.ones((*found.taken.shape, 1)), found.state], axis=-1)
+        surprise = coming - known @ self._baseline
+        self._baseline = np.linalg.lstsq(known[found.taken], coming[found.taken], rcond=None)[0]
+        self._step(found, surprise)
+        told = {"cost": float(found.cost.sum() / found.expected_cost.sum()), "beta": float(self.network.beta)}
+        return told | {"spread": float(coming[found.taken].std()), "surprise": float(surprise[found.taken].std())}
+
+    def _step(self, found: Decisions, surprise: FloatArray) -> None:
+        rate = max(0.05, 1 - self.iteration / self.settings.iterations)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.settings.learning_rate * rate * group["faster"]
+        self._optimiser.zero_grad()
+        loss(self._actor, found, surprise).backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._optimiser.step()
+
+
+def returns_to_go(cost: FloatArray, passed: FloatArray, taken: BoolArray, horizon: float) -> FloatArray:
+    """What each decision and all that followed in its episode cost, later costs discounted; `(t, e)`."""
+    coming, found = np.zeros(cost.shape[1]), np.zeros_like(cost)
+    for t in reversed(range(len(cost))):
+        coming = np.where(taken[t], cost[t] + np.exp(-passed[t] / horizon) * coming, 0.0)
+        found[t] = coming
+    return found
+
+
+def loss(actor: Actor, found: Decisions, weight: FloatArray) -> torch.Tensor:
+    """Mean of weight times log probability; its gradient is the policy gradient where the weight is a return."""
+    rows = torch.from_numpy(np.stack(np.nonzero(found.taken)))
+    columns = (found.features, found.terms, found.relative_cost, found.eligible)
+    logarithms = actor(*(torch.from_numpy(column)[rows[0], rows[1]] for column in columns))
+    picked = logarithms.gather(1, torch.from_numpy(found.worker)[rows[0], rows[1], None])[:, 0]
+    return (picked * torch.from_numpy(weight[found.taken].astype(np.float32))).mean()
