@@ -23,6 +23,7 @@ _COMMANDS = {
     "simulate": ("simulator.commands.simulate", "Compare policies on simulated fleets."),
     "scenarios": ("simulator.commands.scenarios", "List what there is to simulate."),
     "scoreboard": ("simulator.commands.scoreboard", "All policies on all scenarios, as a page."),
+    "train": ("simulator.commands.train", "Train the learned policy in the simulator."),
 }
 """By name: the module that holds the command under that name, and its line in the list: listing imports none."""
 
@@ -35,6 +36,7 @@ _EXTRAS = {
     "simulate": "sim",
     "scenarios": "sim",
     "scoreboard": "sim",
+    "train": "train",
 }
 """The optional dependencies that a command needs."""
 

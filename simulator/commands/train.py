@@ -1,0 +1,222 @@
+"""`balancer train`: a policy for `policy: learned`, by policy gradient in the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from policies.learned.artifact import Artifact, write_artifact
+from simulator.commands import inputs
+from simulator.training.checkpoint import Checkpoint, read_checkpoint, write_whole
+from simulator.training.plan import Course, Plan, course, differences, make_plan
+from simulator.training.pool import Here, Processes, Ray
+from simulator.training.record import artifacts, config, cpus, git, now
+from simulator.training.settings import ALGORITHMS
+from simulator.training.trainer import Step
+from simulator.training.trainer import train as run_training
+
+_CONFIG = "config.json"
+_POLICY, _LAST = "policy.npz", "last.npz"
+
+_EPILOG = """\b
+Examples:
+  balancer train --out out/mine
+  balancer train --out out/mine --resume                          go on after a kill
+  balancer train --out out/ours --from-log decisions/             fine-tune on production's requests
+  balancer train --out out/quick --iterations 30 --set pairs=32 --scenarios stale-reports --scenarios mine.yaml
+Then, in the balancer's config: policy: {name: learned, options: {file: out/mine/policy.npz}}
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help=f"Folder for {_POLICY} (the best), {_LAST}, {_CONFIG}, checkpoint and TensorBoard.",
+)
+@click.option(
+    "--scenarios",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="What to train on, beside random fleets; repeat [default: the train split but for a few; see the chapter].",
+)
+@click.option("--algorithm", type=click.Choice(list(ALGORITHMS)), default="pgpe", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=0, show_default=True)
+@click.option("--iterations", type=click.IntRange(min=1), help="[default: as the algorithm says]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    help="End after so long, all parts of the run counted; with --resume and 0: now, with the best so far.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Processes; the result does not depend on it [default: one a CPU]."
+)
+@click.option("--ray", metavar="ADDRESS", help="Play on this Ray cluster instead; local: start one here.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="SETTING=VALUE", help="Of algorithm or run; a wrong one lists all."
+)
+@click.option(
+    "--from-log",
+    type=click.Path(path_type=str, exists=True),
+    metavar="FOLDER",
+    help="Fine-tune on the fleet and the requests of a decision log, starting from the shipped policy.",
+)
+@click.option(
+    "--profile",
+    "profile",
+    type=click.Path(path_type=str, exists=True, dir_okay=False),
+    multiple=True,
+    help="Service times (balancer profile), which go before the log's; repeat.",
+)
+@click.option("--init", metavar="FILE", help="Start from this policy; shipped: the one that comes with us.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out; its options need not be repeated.")
+def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, resume: bool, **options: Any) -> None:
+    """Train the learned policy in the simulator, and write it as a file that a balancer serves.
+
+    Equal options give equal weights, on however many processes or machines.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of our processes: matrices are small, and there are many of them
+    if ray and jobs:
+        raise click.UsageError("--jobs and --ray are given: a Ray cluster knows its CPUs, so leave --jobs out")
+    console = inputs.console()
+    try:
+        plan, written, found, prepared = _prepared(out, resume, _given(options), console)
+        with _pool(ray, jobs or cpus()) as pool:
+            with _progress(console, prepared) as told:
+                trained = run_training(
+                    prepared,
+                    out,
+                    pool,
+                    found=found,
+                    limit_s=60 * minutes if minutes is not None else float("inf"),
+                    told=told,
+                )
+            console.print(f"Ended: {trained.why}. Scoreboard and ranges of inputs follow.", highlight=False)
+            where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
+            best, last = artifacts(plan, prepared, written, trained, where, pool)
+    except ModuleNotFoundError as error:
+        extra = "ray" if error.name == "ray" else "train"
+        raise click.ClickException(f"{error.name} is not installed: pip install 'balancer[{extra}]'") from error
+    except KeyboardInterrupt:
+        console.print(f"Stopped; go on with: balancer train --out {out} --resume", highlight=False)
+        raise click.exceptions.Exit(130) from None
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    write_whole(out / _LAST, write_artifact(last))
+    write_whole(out / _POLICY, write_artifact(best))
+    _show(console, best, out)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """What the user typed, by the names that plans have."""
+    context = click.get_current_context()
+    typed = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    settings = _settings(typed.pop("changes", ()))
+    if "iterations" in typed:
+        settings["iterations"] = typed.pop("iterations")
+    if typed.get("profile") and not typed.get("from_log"):
+        raise click.UsageError("--profile is given, which goes with --from-log: give the log as well")
+    return typed | ({"settings": settings} if settings else {})
+
+
+def _settings(changes: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in changes:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} must be setting=value, such as pairs=64", param_hint="--set")
+        found[name.strip()] = yaml.safe_load(value)
+    return found
+
+
+def _prepared(
+    out: Path, resume: bool, given: dict[str, Any], console: Console
+) -> tuple[Plan, dict[str, Any], Checkpoint | None, Course]:
+    """The plan, `config.json`, the checkpoint to go on from, and what the plan names; the folder is ready."""
+    if not resume:
+        if out.is_dir() and any(out.iterdir()):
+            raise click.UsageError(
+                f"--out {out} is not empty: name another folder, or go on with the run in it by --resume"
+            )
+        plan = make_plan(given)
+        prepared = course(plan)
+        written = config(plan, prepared, inputs.typed_command())
+    else:
+        try:
+            written = json.loads((out / _CONFIG).read_bytes())
+            plan = Plan.from_json(written["plan"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise click.UsageError(
+                f"--resume: {out / _CONFIG} is not there, or not of a run ({error}); leave --resume out to begin one"
+            ) from error
+        if wrong := differences(plan, {**given, "schema": Plan().schema}):
+            raise click.UsageError(
+                f"--resume with other options than those of the run in {out}: {'; '.join(wrong)}; "
+                "leave them out, or begin anew in another folder"
+            )
+        prepared = course(plan)
+        if prepared.inputs != written["inputs"]:
+            raise click.UsageError(
+                f"--resume: the scenarios of the run in {out} have changed since it began (a log that grew, a file "
+                "edited, other code); begin anew in another folder"
+            )
+        if git() != written["git"]:
+            console.print("The code is not at the commit that began this run, so the result may differ.", style="dim")
+        written["resumed"].append({"at": now(), "git": git()})
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / _CONFIG, (json.dumps(written, indent=1) + "\n").encode())
+    return plan, written, read_checkpoint(out), prepared
+
+
+def _pool(ray: str | None, jobs: int) -> Here | Processes | Ray:
+    if not ray:
+        return Processes(jobs) if jobs > 1 else Here()
+    try:
+        return Ray(ray)
+    except ConnectionError as error:
+        raise click.ClickException(
+            f"--ray {ray}: no cluster answers there ({error}); start one (ray start --head), or name local"
+        ) from error
+
+
+@contextmanager
+def _progress(console: Console, prepared: Course) -> Iterator[Any]:
+    """A bar with the time left on a terminal; evaluations as lines, there and elsewhere."""
+    total = prepared.algorithm.settings.iterations
+    columns = (TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("iterations", total=total)
+
+        def told(step: Step) -> None:
+            bar.update(task, completed=step.iteration)
+            if step.judged is None:
+                return
+            best = "best, " if step.best else ""
+            left = f"; {step.wall_s:.0f} s"
+            line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}{left}"
+            bar.console.print(line, highlight=False)
+
+        yield told
+
+
+def _show(console: Console, best: Artifact, out: Path) -> None:
+    for scenario, against in best.record["scoreboard"].items():
+        found = against["expected_latency"]
+        mean, p99 = (f"x{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in (found["mean"], found["p99"]))
+        console.print(f"  {scenario:<24} mean {mean}, p99 {p99} of expected_latency's", highlight=False)
+    console.print(f"Written: {out / _POLICY} (iteration {best.record['iteration']}), {_LAST}", highlight=False)

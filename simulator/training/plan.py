@@ -1,0 +1,196 @@
+"""What a run is: everything that its result depends on, as options name it, and made of that what is trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from balancer.decision_log.reading import read_log
+from balancer.load.arrivals import rescaled
+from balancer.profile_file import load_profile
+from policies.base import FloatArray
+from policies.learned.artifact import Artifact, read_artifact
+from policies.learned.features import SCHEMA
+from policies.learned.network import Network
+from policies.learned.policy import SHIPPED, shipped
+from simulator.log_fleet import scenario_from_log
+from simulator.scenario import Scenario, load_scenario, scenario_names
+from simulator.training.scenarios import Randomised
+from simulator.training.settings import RunSettings, algorithm_parts, changed, flat_settings
+from simulator.training.validation import REPORT_SEED, Case, cases, validation_cases
+from simulator.workload_trace import Recorded
+
+NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
+"""Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
+_FINE_TUNING = {"iterations": 60, "step": 1.0}
+"""Defaults of the algorithm, where it has such settings, when a trained policy goes on with a log."""
+_LOG_RANDOM_SHARE = 0.3
+_TRAINED_ON = 0.75
+"""Share of a log that training sees; the rest is for validation."""
+_LEAST_REQUESTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Equal plans, versions and inputs give equal weights; see `course`."""
+
+    algorithm: str = "pgpe"
+    seed: int = 0
+    scenarios: tuple[str, ...] = ()
+    """Names or files."""
+    from_log: str = ""
+    profile: tuple[str, ...] = ()
+    init: str = ""
+    """File of the policy to start from; empty: random weights."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By name, those of the algorithm and of the run; complete."""
+    schema: str = SCHEMA
+    """Of the policy's inputs."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Plan:
+        """What `as_json` gave."""
+        lists = {name: tuple(found[name]) for name in ("scenarios", "profile")}
+        return Plan(**{**found, **lists})
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A plan with all that it names at hand."""
+
+    algorithm: Any
+    """Made; a `trainer.Algorithm`."""
+    run: RunSettings
+    draw: Randomised
+    validation: tuple[Case, ...]
+    report: tuple[Case, ...]
+
+    @property
+    def inputs(self) -> str:
+        """A hash of the scenarios: a log that grows, or a file that is edited, changes it."""
+        return hashlib.sha256(pickle.dumps((self.draw, self.validation))).hexdigest()[:16]
+
+
+def make_plan(given: Mapping[str, Any]) -> Plan:
+    """The plan of the fields that are given, with defaults for all others.
+
+    Raises:
+        ValueError: a setting or file does not fit; named, with the remedy.
+        ModuleNotFoundError: the algorithm needs what is not installed.
+    """
+    plan = Plan(**{**given, "settings": {}})
+    if plan.from_log and not plan.init:
+        plan = dataclasses.replace(plan, init=SHIPPED)
+    if not plan.from_log and not plan.scenarios:
+        names = tuple(name for name in scenario_names("train") if name not in NOT_TRAINED_ON)
+        plan = dataclasses.replace(plan, scenarios=names)
+    _, settings = algorithm_parts(plan.algorithm)
+    defaults = flat_settings(settings()) | flat_settings(RunSettings())
+    if plan.from_log:
+        defaults |= {name: value for name, value in _FINE_TUNING.items() if name in defaults}
+        defaults["random_share"] = _LOG_RANDOM_SHARE
+    if plan.init:
+        hidden = start_of(plan.init).network.b1.size
+        wanted = given.get("settings", {}).get("hidden", hidden)
+        if wanted != hidden:
+            raise ValueError(f"hidden is {wanted}, and {plan.init} has {hidden}: leave one of the two out")
+        defaults["hidden"] = hidden
+    run, own = _split(plan.algorithm, defaults | dict(given.get("settings", {})))
+    return dataclasses.replace(plan, settings={**flat_settings(own), **flat_settings(run)})
+
+
+def differences(plan: Plan, given: Mapping[str, Any]) -> list[str]:
+    """Where the fields that are given are not those of the plan, in words."""
+    pairs = [(name, value, getattr(plan, name)) for name, value in given.items() if name != "settings"]
+    pairs += [(name, value, plan.settings.get(name)) for name, value in given.get("settings", {}).items()]
+    return [f"{name} is {_shown(value)} here and {_shown(was)} there" for name, value, was in pairs if value != was]
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else repr(value)
+
+
+def start_of(init: str) -> Artifact:
+    """The policy to start from."""
+    if init == SHIPPED:
+        return shipped()
+    try:
+        content = Path(init).read_bytes()
+    except OSError as error:
+        raise ValueError(f"init is {init}, which cannot be read ({error.strerror}); check the path") from error
+    return read_artifact(content, init)
+
+
+def course(plan: Plan) -> Course:
+    """Read what the plan names.
+
+    Raises:
+        ValueError: something does not fit; named, with the remedy.
+        OperatorError: a scenario, log or profile cannot be read.
+        ModuleNotFoundError: the algorithm needs what is not installed.
+    """
+    run, own = _split(plan.algorithm, plan.settings)
+    named = list(map(load_scenario, plan.scenarios))
+    judged = list(named)
+    if plan.from_log:
+        before, after = log_scenarios(plan)
+        named, judged = [before, *named], [after, *judged]
+    for one in named:
+        if one.workload.clients:
+            raise ValueError(f"scenarios has {one.name}, a closed loop, which is not trained on: leave it out")
+    draw = Randomised(tuple(named), run.random_share)
+    some_random = 5 * run.report_seeds if run.random_share else 0
+    judged = judged if run.random_share < 1 else []
+    algorithm, _ = algorithm_parts(plan.algorithm)
+    start: dict[str, Network] = {"start": start_of(plan.init).network} if plan.init else {}
+    return Course(
+        algorithm(own, draw, plan.seed, **start),
+        run,
+        draw,
+        validation_cases(judged, run.random_share, run.validation_episodes),
+        cases(judged, run.report_seeds, some_random, REPORT_SEED),
+    )
+
+
+def _split(algorithm: str, settings: Mapping[str, Any]) -> tuple[RunSettings, Any]:
+    """The settings of the run, and those of the algorithm."""
+    _, kind = algorithm_parts(algorithm)
+    run, own = RunSettings(), kind()
+    of_run = {name: value for name, value in settings.items() if name in flat_settings(run)}
+    rest = {name: value for name, value in settings.items() if name not in of_run}
+    return changed(run, of_run), changed(own, rest)
+
+
+def log_scenarios(plan: Plan) -> tuple[Scenario, Scenario]:
+    """The fleet of the plan's log under the requests of its first part, and under those of its last."""
+    log = read_log(Path(plan.from_log))
+    try:
+        whole = scenario_from_log(log, profiles=[load_profile(Path(each)) for each in plan.profile])
+    except ValueError as error:
+        raise ValueError(f"from-log {plan.from_log}: {error}") from error
+    count = whole.requests
+    if count < _LEAST_REQUESTS:
+        raise ValueError(f"from-log {plan.from_log} has {count} requests: record {_LEAST_REQUESTS} at least")
+    cut = int(count * _TRAINED_ON)
+    return _part(whole, slice(0, cut)), _part(whole, slice(cut, count))
+
+
+def _part(whole: Scenario, chosen: slice) -> Scenario:
+    """The scenario with some of its recorded requests, which come as fast as they did."""
+    recorded = cast(Recorded, whole.workload.recorded)
+    columns = {each.name: getattr(recorded, each.name) for each in dataclasses.fields(recorded)}
+    parts: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
+    time_s: FloatArray = parts["time_s"]
+    rate_per_s = whole.workload.rate_per_s * (len(time_s) - 1) / max(float(time_s[-1] - time_s[0]), 1e-9)
+    recorded = Recorded(**{**parts, "time_s": rescaled(time_s, 1.0)})
+    workload = dataclasses.replace(whole.workload, rate_per_s=rate_per_s, recorded=recorded)
+    return dataclasses.replace(whole, workload=workload, requests=len(time_s))

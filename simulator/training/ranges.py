@@ -1,0 +1,70 @@
+"""Which inputs the policy met in training: what the guard holds against those that it meets in production."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.base import FloatArray
+from policies.learned.features import inputs
+from policies.learned.network import Network
+from simulator.batch import Batch
+from simulator.training.arena import Draw, arena
+from simulator.training.pool import Pool
+
+OUTERMOST = 0.001
+"""Share of the values that is left out at each end."""
+_START_UP = 20
+"""Decisions of each episode that are all looked at: the fleet is empty, and no report has come."""
+_EVERY = 32
+"""Of those after, one in so many."""
+_TASKS = 4
+_SEED = 1 << 31
+"""Where training has the iteration: these are other episodes of the same kind."""
+
+
+def ranges(
+    network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: Pool
+) -> tuple[FloatArray, FloatArray]:
+    """Lowest and highest value of each input but for the outermost, `(f,)` each, in episodes that the network plays."""
+    count = min(_TASKS, episodes)
+    tasks = [
+        Task(network, draw, episodes * (part + 1) // count - episodes * part // count, requests, (seed, _SEED, part))
+        for part in range(count)
+    ]
+    values = np.concatenate(pool.map(_seen, tasks))
+    lowest, highest = np.quantile(values, [OUTERMOST, 1 - OUTERMOST], axis=0)
+    return lowest, highest
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Episodes to play."""
+
+    network: Network
+    draw: Draw
+    episodes: int
+    requests: int
+    seed: tuple[int, ...]
+
+
+def _seen(task: Task) -> FloatArray:
+    """Inputs of eligible workers, `(k, f)`."""
+    here = arena(task.draw, task.episodes, task.requests)
+    generator = np.random.default_rng(task.seed)
+    for e in range(task.episodes):
+        here.load(e, generator)
+    found: list[FloatArray] = []
+    step = 0
+
+    def look(batch: Batch, probabilities: FloatArray) -> None:
+        nonlocal step
+        if step < _START_UP or step % _EVERY == 0:
+            view = batch.view()
+            shown = view.eligible & batch.waiting[:, None]
+            found.append(inputs(batch.request(), view).features[shown])
+        step += 1
+
+    here.play(task.network, look)
+    return np.concatenate(found)
