@@ -5,6 +5,7 @@ from __future__ import annotations
 from policies.base import Policy
 from policies.consistent_hash import ConsistentHash
 from policies.expected_latency import ExpectedLatency
+from policies.learned import Learned
 from policies.least_requests import LeastRequests
 from policies.peak_ewma import PeakEwma
 from policies.power_of_two import PowerOfTwo
@@ -25,6 +26,7 @@ _POLICIES: tuple[type[Policy], ...] = (
     PeakEwma,
     Prequal,
     ExpectedLatency,
+    Learned,
 )
 
 BUILTIN: dict[str, type[Policy]] = {policy.name: policy for policy in _POLICIES}

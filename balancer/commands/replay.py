@@ -85,7 +85,7 @@ def _findings(log: DecisionLog, result: ReplayResult, policy: Policy | None) -> 
     joined = log.joined()
     measured = joined.latency_s[np.isfinite(joined.latency_s)]
     return {
-        "policy": None if policy is None else {"name": policy.name, "options": dataclasses.asdict(policy)},
+        "policy": None if policy is None else {"name": policy.name, "options": policy.options()},
         "processes": [dataclasses.asdict(run) for run in log.runs],
         "decisions": len(log),
         "refusals": len(log.refusals),

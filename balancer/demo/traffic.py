@@ -8,7 +8,6 @@ import numpy as np
 
 from balancer.load.arrivals import Bursts, bursty, poisson
 from balancer.load.workload import ModelMix, RowSizes, Workload, mixed, streams
-from policies import BUILTIN
 
 POLICIES = (
     "round_robin",
@@ -19,7 +18,7 @@ POLICIES = (
     "prequal",
     "token_bucket",
     "expected_latency",
-    *(["learned"] if "learned" in BUILTIN else []),
+    "learned",
 )
 """All but `random` (round robin without the turns) and `consistent_hash` (this traffic has no routing keys)."""
 

@@ -15,14 +15,13 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from balancer.envoy_bootstrap import BootstrapOptions
-from balancer.errors import OperatorError
 from balancer.load.arrivals import FloatArray
 from balancer.load.result import LoadResult
 from balancer.load.workload import Workload
 from balancer.profile_file import Profile
 from balancer.stack.up import REPOSITORY, UpOptions
 from benchmarks.live_fidelity.session import Session
-from policies import BUILTIN, Policy
+from policies import BUILTIN
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.result import Result
@@ -117,25 +116,11 @@ def arrivals(workload: Workload) -> Arrivals:
     )
 
 
-def policy_named(name: str) -> Policy:
-    """The policy with its defaults, as a config that names it gives it.
-
-    Raises:
-        OperatorError: it is trained: what it was trained to be is in a file, which nothing reads here yet.
-    """
-    policy = BUILTIN[name]()
-    if policy.trained:
-        raise OperatorError(
-            f"policy {name} rests on a file, which the simulation does not read yet (Policy.with_files): name others"
-        )
-    return policy
-
-
 def simulate(fleet: FleetSpec, session: Session, seeds: Sequence[int]) -> Result:
     """The session, once for each seed: policies take their turns in one fleet, whose estimators go on learning."""
     one = arrivals(session.workload())
     batch = Batch([fleet] * len(seeds), [one] * len(seeds), seeds)
-    policies = [policy_named(turn.policy) for turn in session.turns()]
+    policies = [BUILTIN[turn.policy]() for turn in session.turns()]
     batch.start()
     # In an open loop every request is decided, in its order, at the same step in all environments.
     for turn in session.turn_of_requests():

@@ -38,10 +38,10 @@ class Learned(Policy):
 
     name: ClassVar[str] = "learned"
     summary: ClassVar[str] = "Expected completion, corrected by a network trained in the simulator."
-    source: ClassVar[str] = "Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347"
+    source: ClassVar[str] = "Sehnke et al. 2010, Parameter-exploring policy gradients, Neural Networks 23"
     trained: ClassVar[bool] = True
 
-    file: str = option(SHIPPED, "A file that `balancer train` wrote; shipped: the one that comes with us", file=True)
+    file: str = option(SHIPPED, "A file that `balancer train` wrote; shipped: the balancer's own", file=True)
     artifact: Artifact | None = from_file("What is in the file")
 
     def with_files(self, read: Callable[[str], bytes]) -> Policy:

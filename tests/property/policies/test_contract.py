@@ -22,6 +22,8 @@ def variants(policy: type[Policy]) -> list[Policy]:
     hints = get_type_hints(policy)
     changed: list[dict[str, object]] = [{}]
     for field in dataclasses.fields(policy):
+        if field.metadata.get("from_file"):
+            continue
         hint = hints[field.name]
         values: set[object] = {field.metadata[bound] for bound in ("ge", "le") if bound in field.metadata}
         if get_origin(hint) is Literal:

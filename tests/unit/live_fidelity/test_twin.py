@@ -49,6 +49,12 @@ def test_each_request_of_the_session_is_decided_by_the_policy_whose_turn_it_is()
     assert (both.picked[:, turn == 1] != alone.picked[:, turn == 1]).any()
 
 
+def test_a_trained_policy_brings_its_file_along():
+    session = Session(policies=("learned", "round_robin"), rounds=1, window_s=1.0, settle_s=0.5, pause_s=0.5)
+    result = twin.simulate(twin.fleet(PROFILES, EASY, MODELS), session, range(1))
+    assert (result.status == 0).all()
+
+
 def test_a_recording_is_read_as_it_was_written(tmp_path):
     batches = {"worker-0": {"emulated_tft": {1: 20, 8: 3}}}
     weights, decided = {"worker-0": 1.5, "worker-1": 0.5}, ({"wlpr": 50.0}, {"wlpr": 2.0, "prequal": 48.0})

@@ -13,7 +13,7 @@ from policies.token_bucket import TokenBucket
 TRUE, FALSE = True, False
 
 
-def test_registry_has_the_ten_under_their_own_names() -> None:
+def test_registry_has_all_under_their_own_names() -> None:
     assert list(BUILTIN) == [
         "random",
         "round_robin",
@@ -25,6 +25,7 @@ def test_registry_has_the_ten_under_their_own_names() -> None:
         "peak_ewma",
         "prequal",
         "expected_latency",
+        "learned",
     ]
     assert all(policy.name == name and policy.summary and policy.source for name, policy in BUILTIN.items())
 
