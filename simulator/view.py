@@ -66,6 +66,41 @@ class BatchView(View):
         return age_s
 
 
+class ReportedView(BatchView):
+    """A view without dead reckoning: own requests as they are counted, those of others as last reported.
+
+    Nothing is worked off between two events, and nothing is assumed of what others send.
+    """
+
+    def __init__(self, seen: BatchView, others: FloatArray, others_work_s: FloatArray) -> None:
+        super().__init__(seen._sim, seen._settings)
+        # Set on the records that stand for the core's, so that its functions find them; all is as of now.
+        queue: Any = self._queue
+        queue.others, queue.others_work_s = self._of_balancer(others), self._of_balancer(others_work_s)
+        queue.others_s = queue.progress_s = np.broadcast_to(self._now_s, queue.others.shape)
+
+
+class AsReported:
+    """Remembers what reports said of others' requests; to be asked at every decision of a run, in order.
+
+    A balancer's own copy of that changes with its next pick, so it is taken at the first decision after the report.
+    """
+
+    def __init__(self) -> None:
+        self._others = self._others_work_s = self._reported_s = np.zeros(0)
+
+    def __call__(self, view: BatchView) -> ReportedView:
+        """The view of the same moment without dead reckoning."""
+        sim = view._sim
+        reported_s, queue = sim.known.reported_s, sim.queue
+        if reported_s.shape != self._reported_s.shape:
+            self._others, self._others_work_s = queue.others.copy(), queue.others_work_s.copy()
+        fresh = reported_s != self._reported_s if len(self._reported_s) else np.ones(reported_s.shape, np.bool_)
+        self._others[fresh], self._others_work_s[fresh] = queue.others[fresh], queue.others_work_s[fresh]
+        self._reported_s = reported_s.copy()
+        return ReportedView(view, self._others, self._others_work_s)
+
+
 class TrueView:
     """A view whose queues are as they really are, and whose completions know the work that really is before them."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.base import FloatArray
-from policies.learned.features import inputs
+from policies.base import FleetView, FloatArray, Request
+from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
 from simulator.arrivals import Arrivals
@@ -63,12 +63,17 @@ class Arena:
                 return Episode(scenario, arrivals, seed)
         raise ValueError("no scenario fits: most draws are larger than the first ones; make their sizes alike")
 
-    def play(self, networks: Network, seen: Callable[[Batch, FloatArray], None] | None = None) -> Result:
+    def play(
+        self,
+        networks: Network,
+        seen: Callable[[Batch, FloatArray], None] | None = None,
+        look: Callable[[Request, FleetView], Inputs] = inputs,
+    ) -> Result:
         """Route all that is loaded by one network, or one for each environment; `seen` is shown each decision."""
         batch = self.batch
         while batch.waiting.any():
             view = batch.view()
-            probabilities = shares(networks, inputs(batch.request(), view), view)
+            probabilities = shares(networks, look(batch.request(), view), view)
             if seen is not None:
                 seen(batch, probabilities)
             batch.step(batch.draw(probabilities))

@@ -53,6 +53,9 @@ STATE = (
 _TAIL_SHARE = 0.05
 """Share of the requests of each model that are slow: those beyond the p95 of `expected_latency`."""
 _LEAST_S = 1e-3
+_MOST_COST = 20.0
+"""Where the cost of one decision is cut off, in mean latencies, so that one fleet that broke down does not count."""
+_MOST_ADVANTAGE = 4.0
 _MOST_QUEUE = 50.0
 _MOST_PENDING = 500.0
 
@@ -278,3 +281,26 @@ def _state(seen: Seen, excess: FloatArray, expected_number: FloatArray) -> Float
         np.log1p(backlog.max(axis=-1)),
     )
     return np.stack(columns, axis=-1).astype(np.float32)
+
+
+def relative_cost(found: Decisions, control_variate: bool = True) -> FloatArray:
+    """What each decision cost, `(t, e)`, cut off."""
+    cost = found.cost - found.expected_cost if control_variate else found.cost
+    return np.clip(cost, -_MOST_COST, _MOST_COST)
+
+
+def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:
+    """Of equal spread in each episode, so that a noisy fleet does not drown the others; `(t, e)`."""
+    count = np.maximum(taken.sum(axis=0), 1)
+    spread = np.sqrt(np.where(taken, np.square(advantage), 0.0).sum(axis=0) / count)
+    scaled = np.clip(advantage / (spread + 1e-3), -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
+    chosen = scaled[taken]
+    found: FloatArray = np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
+    return found
+
+
+def check_above_zero(settings: object, names: str) -> None:
+    """Raise `ValueError` where one of the settings, whose names are separated by spaces, is not above 0."""
+    for name in names.split():
+        if not 0 < getattr(settings, name) < np.inf:
+            raise ValueError(f"{name} is {getattr(settings, name)}: give a number above 0")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network
 from simulator.run import run
+from simulator.training.ablation import Ablation, Look
 from simulator.training.arena import CostWeights, Draw, arena, episodes_cost
+from simulator.training.fixed_size import fixed_from_flat, fixed_initial
 from simulator.training.pool import Pool
 from simulator.training.weights import flat, from_flat, initial, scale_by_part
 
@@ -48,6 +51,7 @@ class PgpeSettings:
     tasks: int = 4
     """Into which an iteration is cut, at most as many as pairs: no more processes than that have work. Fewer are
     cheaper, since what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
+    ablation: Ablation = field(default_factory=Ablation)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a number out of range."""
@@ -71,15 +75,14 @@ class Pgpe:
         """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
-        begun = start or initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta)
-        self._vector = flat(begun)
+        self._vector = _begin(settings, np.random.default_rng((seed, 0))) if start is None else flat(start)
         self._momentum = np.zeros_like(self._vector)
-        self._deviation = settings.deviation * scale_by_part(settings.hidden, _LARGER)
+        self._deviation = _deviations(settings, len(self._vector))
 
     @property
     def network(self) -> Network:
         """At present."""
-        return from_flat(self._vector, self.settings.hidden)
+        return _network(self.settings, self._vector)
 
     @property
     def decisions(self) -> int:
@@ -103,6 +106,7 @@ class Pgpe:
         noise = np.concatenate([part for part, _ in found])
         differences = np.clip(np.concatenate([part for _, part in found]), -_MOST, _MOST)
         gradient = (differences[:, None] * noise).mean(axis=0) / max(float(differences.std()), 1e-9)
+        gradient *= self._deviation > 0  # what is not trained has noise, and no part in the step
         self._momentum = s.momentum * self._momentum + (1 - s.momentum) * gradient
         length = max(float(np.linalg.norm(self._momentum)), 1e-9)
         step = s.step * max(0.1, 1 - self.iteration / s.iterations)
@@ -117,6 +121,29 @@ class Pgpe:
             yield Task(
                 self.settings, self._draw, self._vector, self._deviation, pairs, (self._seed, self.iteration, part)
             )
+
+
+def _begin(s: PgpeSettings, generator: np.random.Generator) -> FloatArray:
+    if s.ablation.fixed_workers:
+        return fixed_initial(generator, s.hidden, s.ablation.fixed_workers, s.beta)
+    return flat(initial(generator, s.hidden, s.beta))
+
+
+def _network(s: PgpeSettings, vector: FloatArray) -> Network:
+    if s.ablation.fixed_workers:  # has all that playing needs
+        return cast(Network, fixed_from_flat(vector, s.hidden, s.ablation.fixed_workers))
+    return from_flat(vector, s.hidden)
+
+
+def _deviations(s: PgpeSettings, count: int) -> FloatArray:
+    """Of the noise on each weight, `(d,)`; 0 where it is not trained."""
+    if s.ablation.fixed_workers:
+        return np.full(count, s.deviation)
+    of = _LARGER
+    if s.ablation.trained:
+        chosen = {name.strip() for name in s.ablation.trained.split(",")}
+        of = {name: _LARGER.get(name, 1.0) if name in chosen else 0.0 for name in Network._fields}
+    return s.deviation * scale_by_part(s.hidden, of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +163,13 @@ def _difference(task: Task) -> tuple[FloatArray, FloatArray]:
     s, generator = task.settings, np.random.default_rng(task.seed)
     here = arena(task.draw, 2 * task.pairs, s.requests)
     noise = generator.normal(size=(task.pairs, len(task.vector)))
-    episodes = [here.load(2 * pair, generator, copies=2) for pair in range(task.pairs)]
+    copies = 2 if s.ablation.common_random_numbers else 1
+    episodes = [here.load(e, generator, copies=copies) for e in range(0, 2 * task.pairs, copies)]
     vectors = np.repeat(task.vector[None], 2 * task.pairs, axis=0)
     vectors[0::2] += noise * task.deviation
-    vectors[1::2] -= noise * task.deviation
-    result = here.play(from_flat(vectors, s.hidden))
+    if s.ablation.symmetric:
+        vectors[1::2] -= noise * task.deviation
+    result = here.play(_network(s, vectors), look=Look(s.ablation))
     reference = None
     if s.cost.regret:
         fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]

@@ -28,7 +28,7 @@ from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import FASTER, Actor, Critic, parameter_groups
 from simulator.training.arena import Draw
-from simulator.training.collect import Decisions, Task, collect, joined
+from simulator.training.collect import Decisions, Task, check_above_zero, collect, joined, normalised, relative_cost
 from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
 from simulator.training.pool import Pool
 from simulator.training.weights import initial
@@ -63,25 +63,30 @@ class PpoSettings:
     device: str = "cpu"
     """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        check_above_zero(self, "iterations episodes requests hidden critic_hidden beta horizon trace epochs minibatch")
+        if self.device not in {"cpu", "cuda"}:
+            raise ValueError(f"device is {self.device!r}: give cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, and torch finds none here: give cpu, or install a torch with CUDA")
+
 
 _TASKS = 2
 _LEAST_RATE = 0.05
 _LONGEST_GRADIENT = 1.0
-_MOST_COST = 20.0
-"""Where the cost of one decision is cut off, in mean latencies, so that one fleet that broke down does not count."""
-_MOST_ADVANTAGE = 4.0
 _VALUE_WEIGHT = 0.5
 
 
 class Ppo:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
-    def __init__(self, settings: PpoSettings, draw: Draw, seed: int) -> None:
-        """Weights of the first iteration come from the seed."""
+    def __init__(self, settings: PpoSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
+        """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
         s = settings
-        self._actor = Actor(initial(np.random.default_rng((seed, 0)), s.hidden, s.beta)).to(s.device)
+        self._actor = Actor(start or initial(np.random.default_rng((seed, 0)), s.hidden, s.beta)).to(s.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.critic = Critic(s.critic_hidden).to(s.device)
@@ -194,12 +199,6 @@ class Batches:
         return len(self.worker)
 
 
-def relative_cost(found: Decisions, control_variate: bool) -> FloatArray:
-    """What each decision cost, `(t, e)`, cut off."""
-    cost = found.cost - found.expected_cost if control_variate else found.cost
-    return np.clip(cost, -_MOST_COST, _MOST_COST)
-
-
 def advantages(
     cost: FloatArray, estimate: FloatArray, passed: FloatArray, taken: BoolArray, settings: PpoSettings
 ) -> tuple[FloatArray, FloatArray]:
@@ -217,13 +216,3 @@ def advantages(
         following = np.where(taken[t], estimate[t], 0.0)
         advantage[t] = coming
     return advantage, np.where(taken, advantage + estimate, 0.0)
-
-
-def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:
-    """Of equal spread in each episode, so that a noisy fleet does not drown the others; `(t, e)`."""
-    count = np.maximum(taken.sum(axis=0), 1)
-    spread = np.sqrt(np.where(taken, np.square(advantage), 0.0).sum(axis=0) / count)
-    scaled = np.clip(advantage / (spread + 1e-3), -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
-    chosen = scaled[taken]
-    found: FloatArray = np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
-    return found

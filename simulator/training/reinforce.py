@@ -6,8 +6,8 @@ they cost than expected: step along
 
     - mean of (return to go - baseline) * gradient of log probability(the worker that was picked)
 
-The baseline is linear in a few numbers that describe the fleet (`collect.STATE`), fitted by least squares to the returns
-of the previous iteration, so that it cannot know the present decisions; it changes the gradient's noise, not its mean.
+The baseline is linear in a few numbers that describe the fleet (`collect.STATE`), fitted by least squares to returns of
+the previous iteration, so that it cannot know the present decisions; it changes the gradient's noise, not its mean.
 
 `ppo.py` adds a critic that is a network, shorter memory and many steps from the same episodes; `pgpe.py`, which trained
 what is shipped, does without single decisions.
@@ -27,7 +27,7 @@ from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import FASTER, Actor, parameter_groups
 from simulator.training.arena import Draw
-from simulator.training.collect import STATE, Decisions, Task, collect
+from simulator.training.collect import STATE, Decisions, Task, check_above_zero, collect, normalised, relative_cost
 from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
 from simulator.training.pool import Pool
 from simulator.training.weights import initial
@@ -52,15 +52,19 @@ class ReinforceSettings:
     tail_weight: float = 0.5
     deadline_weight: float = 0.5
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a number out of range."""
+        check_above_zero(self, "iterations episodes requests hidden beta horizon learning_rate")
+
 
 class Reinforce:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
-    def __init__(self, settings: ReinforceSettings, draw: Draw, seed: int) -> None:
-        """Weights of the first iteration come from the seed."""
+    def __init__(self, settings: ReinforceSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
+        """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
-        self._actor = Actor(initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta))
+        self._actor = Actor(start or initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta))
         self._optimiser = torch.optim.Adam(parameter_groups(self._actor, settings.learning_rate, FASTER))
         self._baseline = np.zeros(1 + len(STATE))
 
@@ -90,11 +94,11 @@ class Reinforce:
         s, seed = self.settings, (self._seed, self.iteration)
         task = Task(self._draw, self.network, s.episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
         (found,) = pool.map(collect, [task])
-        coming = returns_to_go(found.cost - found.expected_cost, found.passed, found.taken, s.horizon)
+        coming = returns_to_go(relative_cost(found), found.passed, found.taken, s.horizon)
         known = np.concatenate([np.ones((*found.taken.shape, 1)), found.state], axis=-1)
         surprise = coming - known @ self._baseline
         self._baseline = np.linalg.lstsq(known[found.taken], coming[found.taken], rcond=None)[0]
-        self._step(found, surprise)
+        self._step(found, normalised(surprise, found.taken))
         told = {"cost": float(found.cost.sum() / found.expected_cost.sum()), "beta": float(self.network.beta)}
         return told | {"spread": float(coming[found.taken].std()), "surprise": float(surprise[found.taken].std())}
 
@@ -122,4 +126,5 @@ def loss(actor: Actor, found: Decisions, weight: FloatArray) -> torch.Tensor:
     columns = (found.features, found.terms, found.relative_cost, found.eligible)
     logarithms = actor(*(torch.from_numpy(column)[rows[0], rows[1]] for column in columns))
     picked = logarithms.gather(1, torch.from_numpy(found.worker)[rows[0], rows[1], None])[:, 0]
-    return (picked * torch.from_numpy(weight[found.taken].astype(np.float32))).mean()
+    mean: torch.Tensor = (picked * torch.from_numpy(weight[found.taken].astype(np.float32))).mean()
+    return mean
