@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.held_out import findings, tables
 from benchmarks.held_out.kinds import KEYS, kinds
-from benchmarks.held_out.plan import BASELINE, LARGE, LOADS, TOLD, WEIGHTED, Judged
+from benchmarks.held_out.plan import BASELINE, LARGE, LOADS, TOLD, WARM_UP_OF_FLEETS, WEIGHTED, Judged
 from benchmarks.held_out.report import Report
 from simulator.scoreboard import statistics, text
 from simulator.scoreboard.metrics import WARM_UP_SHARE
@@ -56,8 +56,8 @@ def _held_out(report: Report) -> list[str]:
         "## What was asked",
         tables.bar(report),
         "Ratios of latencies on equal arrivals, below 1 is better, **with the guard on**; in brackets 95% intervals, "
-        f"over seeds. A line passes by the ratio, not by its interval. {_counted(report)} The worst scenario is of all of "
-        "them.",
+        f"over seeds. A line passes by the ratio, not by its interval. {_counted(report)} The worst scenario is of "
+        "them all.",
         _told(report),
         f"![{subject} in each scenario]({PICTURE})",
         "## The scenarios",
@@ -95,8 +95,9 @@ def _fleets(report: Report) -> list[str]:
         "## Other fleets",
         "The same file in fleets of 2, 32, 64 and 256 workers, with speeds of 1, 3 and 10 and with models on GPUs that "
         "no scenario of the train split has, at "
-        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity ([fleets]({_FLEETS_FOLDER})). As served, "
-        "guard on:",
+        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity ([fleets]({_FLEETS_FOLDER})). The first "
+        f"{WARM_UP_OF_FLEETS:.0%} of the requests are not counted: in those the estimators learn how fast workers "
+        "are. As served, guard on:",
         tables.ratios(report.fleets, subject, "fleet and load"),
         f"![{subject} by size of the fleet]({FLEETS_PICTURE})",
         "What the guard did there. Inputs that training never saw are a reason to fall back, so a ratio near 1 above "
@@ -168,7 +169,8 @@ def _method(report: Report) -> str:
     return f"""- **Made by** `{report.command}`.
 - **Files**: {trained}.
 - **Runs**: {_seeds(judged)}. Every policy gets equal arrivals and seeds, from an empty fleet; the first
-  {WARM_UP_SHARE:.0%} of the requests are not counted. Latency is that of requests answered well.
+  {WARM_UP_SHARE:.0%} of the requests (of other fleets {WARM_UP_OF_FLEETS:.0%}) are not counted. Latency is that of
+  requests answered well.
 - **Ratios** are geometric means over seeds of the ratio on equal arrivals. {statistics.METHOD}.
 - **Held out**: {_splits(report)}. The heuristics run with their default options.
 - **{WEIGHTED}** knows no weights, as all workers have the weight 1: what it gets from an operator who states none.

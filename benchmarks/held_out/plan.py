@@ -17,6 +17,7 @@ from policies.base import Policy
 from simulator.capacity import capacity_per_s
 from simulator.scenario import Scenario, load_scenario
 from simulator.scoreboard.compare import Board
+from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import WorkerSpec
 
 BASELINE, WEIGHTED = "expected_latency", "wlpr"
@@ -27,8 +28,10 @@ CLAIRVOYANT = "clairvoyant"
 LOADS = (0.5, 0.7, 0.85)
 """Of the other fleets, as shares of their capacity."""
 _FLEETS = Path(__file__).parent / "fleets"
-LARGE, _SEEDS_OF_LARGE = 200, 10
+LARGE, _SEEDS_OF_LARGE = 200, 6
 """From so many workers on, other fleets have so few seeds, for the time it takes."""
+WARM_UP_OF_FLEETS = 0.5
+"""Share of the requests: with few requests for each of many workers, service times take so long to be known."""
 _AT_ONCE = 1300
 """Workers of all environments of a task together: more do not fit the caches, fewer waste NumPy's calls."""
 _SECONDS_A_DECISION: Mapping[Way, tuple[float, float]] = {
@@ -82,10 +85,12 @@ class Plan:
             wanted.append((BASELINE, BUILTIN[BASELINE](), "clairvoyant", scenario))
             wanted.append((TOLD, BUILTIN[WEIGHTED](), "plain", with_weights(scenario)))
         seeds = self.seeds_of(scenario)
+        warm_up_share = WARM_UP_OF_FLEETS if few else WARM_UP_SHARE
         size = max(_AT_ONCE // len(scenario.fleet.workers), 1)
         for start in range(0, len(seeds), size):
             for label, policy, way, where in wanted:
-                yield Task(where, policy, label, way, seeds[start : start + size], self.requests_of(scenario))
+                chosen = seeds[start : start + size]
+                yield Task(where, policy, label, way, chosen, self.requests_of(scenario), warm_up_share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from policies.base import Policy
 from simulator.guarded import BY_BASELINE, GuardedResult, run_guarded
 from simulator.run import run
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import Latency, Metrics, measure
+from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
 
 FloatArray = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -34,6 +34,8 @@ class Task:
     seeds: tuple[int, ...]
     requests: int
     """Of each seed."""
+    warm_up_share: float = WARM_UP_SHARE
+    """Of the requests, the first ones, that are not counted."""
 
     @property
     def name(self) -> str:
@@ -72,10 +74,10 @@ def execute(task: Task) -> Run:
     fleet = task.scenario.fleet
     if task.way == "guarded":
         guarded = run_guarded(fleet, arrivals, task.policy, seeds=task.seeds)
-        return Run(measure(guarded.result), guarded.result.end_s, watched(guarded, fleet.balancers))
+        return Run(measure(guarded.result, task.warm_up_share), guarded.result.end_s, watched(guarded, fleet.balancers))
     knowledge: Literal["clairvoyant", "reports"] = "clairvoyant" if task.way == "clairvoyant" else "reports"
     result = run(fleet, arrivals, task.policy, seeds=task.seeds, knowledge=knowledge)
-    return Run(measure(result), result.end_s)
+    return Run(measure(result, task.warm_up_share), result.end_s)
 
 
 def watched(guarded: GuardedResult, balancers: int) -> Watch:

@@ -56,7 +56,15 @@ class Store:
         # What is in a file counts, not where it lies.
         files = {field.name for field in fields(policy) if field.metadata.get("file")}
         options = {name: value for name, value in policy.options().items() if name not in files}
-        for part in (code, policy.name, repr(options), policy.digest, task.way, np.__version__):
+        for part in (
+            code,
+            policy.name,
+            repr(options),
+            policy.digest,
+            task.way,
+            str(task.warm_up_share),
+            np.__version__,
+        ):
             content.update(part.encode() + b"\0")
         return content.hexdigest()[:16]
 
