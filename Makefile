@@ -4,10 +4,10 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench scoreboard fidelity switchback docs proto clean
+.PHONY: help setup demo test lint bench scoreboard fidelity switchback held-out docs proto clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 19
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
 setup: .venv/ready ## everything that is needed, into .venv
 
@@ -40,6 +40,9 @@ fidelity: setup ## the simulator held against the live stack, 5 minutes; writes 
 
 switchback: setup ## wlpr, expected_latency and learned in turns on the live stack, 8 minutes; writes docs/switchback
 	$(BIN)/python -m benchmarks.live_switchback --page docs/switchback
+
+held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
+	$(BIN)/python -m benchmarks.held_out --out docs/learned
 
 docs: setup ## the generated page of config fields
 	$(BIN)/python -m balancer.config_page docs/config.md

@@ -46,7 +46,7 @@ class Store:
         partial.replace(path)
 
     def _path(self, task: Task) -> Path:
-        name = re.sub(r"[^\w.-]+", "-", f"{task.label}-{task.way}-{task.seeds[0]}-{task.seeds[-1]}")
+        name = re.sub(r"[^\w.-]+", "-", f"{task.policy.name}-{task.way}-{task.seeds[0]}-{task.seeds[-1]}")
         return self._folder / re.sub(r"[^\w.-]+", "-", task.scenario.name) / f"{name}-{self._key(task)}.npz"
 
     def _key(self, task: Task) -> str:

@@ -1,0 +1,1 @@
+import support.benchmarks_package  # noqa: F401  # importing it is what it is for
