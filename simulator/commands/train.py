@@ -92,6 +92,11 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     console = inputs.console()
     try:
         plan, written, found, prepared = _prepared(out, resume, _given(options), console)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise _missing(error, "train") from error
+    try:
         with _pool(ray, jobs or cpus()) as pool:
             with _progress(console, prepared) as told:
                 trained = run_training(
@@ -105,14 +110,9 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
             console.print(f"Ended: {trained.why}. Scoreboard and ranges of inputs follow.", highlight=False)
             where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
             best, last = artifacts(plan, prepared, written, trained, where, pool)
-    except ModuleNotFoundError as error:
-        extra = "ray" if error.name == "ray" else "train"
-        raise click.ClickException(f"{error.name} is not installed: pip install 'balancer[{extra}]'") from error
     except KeyboardInterrupt:
         console.print(f"Stopped; go on with: balancer train --out {out} --resume", highlight=False)
         raise click.exceptions.Exit(130) from None
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
     write_whole(out / _LAST, write_artifact(last))
     write_whole(out / _POLICY, write_artifact(best))
     _show(console, best, out)
@@ -188,10 +188,16 @@ def _pool(ray: str | None, jobs: int) -> Here | Processes | Ray:
         return Processes(jobs) if jobs > 1 else Here()
     try:
         return Ray(ray)
+    except ModuleNotFoundError as error:
+        raise _missing(error, "ray") from error
     except ConnectionError as error:
         raise click.ClickException(
             f"--ray {ray}: no cluster answers there ({error}); start one (ray start --head), or name local"
         ) from error
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> click.ClickException:
+    return click.ClickException(f"{error.name} is not installed: pip install 'balancer[{extra}]'")
 
 
 @contextmanager
@@ -207,8 +213,7 @@ def _progress(console: Console, prepared: Course) -> Iterator[Any]:
             if step.judged is None:
                 return
             best = "best, " if step.best else ""
-            left = f"; {step.wall_s:.0f} s"
-            line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}{left}"
+            line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}; {step.wall_s:.0f} s"
             bar.console.print(line, highlight=False)
 
         yield told

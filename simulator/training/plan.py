@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from balancer.decision_log.reading import read_log
 from balancer.load.arrivals import rescaled
 from balancer.profile_file import load_profile
@@ -18,9 +20,10 @@ from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
 from policies.learned.network import Network
 from policies.learned.policy import SHIPPED, shipped
+from simulator.envs.sampling import covering
 from simulator.log_fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
-from simulator.training.scenarios import Randomised
+from simulator.training.scenarios import Randomised, random_scenario
 from simulator.training.settings import RunSettings, algorithm_parts, changed, flat_settings
 from simulator.training.validation import REPORT_SEED, Case, cases, validation_cases
 from simulator.workload_trace import Recorded
@@ -147,6 +150,7 @@ def course(plan: Plan) -> Course:
     for one in named:
         if one.workload.clients:
             raise ValueError(f"scenarios has {one.name}, a closed loop, which is not trained on: leave it out")
+    covering([one.fleet for one in (*named, random_scenario(np.random.default_rng(0)))])  # they must fit together
     draw = Randomised(tuple(named), run.random_share)
     some_random = 5 * run.report_seeds if run.random_share else 0
     judged = judged if run.random_share < 1 else []
