@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from unit.held_out.synthetic import make_scenario
+from unit.held_out.synthetic import make_scenario, make_watch, metrics
 
-from benchmarks.held_out.plan import BASELINE, LOADS, TOLD, WEIGHTED, Plan, other_fleets, with_weights
+from benchmarks.held_out.plan import BASELINE, LOADS, TOLD, WEIGHTED, Plan, judge, other_fleets, with_weights
+from benchmarks.held_out.runs import Run
 from policies import BUILTIN
 from simulator.scenario import load_scenario, scenario_names
 from simulator.spec import WorkerSpec
@@ -28,6 +30,34 @@ def test_every_policy_meets_the_same_seeds_and_a_trained_one_with_and_without_gu
         ]
     )
     assert {task.seeds for task in tasks} == {(0, 1)}
+
+
+class FakeStore:
+    """Has a run of every task, whose latency tells which way it was run; but for those of the labels missing."""
+
+    def __init__(self, *missing):
+        self.missing = missing
+
+    def find(self, task):
+        if task.label in self.missing:
+            return None
+        latency_s = {"plain": 1.0, "guarded": 2.0, "clairvoyant": 3.0}[task.way]
+        watch = make_watch(len(task.seeds)) if task.way == "guarded" else None
+        return Run(metrics([latency_s] * len(task.seeds)), np.full(len(task.seeds), 10.0), watch)
+
+
+def test_a_trained_policy_is_shown_as_served_and_bare():
+    judged_plan = plan(trained={"learned": BUILTIN["prequal"]()})
+    judged = judge(judged_plan, judged_plan.scenarios[0], FakeStore())
+    shown = {name: float(each.latency.mean_s[0]) for name, each in judged.board.policies.items()}
+    assert shown == dict.fromkeys([*HEURISTICS, TOLD], 1.0) | {"learned": 2.0, "learned, no guard": 1.0}
+    assert float(judged.board.references["clairvoyant"].latency.mean_s[0]) == 3.0
+    assert list(judged.watches) == ["learned"]
+
+
+def test_what_is_not_finished_is_not_judged():
+    judged_plan = plan()
+    assert judge(judged_plan, judged_plan.scenarios[0], FakeStore("prequal")) is None
 
 
 def test_other_fleets_are_run_with_those_of_the_bar_and_fewer_seeds_where_they_are_large():
