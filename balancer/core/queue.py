@@ -131,15 +131,15 @@ def others_left(q: Queue, now_s: float | FloatArray) -> FloatArray:
     return np.minimum(np.maximum(np.where(q.others_work_s > 0, left, 0.0), 0.0), 1.0)
 
 
-def pending_now(q: Queue, now_s: float | FloatArray) -> FloatArray:
-    """Requests at each worker now, queued or executing, `(..., n)`."""
+def pending_now(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
+    """Requests at each worker now, queued or executing, `(..., n)`; `left`: `others_left`, where it is known."""
     if not np.count_nonzero(q.others):
         return q.in_flight
-    return q.in_flight + q.others * others_left(q, now_s)
+    return q.in_flight + q.others * (others_left(q, now_s) if left is None else left)
 
 
-def backlog_now_s(q: Queue, now_s: float | FloatArray) -> FloatArray:
-    """Seconds until each worker has worked off what is there now, `(..., n)`.
+def backlog_now_s(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
+    """Seconds until each worker has worked off what is there now, `(..., n)`; `left`: `others_left`, where it is known.
 
     The batch that executes has been under way since the last sign of progress, so that much of it is done; more than
     one mean batch cannot be, whatever the silence.
@@ -148,5 +148,5 @@ def backlog_now_s(q: Queue, now_s: float | FloatArray) -> FloatArray:
     done_s = np.minimum(np.maximum(now_s - q.progress_s, 0.0), mean_batch_s)
     backlog_s = q.own_work_s - done_s
     if np.count_nonzero(q.others):
-        backlog_s = backlog_s + q.others_work_s * others_left(q, now_s)
+        backlog_s = backlog_s + q.others_work_s * (others_left(q, now_s) if left is None else left)
     return np.maximum(backlog_s, 0.0)

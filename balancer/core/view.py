@@ -55,14 +55,19 @@ class View:
         return self._queue.reported_pending
 
     @cached_property
+    def _others_left(self) -> FloatArray | None:
+        """For the two columns that need it; None where there are no others."""
+        return queue.others_left(self._queue, self._now_s) if np.count_nonzero(self._queue.others) else None
+
+    @cached_property
     def pending(self) -> FloatArray:
         """See `FleetView`."""
-        return queue.pending_now(self._queue, self._now_s)
+        return queue.pending_now(self._queue, self._now_s, self._others_left)
 
     @cached_property
     def backlog_s(self) -> FloatArray:
         """See `FleetView`."""
-        return queue.backlog_now_s(self._queue, self._now_s)
+        return queue.backlog_now_s(self._queue, self._now_s, self._others_left)
 
     @cached_property
     def completion_s(self) -> FloatArray:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.base import WORST, FleetView, FloatArray, Request, masked_cost
+from policies.base import WORST, FleetView, FloatArray, Request, count_of, masked_cost
 
 ERROR_PENALTY_S = 1.0
 """Seconds that a failed request counts as; as `expected_latency` has it."""
@@ -63,8 +63,7 @@ TERMS = (
 SCHEMA = hashlib.sha256(json.dumps([FEATURES, TERMS]).encode()).hexdigest()[:16]
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
-_MOST_TERMS = np.array([term.most for term in TERMS])
-_MOST = np.array([feature.most for feature in FEATURES])
+_MOST = np.array([one.most for one in (*FEATURES, *TERMS)])[:, None]
 _TINY_S = 1e-6
 
 
@@ -87,37 +86,43 @@ def inputs(request: Request, fleet: FleetView) -> Inputs:
 
 def _inputs(request: Request, fleet: FleetView) -> Inputs:
     eligible = fleet.eligible
-    completion_s, service_s, pending = fleet.completion_s, fleet.service_s, fleet.pending
-    cost_s = masked_cost(completion_s + ERROR_PENALTY_S * fleet.error_rate, eligible)
+    completion_s, backlog_s, pending = fleet.completion_s, fleet.backlog_s, fleet.pending
+    error_rate, latency_s = fleet.error_rate, fleet.latency_s
+    service_s = np.maximum(fleet.service_s, _TINY_S)
+    cost_s = masked_cost(completion_s + ERROR_PENALTY_S * error_rate, eligible)
     best_s = np.maximum(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST), _TINY_S)
+    least_service_s = np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible)
+    marginal_s = completion_s - backlog_s
+    count = np.maximum(count_of(eligible), 1)
     relative = cost_s / best_s - 1.0
-    service_s = np.maximum(service_s, _TINY_S)
-    least_service_s = np.minimum.reduce(np.where(eligible, service_s, np.inf), axis=-1, keepdims=True, initial=WORST)
-    marginal_s = completion_s - fleet.backlog_s
-    count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)
-    x = np.empty((*eligible.shape, len(FEATURES)))
-    x[..., 0] = relative
-    np.divide(fleet.backlog_s, service_s, out=x[..., 1])
-    x[..., 2] = service_s / least_service_s - 1.0
-    np.divide(marginal_s, service_s, out=x[..., 3])
-    np.multiply(marginal_s / best_s, pending, out=x[..., 4])
-    x[..., 5] = pending
-    np.subtract(pending, fleet.in_flight, out=x[..., 6])
-    x[..., 7] = fleet.reported_pending
-    np.divide(fleet.report_age_s, best_s, out=x[..., 8])
-    x[..., 9] = fleet.error_rate
-    np.divide(fleet.latency_s, cost_s, out=x[..., 10])
-    np.divide(cost_s, np.maximum(request.deadline_s, _TINY_S), out=x[..., 11])
-    x[..., 12] = request.rows
-    x[..., 13] = count
-    x[..., 14] = best_s / least_service_s
-    x[..., 15] = np.add.reduce(np.where(eligible, pending, 0.0), axis=-1, keepdims=True) / count
-    np.fmin(x, _MOST, out=x)
-    np.fmax(x, 0.0, out=x)
-    z = np.empty((*eligible.shape, len(TERMS)))
-    costs_s = (fleet.backlog_s, marginal_s, marginal_s * pending, service_s, fleet.latency_s, fleet.report_age_s)
-    for i, seconds in enumerate(costs_s):
-        np.divide(seconds, best_s, out=z[..., i])
-    np.fmin(z, _MOST_TERMS, out=z)
-    np.fmax(z, 0.0, out=z)
-    return Inputs(np.log1p(x, out=x), z, relative)
+    # An input a row, so that each is written in one piece; the network wants a worker a row.
+    stacked = np.empty((len(_MOST), *eligible.shape))
+    x, z = stacked[: len(FEATURES)], stacked[len(FEATURES) :]
+    np.divide(backlog_s, best_s, out=z[0])
+    np.divide(marginal_s, best_s, out=z[1])
+    np.multiply(z[1], pending, out=z[2])
+    np.divide(service_s, best_s, out=z[3])
+    np.divide(latency_s, best_s, out=z[4])
+    np.divide(fleet.report_age_s, best_s, out=z[5])
+    x[0] = relative
+    np.divide(backlog_s, service_s, out=x[1])
+    np.subtract(service_s / least_service_s, 1.0, out=x[2])
+    np.divide(marginal_s, service_s, out=x[3])
+    x[4] = z[2]
+    x[5] = pending
+    np.subtract(pending, fleet.in_flight, out=x[6])
+    x[7] = fleet.reported_pending
+    x[8] = z[5]
+    x[9] = error_rate
+    np.divide(latency_s, cost_s, out=x[10])
+    np.divide(cost_s, np.maximum(request.deadline_s, _TINY_S), out=x[11])
+    x[12] = request.rows
+    x[13] = count
+    x[14] = best_s / least_service_s
+    x[15] = np.add.reduce(pending, axis=-1, keepdims=True, where=eligible) / count
+    flat = stacked.reshape(len(stacked), -1)
+    np.fmin(flat, _MOST, out=flat)
+    np.fmax(flat, 0.0, out=flat)
+    np.log1p(x, out=x)
+    by_worker = np.ascontiguousarray(flat.T).reshape(*eligible.shape, len(stacked))
+    return Inputs(by_worker[..., : len(FEATURES)], by_worker[..., len(FEATURES) :], relative)

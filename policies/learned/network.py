@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.base import BoolArray, FloatArray
+from policies.base import BoolArray, FloatArray, uniform_over
 from policies.learned.features import FEATURES, TERMS
 
 
@@ -47,12 +47,14 @@ class Network(NamedTuple):
 
         Weights may carry leading axes as well, vectors then as `(..., 1, h)`: a network for each environment.
         """
-        hidden = np.maximum(features @ self.w1 + self.b1, 0.0)
-        count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)[..., None]
-        mean = np.add.reduce(hidden * eligible[..., None], axis=-2, keepdims=True) / count
-        second = np.maximum(hidden @ self.w2 + (mean @ self.context + self.b2), 0.0)
-        coefficients = mean @ self.mix + self.bias
-        term: FloatArray = np.add.reduce(second * self.out, axis=-1) - np.add.reduce(terms * coefficients, axis=-1)
+        hidden = features @ self.w1
+        hidden += self.b1
+        np.maximum(hidden, 0.0, out=hidden)
+        mean = uniform_over(eligible)[..., None, :] @ hidden
+        second = hidden @ self.w2
+        second += mean @ self.context + self.b2
+        np.maximum(second, 0.0, out=second)
+        term: FloatArray = np.vecdot(second, self.out) - np.vecdot(terms, mean @ self.mix + self.bias)
         return term
 
 

@@ -100,9 +100,12 @@ class Learned(Policy):
 def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
     """The softmax, all zero where none is eligible; `(..., n)`."""
     eligible = fleet.eligible
-    score = np.where(eligible, network.term(given.features, given.terms, eligible) - given.relative_cost, -np.inf)
-    top = np.maximum.reduce(score, axis=-1, keepdims=True, initial=-1e300)
-    probabilities: FloatArray = np.exp(network.beta * (score - top))
+    score = network.term(given.features, given.terms, eligible)
+    score -= given.relative_cost
+    score[~eligible] = -np.inf
+    score -= np.maximum.reduce(score, axis=-1, keepdims=True, initial=-1e300)
+    score *= network.beta
+    shared: FloatArray = np.exp(score, out=score)
     # The best has 1 before the division, so a smaller total means that none is eligible.
-    probabilities /= np.maximum(np.add.reduce(probabilities, axis=-1, keepdims=True), 1.0)
-    return probabilities
+    shared /= np.maximum(np.add.reduce(shared, axis=-1, keepdims=True), 1.0)
+    return shared
