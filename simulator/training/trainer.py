@@ -131,7 +131,7 @@ def _due(algorithm: Algorithm, course: Course, kept: Checkpoint, ending: str) ->
 
 
 def _take_in(kept: Checkpoint, algorithm: Algorithm, judged: Judged) -> None:
-    best = min((each["cost"] for each in kept.curve), default=np.inf)
+    best = min((each["cost"] for each in kept.curve if np.isfinite(each["cost"])), default=np.inf)
     if judged.cost < best:
         kept.best, kept.best_iteration = algorithm.network, algorithm.iteration
     kept.curve.append({"iteration": algorithm.iteration, **judged._asdict()})

@@ -1,0 +1,71 @@
+"""The ranges that the guard holds against what it meets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from balancer.core.settings import GuardSettings
+from policies.base import FloatArray
+from policies.learned import Learned
+from policies.learned.artifact import Artifact, make_artifact
+from policies.learned.features import FEATURES
+from policies.learned.network import untrained
+from simulator.batch import Batch
+from simulator.scenario import Scenario, load_scenario
+from simulator.training.arena import Arena
+from simulator.training.pool import Here
+from simulator.training.ranges import ranges
+from simulator.training.scenarios import Randomised
+
+STALE = load_scenario("stale-reports")
+LIMIT = GuardSettings().range_limit
+
+
+@pytest.fixture(scope="module")
+def trained() -> Artifact:
+    network = untrained()
+    return make_artifact(network, *ranges(network, Randomised((STALE,), 0.5), 0, 24, 400, Here()), {})
+
+
+def strange(trained: Artifact, scenario: Scenario) -> list[FloatArray]:
+    """By decision, whether each of some episodes' inputs are what the guard calls strange."""
+    arena = Arena(Randomised((scenario,), 0.0), 8, 300)
+    for e in range(8):
+        arena.load(e, np.random.default_rng((99, e)))
+    policy, found = Learned(artifact=trained), []
+
+    def look(batch: Batch, probabilities: FloatArray) -> None:
+        outside = np.asarray(policy.out_of_range(batch.request(), batch.view()))
+        found.append(outside[batch.waiting] > LIMIT)
+
+    arena.play(trained.network, look)
+    return found
+
+
+def test_ordinary_fleets_are_not_strange_from_their_first_request_on(trained: Artifact) -> None:
+    found = strange(trained, STALE)
+    assert np.mean(found[0]) == 0.0
+    assert np.mean(np.concatenate(found)) < 0.01
+
+
+def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
+    rate_per_s = STALE.workload.rate_per_s * 40
+    crowded = dataclasses.replace(STALE, workload=STALE.workload.at_rate(rate_per_s))
+    found = strange(trained, crowded)
+    assert np.mean(np.concatenate(found[150:])) > 0.5
+
+
+def test_ranges_are_in_order_and_as_wide_as_the_fleets(trained: Artifact) -> None:
+    assert np.all(trained.lowest <= trained.highest)
+    workers = [feature.name for feature in FEATURES].index("workers")
+    assert np.expm1(trained.highest[workers]) == pytest.approx(16)
+
+
+def test_equal_arguments_give_equal_ranges_and_other_seeds_others() -> None:
+    draw = Randomised((STALE,), 0.0)
+    once, again, other = (ranges(untrained(), draw, seed, 6, 60, Here()) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(once, other)

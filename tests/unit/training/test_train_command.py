@@ -1,0 +1,299 @@
+"""`balancer train` as a shell sees it: small runs of the real thing, killed and not, in processes and on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import watchfiles
+from click.testing import CliRunner, Result
+from support.simulated_logs import simulated_log
+
+from balancer import cli
+from balancer.policy_options import build_policy
+from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
+from policies.learned.features import FEATURES
+from policies.random_choice import RandomChoice
+from simulator.scenario import load_scenario
+from simulator.training import plan as planning
+from simulator.training.checkpoint import read_checkpoint
+from simulator.training.weights import initial
+
+SMALL = (
+    *("--scenarios", "stale-reports", "--scenarios", "homogeneous-steady", "--iterations", "12"),
+    *("--set", "random_share=0", "--set", "pairs=4", "--set", "tasks=2", "--set", "requests=80"),
+    *("--set", "evaluate_every=4", "--set", "validation_episodes=4", "--set", "episode_requests=80"),
+    *("--set", "report_seeds=2", "--set", "range_episodes=4"),
+)
+
+
+def train(out: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, ["train", "--out", str(out), *arguments])
+
+
+def policy(out: Path, name: str = "policy.npz") -> Artifact:
+    return read_artifact((out / name).read_bytes(), name)
+
+
+def same(one: Artifact, other: Artifact) -> bool:
+    """All but what the clock and the machine have a part in."""
+    records = [{name: value for name, value in each.record.items() if name != "made"} for each in (one, other)]
+    return one.digest == other.digest and records[0] == records[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed, in one process."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = train(out, *SMALL, "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert "12/12: " in result.output
+    return out
+
+
+def test_it_writes_a_policy_that_a_balancer_serves(whole: Path) -> None:
+    served = build_policy("learned", {"file": str(whole / "policy.npz")})
+    assert served.digest == policy(whole).digest
+    assert (whole / "tensorboard").is_dir()
+    assert (whole / "last.npz").exists()
+
+
+def test_the_record_says_how_it_was_made_and_how_good_it_is(whole: Path) -> None:
+    record = policy(whole).record
+    assert record["algorithm"] == "pgpe"
+    assert record["seed"] == 0
+    assert record["scenarios"] == ["stale-reports", "homogeneous-steady"]
+    assert record["settings"]["pairs"] == 4
+    assert record["decisions"] == 12 * 2 * 4 * 80
+    assert [each["iteration"] for each in record["curve"]] == [0, 4, 8, 12]
+    assert record["iteration"] == min(record["curve"], key=lambda each: each["cost"])["iteration"]
+    assert record["scoreboard"].keys() == {"stale-reports", "homogeneous-steady"}
+    value, low, high = record["scoreboard"]["stale-reports"]["wlpr"]["p99"]
+    assert low <= value <= high
+    assert {"command", "started", "finished", "wall_s", "cpus"} <= record["made"].keys()
+    assert record["made"]["command"].startswith("balancer train --out ")
+    assert len(record["git"]["hash"]) == 40 or record["git"]["hash"] == "unknown"
+
+
+def test_the_config_has_all_that_the_run_depends_on(whole: Path) -> None:
+    config = json.loads((whole / "config.json").read_text())
+    assert config["plan"]["settings"] == policy(whole).record["settings"]
+    assert {"git", "versions", "cpus", "inputs", "command"} <= config.keys()
+
+
+def test_processes_make_no_difference(whole: Path, tmp_path: Path) -> None:
+    result = train(tmp_path / "run", *SMALL, "--jobs", "2")
+    assert result.exit_code == 0, result.output
+    assert same(policy(tmp_path / "run"), policy(whole))
+    assert same(policy(tmp_path / "run", "last.npz"), policy(whole, "last.npz"))
+
+
+def test_another_seed_does(whole: Path, tmp_path: Path) -> None:
+    result = train(tmp_path / "run", *SMALL, "--jobs", "1", "--seed", "1")
+    assert result.exit_code == 0, result.output
+    assert policy(tmp_path / "run", "last.npz").digest != policy(whole, "last.npz").digest
+
+
+def test_killed_and_resumed_it_ends_with_the_weights_of_a_run_never_killed(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    command = [sys.executable, "-m", "balancer", "train", "--out", str(out), *SMALL, "--jobs", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as run:
+        for changes in watchfiles.watch(out, rust_timeout=60_000, yield_on_timeout=True, debounce=1, step=1):
+            assert changes, "no checkpoint in a minute"
+            if read_checkpoint(out) is not None:
+                break
+        processes = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+    assert processes
+    assert not psutil.wait_procs(processes, timeout=30)[1], "its processes live on"
+    found = read_checkpoint(out)
+    assert found is not None
+    assert not (out / "policy.npz").exists()
+    result = train(out, "--resume", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert policy(out).record["made"]["resumed"] == 1
+    assert same(policy(out), policy(whole))
+    assert same(policy(out, "last.npz"), policy(whole, "last.npz"))
+
+
+def test_resumed_with_no_minutes_left_it_ends_with_the_best_so_far(whole: Path, tmp_path: Path) -> None:
+    first = train(tmp_path / "run", *SMALL, "--jobs", "1", "--minutes", "0")
+    assert first.exit_code == 0, first.output
+    assert "the time is over" in first.output
+    assert policy(tmp_path / "run").record["iteration"] == 0
+    # Given time again, it goes on, to the same end.
+    result = train(tmp_path / "run", "--resume", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert policy(tmp_path / "run", "last.npz").digest == policy(whole, "last.npz").digest
+
+
+@pytest.mark.timeout(600)  # two starts of Ray, each of many processes, on a machine that may be busy
+def test_on_a_ray_cluster_of_two_workers_it_is_the_same(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'balancer[ray]'")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    started = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        address = started.address_info["gcs_address"]
+        command = [sys.executable, "-m", "balancer", "train", "--out", str(tmp_path / "run"), *SMALL, "--ray", address]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        ray.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert same(policy(tmp_path / "run"), policy(whole))
+
+
+def test_a_ray_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'balancer[ray]'")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    result = train(tmp_path / "run", *SMALL, "--ray", "auto")
+    assert result.exit_code == 1
+    assert "--ray auto: no cluster answers there" in result.output
+    assert "start one (ray start --head), or name local" in " ".join(result.output.split())
+
+
+def test_fine_tuning_on_a_log_begins_with_a_policy_and_ends_no_worse(tmp_path: Path) -> None:
+    scenario = load_scenario("stale-reports")
+    simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 600), RandomChoice(), 1)
+    ranges = np.zeros(len(FEATURES)), np.ones(len(FEATURES))
+    start = make_artifact(initial(np.random.default_rng(3), 4, 20.0), *ranges, {})
+    (tmp_path / "start.npz").write_bytes(write_artifact(start))
+    changes = ("--set", "pairs=8", "--set", "requests=150", "--set", "validation_episodes=10", "--set", "tasks=1")
+    rest = ("--set", "episode_requests=150", "--set", "report_seeds=2", "--set", "range_episodes=4")
+    result = train(
+        *(tmp_path / "run", "--from-log", str(tmp_path / "log"), "--init", str(tmp_path / "start.npz"), "--jobs", "1"),
+        *("--iterations", "6", "--set", "evaluate_every=2", *changes, *rest),
+    )
+    assert result.exit_code == 0, result.output
+    record = policy(tmp_path / "run").record
+    costs = {each["iteration"]: each["cost"] for each in record["curve"]}
+    assert costs[record["iteration"]] <= costs[0]
+    assert record["settings"]["hidden"] == 4
+    assert record["settings"]["random_share"] == 0.3
+    assert record["scoreboard"].keys() == {"log", "random"}
+
+
+def test_a_log_is_trained_on_in_its_first_part_and_judged_in_its_last(tmp_path: Path) -> None:
+    scenario = load_scenario("stale-reports")
+    arrivals = scenario.arrivals(1, 400)
+    log = simulated_log(tmp_path / "log", scenario.fleet, arrivals, RandomChoice(), 1)
+    before, after = planning.log_scenarios(planning.Plan(from_log=str(tmp_path / "log")))
+    assert (before.requests, after.requests) == (300, 100)
+    assert before.fleet == after.fleet
+    for part, chosen in ((before, slice(0, 300)), (after, slice(300, 400))):
+        recorded: Any = part.workload.recorded
+        own_s = arrivals.time_s[chosen]
+        assert part.workload.rate_per_s == pytest.approx((len(own_s) - 1) / (own_s[-1] - own_s[0]), rel=0.02)
+        np.testing.assert_allclose(
+            np.diff(recorded.time_s) / part.workload.rate_per_s, np.diff(own_s), rtol=0.02, atol=2e-3
+        )
+    assert len(log) == 400
+
+
+def test_a_log_that_grew_is_noticed_on_resume(tmp_path: Path) -> None:
+    scenario = load_scenario("stale-reports")
+    simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 200), RandomChoice(), 1)
+    start = tmp_path / "start.npz"
+    start.write_bytes(
+        write_artifact(make_artifact(initial(np.random.default_rng(3), 4, 20.0), *[np.zeros(16)] * 2, {}))
+    )
+    options = ("--from-log", str(tmp_path / "log"), "--init", str(start), "--jobs", "1", "--minutes", "0")
+    first = train(tmp_path / "run", *options, *SMALL[6:])
+    assert first.exit_code == 0, first.output
+    again = train(tmp_path / "run", "--resume", "--jobs", "1", "--minutes", "0")
+    assert again.exit_code == 0, again.output
+    simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(2, 100), RandomChoice(), 2)
+    result = train(tmp_path / "run", "--resume", "--jobs", "1")
+    assert result.exit_code != 0
+    assert "have changed since it began" in result.output
+
+
+def test_a_folder_that_is_in_use_is_left_alone(whole: Path) -> None:
+    before = (whole / "policy.npz").read_bytes()
+    result = train(whole, *SMALL)
+    assert result.exit_code == 2
+    assert f"--out {whole} is not empty: name another folder, or go on with the run in it by --resume" in result.output
+    assert (whole / "policy.npz").read_bytes() == before
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
+    result = train(tmp_path, "--resume")
+    assert result.exit_code == 2
+    assert "config.json is not there" in result.output
+    assert "leave --resume out" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--seed", "3"), "seed is 3 here and 0 there"),
+        (("--set", "pairs=5"), "pairs is 5 here and 4 there"),
+        (("--iterations", "13"), "iterations is 13 here and 12 there"),
+        (("--algorithm", "ppo"), "algorithm is 'ppo' here and 'pgpe' there"),
+        (("--scenarios", "churn"), "scenarios is churn here and stale-reports, homogeneous-steady there"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_options(whole: Path, options: tuple[str, ...], words: str) -> None:
+    result = train(whole, "--resume", *options)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "leave them out, or begin anew in another folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scenarios", "stale-report"), 'did you mean "stale-reports"?'),
+        (("--set", "pears=3"), "there is no setting 'pears'; did you mean \"pairs\"?"),
+        (("--set", "pairs"), "must be setting=value"),
+        (("--set", "pairs=many"), "pairs is 'many': give a whole number"),
+        (("--algorithm", "sarsa"), "'sarsa' is not one of"),
+        (("--init", "missing.npz"), "init is missing.npz, which cannot be read (No such file or directory)"),
+        (("--jobs", "2", "--ray", "local"), "leave --jobs out"),
+        (("--profile", "pyproject.toml"), "--profile is given, which goes with --from-log"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    options = tuple(str(tmp_path / each) if each.endswith(".toml") else each for each in options)
+    result = train(tmp_path / "run", *options)
+    assert result.exit_code != 0
+    assert words in " ".join(result.output.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = train(tmp_path / "run", *SMALL, "--ray", "local")
+    assert result.exit_code == 1
+    assert "ray is not installed: pip install 'balancer[ray]'" in result.output
+
+
+def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -> None:
+    names = planning.make_plan({}).scenarios
+    assert "heterogeneous-bursty" in names
+    assert not set(names) & set(planning.NOT_TRAINED_ON)
+    assert not any(load_scenario(name).split == "held-out" for name in names)
+
+
+def test_a_run_from_a_log_starts_from_the_shipped_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = make_artifact(initial(np.random.default_rng(3), 5, 20.0), *[np.zeros(16)] * 2, {})
+    monkeypatch.setattr(planning, "shipped", lambda: start)
+    plan = planning.make_plan({"from_log": "anywhere"})
+    assert (plan.init, plan.settings["hidden"], plan.scenarios) == ("shipped", 5, ())
