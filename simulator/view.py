@@ -66,18 +66,27 @@ class BatchView(View):
         return age_s
 
 
-class ReportedView(BatchView):
+class WholeBatchView(BatchView):
+    """A view in which a batch that executes counts whole until it ends, however long it has been under way."""
+
+    def __init__(self, seen: BatchView) -> None:
+        super().__init__(seen._sim, seen._settings)
+        # Set on the record that stands for the core's, so that its functions find it: progress is as of now.
+        queue: Any = self._queue
+        queue.progress_s = np.broadcast_to(self._now_s, self.eligible.shape)
+
+
+class ReportedView(WholeBatchView):
     """A view without dead reckoning: own requests as they are counted, those of others as last reported.
 
     Nothing is worked off between two events, and nothing is assumed of what others send.
     """
 
     def __init__(self, seen: BatchView, others: FloatArray, others_work_s: FloatArray) -> None:
-        super().__init__(seen._sim, seen._settings)
-        # Set on the records that stand for the core's, so that its functions find them; all is as of now.
+        super().__init__(seen)
         queue: Any = self._queue
         queue.others, queue.others_work_s = self._of_balancer(others), self._of_balancer(others_work_s)
-        queue.others_s = queue.progress_s = np.broadcast_to(self._now_s, queue.others.shape)
+        queue.others_s = queue.progress_s
 
 
 class AsReported:
@@ -87,17 +96,19 @@ class AsReported:
     """
 
     def __init__(self) -> None:
+        self._sim: Sim | None = None
         self._others = self._others_work_s = self._reported_s = np.zeros(0)
 
     def __call__(self, view: BatchView) -> ReportedView:
         """The view of the same moment without dead reckoning."""
         sim = view._sim
         reported_s, queue = sim.known.reported_s, sim.queue
-        if reported_s.shape != self._reported_s.shape:
+        if sim is not self._sim:  # another run
+            self._sim, self._reported_s = sim, np.full_like(reported_s, np.nan)
             self._others, self._others_work_s = queue.others.copy(), queue.others_work_s.copy()
-        fresh = reported_s != self._reported_s if len(self._reported_s) else np.ones(reported_s.shape, np.bool_)
+        fresh = reported_s != self._reported_s
         self._others[fresh], self._others_work_s[fresh] = queue.others[fresh], queue.others_work_s[fresh]
-        self._reported_s = reported_s.copy()
+        self._reported_s[:] = reported_s
         return ReportedView(view, self._others, self._others_work_s)
 
 

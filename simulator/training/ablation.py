@@ -11,7 +11,7 @@ from policies.base import FleetView, FloatArray, Policy, Request
 from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
-from simulator.view import AsReported, BatchView
+from simulator.view import AsReported, BatchView, WholeBatchView
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Ablation:
     """Whether the expected cost is in the score; without, the learned term stands alone."""
     dead_reckoning: bool = True
     """Whether queues are worked off, and others' picks assumed, between two reports."""
+    executing_drained: bool = True
+    """Whether, of that, a batch that executes counts for less the longer it has been under way."""
     common_random_numbers: bool = True
     """Whether the two of a pair play the same episode."""
     symmetric: bool = True
@@ -43,6 +45,8 @@ class Look:
         """The network's inputs."""
         if not self._ablation.dead_reckoning:
             view = self._as_reported(cast(BatchView, view))
+        elif not self._ablation.executing_drained:
+            view = WholeBatchView(cast(BatchView, view))
         given = inputs(request, view)
         return given if self._ablation.prior else given._replace(relative_cost=np.zeros_like(given.relative_cost))
 

@@ -33,7 +33,7 @@ from simulator.training.weights import flat, from_flat, initial, scale_by_part
 class PgpeSettings:
     """How it explores and steps."""
 
-    iterations: int = 200
+    iterations: int = 60
     """After which it is done; steps shrink linearly to a tenth."""
     pairs: int = 128
     """Episodes of an iteration, each played twice."""
@@ -64,7 +64,7 @@ class PgpeSettings:
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
 """Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
-_MOST = 0.4
+MOST_DIFFERENCE = 0.4
 """Where differences of costs are cut off, so that one fleet that broke down does not set the step."""
 
 
@@ -102,9 +102,9 @@ class Pgpe:
         """One step; returns what to plot."""
         s = self.settings
         self.iteration += 1
-        found = pool.map(_difference, list(self._tasks()))
+        found = pool.map(sampled_differences, list(self.tasks()))
         noise = np.concatenate([part for part, _ in found])
-        differences = np.clip(np.concatenate([part for _, part in found]), -_MOST, _MOST)
+        differences = np.clip(np.concatenate([part for _, part in found]), -MOST_DIFFERENCE, MOST_DIFFERENCE)
         gradient = (differences[:, None] * noise).mean(axis=0) / max(float(differences.std()), 1e-9)
         gradient *= self._deviation > 0  # what is not trained has noise, and no part in the step
         self._momentum = s.momentum * self._momentum + (1 - s.momentum) * gradient
@@ -113,7 +113,8 @@ class Pgpe:
         self._vector = self._vector - step * self._deviation * self._momentum / length
         return {"gradient": length, "cost_difference": float(differences.std()), "beta": float(self.network.beta)}
 
-    def _tasks(self) -> Iterator[Task]:
+    def tasks(self) -> Iterator[Task]:
+        """What the present iteration plays."""
         # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
         count = min(self.settings.tasks, self.settings.pairs)
         for part in range(count):
@@ -158,7 +159,7 @@ class Task:
     seed: tuple[int, ...]
 
 
-def _difference(task: Task) -> tuple[FloatArray, FloatArray]:
+def sampled_differences(task: Task) -> tuple[FloatArray, FloatArray]:
     """The noise of each pair, `(pairs, d)`, and the cost with it less the cost with its opposite, `(pairs,)`."""
     s, generator = task.settings, np.random.default_rng(task.seed)
     here = arena(task.draw, 2 * task.pairs, s.requests)

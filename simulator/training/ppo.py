@@ -44,6 +44,8 @@ class PpoSettings:
     """Of an iteration."""
     requests: int = 1000
     """Of an episode."""
+    tasks: int = 2
+    """Into which an iteration is cut, at most as many as episodes; fewer are cheaper."""
     hidden: int = 8
     critic_hidden: int = 16
     beta: float = 20.0
@@ -65,14 +67,15 @@ class PpoSettings:
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a value out of range."""
-        check_above_zero(self, "iterations episodes requests hidden critic_hidden beta horizon trace epochs minibatch")
+        check_above_zero(
+            self, "iterations episodes requests hidden critic_hidden tasks beta horizon trace epochs minibatch"
+        )
         if self.device not in {"cpu", "cuda"}:
             raise ValueError(f"device is {self.device!r}: give cpu or cuda")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda, and torch finds none here: give cpu, or install a torch with CUDA")
 
 
-_TASKS = 2
 _LEAST_RATE = 0.05
 _LONGEST_GRADIENT = 1.0
 _VALUE_WEIGHT = 0.5
@@ -128,7 +131,7 @@ class Ppo:
 
     def _tasks(self) -> Iterator[Task]:
         s = self.settings
-        count = min(_TASKS, s.episodes)
+        count = min(s.tasks, s.episodes)
         for part in range(count):
             episodes = s.episodes * (part + 1) // count - s.episodes * part // count
             seed = (self._seed, self.iteration, part)
@@ -151,7 +154,7 @@ class Ppo:
         rate = s.learning_rate * max(_LEAST_RATE, 1 - self.iteration / s.iterations)
         for group in self._optimiser.param_groups:
             group["lr"] = rate * group["faster"]
-        generator = np.random.default_rng((self._seed, self.iteration, _TASKS))
+        generator = np.random.default_rng((self._seed, self.iteration, s.tasks))
         sums, count = np.zeros(3), 0
         for _ in range(s.epochs):
             order = torch.from_numpy(generator.permutation(len(batches)))
