@@ -132,8 +132,8 @@ def _told(report: Report) -> str:
         return ""
     said = " and of ".join(f"{NAMES[figure]} {text.interval(each)}" for figure, each in found.items())
     return (
-        f"Not asked, and worth knowing: {WEIGHTED} is far better where an operator tells it each worker's capacity. "
-        f"Against `{TOLD}` the median ratio of {report.subject} is, of {said}."
+        f"Not asked, and worth knowing: the {WEIGHTED} of the bar is told no capacities. To `{TOLD}` the median ratio of "
+        f"{report.subject} is, of {said}."
     )
 
 
