@@ -32,7 +32,7 @@ class Artifact:
 
     network: Network
     lowest: FloatArray
-    """Of each input in training, but for the outermost 0.1%; `(f,)`."""
+    """Of each input in training, but for the outermost 0.001%; `(f,)`."""
     highest: FloatArray
     record: Mapping[str, Any]
     """JSON-like; for people."""

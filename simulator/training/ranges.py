@@ -14,8 +14,8 @@ from simulator.training.arena import Draw, arena
 from simulator.training.pool import Pool
 
 OUTERMOST = 1e-5
-"""Share of the values that is left out at each end. A look at a fleet shows some 200 values: with a thousandth left out,
-one look in five would be strange to a policy in the very fleets that it was trained on."""
+"""Share of the values that is left out at each end. A look at a fleet shows some 200 values: with a thousandth left
+out, one look in five would be strange to a policy in the very fleets that it was trained on."""
 _START_UP = 20
 """Decisions of each episode that are all looked at: the fleet is empty, and no report has come."""
 _EVERY = 32
@@ -28,7 +28,7 @@ _SEED = 1 << 31
 def ranges(
     network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: Pool
 ) -> tuple[FloatArray, FloatArray]:
-    """Lowest and highest value of each input but for the `OUTERMOST`, `(f,)` each, in episodes that the network plays."""
+    """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays."""
     count = min(_TASKS, episodes)
     tasks = [
         Task(network, draw, episodes * (part + 1) // count - episodes * part // count, requests, (seed, _SEED, part))
