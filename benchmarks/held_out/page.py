@@ -8,6 +8,7 @@ from benchmarks.held_out import findings, tables
 from benchmarks.held_out.kinds import KEYS, kinds
 from benchmarks.held_out.plan import BASELINE, LARGE, LOADS, TOLD, WARM_UP_OF_FLEETS, WEIGHTED, Judged
 from benchmarks.held_out.report import Report
+from policies.learned.policy import Learned
 from simulator.scoreboard import statistics, text
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.scoreboard.summary import FIGURES, NAMES
@@ -132,8 +133,8 @@ def _told(report: Report) -> str:
         return ""
     said = " and of ".join(f"{NAMES[figure]} {text.interval(each)}" for figure, each in found.items())
     return (
-        f"Not asked, and worth knowing: the {WEIGHTED} of the bar is told no capacities. To `{TOLD}` the median ratio of "
-        f"{report.subject} is, of {said}."
+        f"Not asked, and worth knowing: the {WEIGHTED} of the bar is told no capacities. Against `{TOLD}` the median "
+        f"ratio of {report.subject} is, of {said}."
     )
 
 
@@ -180,7 +181,9 @@ def _method(report: Report) -> str:
 
 def _origin(report: Report, name: str) -> str:
     policy = report.trained[name]
-    return f"arrays with digest `{policy.digest[:12]}`"
+    record = policy.loaded.record if isinstance(policy, Learned) else {}
+    made = record.get("made", {}).get("command", "")
+    return f"digest `{policy.digest[:12]}`" + (f", {record.get('algorithm', '')}, made by `{made}`" if made else "")
 
 
 def _seeds(judged: Sequence[Judged]) -> str:
