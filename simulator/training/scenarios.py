@@ -155,7 +155,7 @@ def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence
 
 def _faults(generator: np.random.Generator, workers: Sequence[WorkerSpec]) -> tuple[Fault, ...]:
     kinds = ("slow", "slow", "stall", "crash", "errors", "silent", "leave")
-    chosen = generator.permutation(len(workers))[: int(generator.integers(1, 1 + len(workers) // 4))]
+    chosen = generator.permutation(len(workers))[: int(generator.integers(1, 1 + max(1, len(workers) // 4)))]
     faults = []
     for i in chosen:
         kind = kinds[int(generator.integers(len(kinds)))]
