@@ -64,7 +64,7 @@ SCHEMA = hashlib.sha256(json.dumps([FEATURES, TERMS]).encode()).hexdigest()[:16]
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
 _MOST = np.array([one.most for one in (*FEATURES, *TERMS)])[:, None]
-_TINY_S = 1e-6
+_TINY_S = np.array(1e-6)
 
 
 class Inputs(NamedTuple):
@@ -98,12 +98,13 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     # An input a row, so that each is written in one piece; the network wants a worker a row.
     stacked = np.empty((len(_MOST), *eligible.shape))
     x, z = stacked[: len(FEATURES)], stacked[len(FEATURES) :]
-    np.divide(backlog_s, best_s, out=z[0])
-    np.divide(marginal_s, best_s, out=z[1])
-    np.multiply(z[1], pending, out=z[2])
-    np.divide(service_s, best_s, out=z[3])
-    np.divide(latency_s, best_s, out=z[4])
-    np.divide(fleet.report_age_s, best_s, out=z[5])
+    z[0] = backlog_s
+    z[1] = marginal_s
+    np.multiply(marginal_s, pending, out=z[2])
+    z[3] = service_s
+    z[4] = latency_s
+    z[5] = fleet.report_age_s
+    z /= best_s
     x[0] = relative
     np.divide(backlog_s, service_s, out=x[1])
     np.subtract(service_s / least_service_s, 1.0, out=x[2])

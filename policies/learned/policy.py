@@ -102,7 +102,7 @@ def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
     eligible = fleet.eligible
     score = network.term(given.features, given.terms, eligible)
     score -= given.relative_cost
-    score[~eligible] = -np.inf
+    np.copyto(score, -np.inf, where=~eligible)
     score -= np.maximum.reduce(score, axis=-1, keepdims=True, initial=-1e300)
     score *= network.beta
     shared: FloatArray = np.exp(score, out=score)
