@@ -79,7 +79,7 @@ def measure(draw: Randomised, effort: Effort) -> list[Row]:
         "PGPE: symmetric pairs on common random numbers": Ablation(),
         "the same without common random numbers": Ablation(common_random_numbers=False),
         "not symmetric: against the unperturbed policy": Ablation(symmetric=False),
-        "neither": Ablation(symmetric=False, common_random_numbers=False),
+        "neither symmetric nor on common random numbers": Ablation(symmetric=False, common_random_numbers=False),
     }.items():
         samples, seconds = _of_pgpe(draw, ablation, effort)
         reference = samples.mean(axis=0) if not rows else reference
@@ -164,7 +164,7 @@ def _of_decisions(draw: Randomised, effort: Effort) -> dict[str, tuple[FloatArra
     line("control variate, critic, whole returns", 5.0, True, True, _NO_TRACE)
     line("critic, GAE over 1, no control variate", 5.0, False, True, 1.0)
     line("control variate, no critic (REINFORCE)", 5.0, True, False, _NO_TRACE)
-    line("neither", 5.0, False, False, _NO_TRACE)
+    line("neither control variate nor critic", 5.0, False, False, _NO_TRACE)
     line("control variate, critic, GAE over 1; horizon 1", 1.0, True, True, 1.0)
     line("control variate, critic, GAE over 1; horizon 20", 20.0, True, True, 1.0)
     line("control variate, no critic; horizon 1", 1.0, True, False, _NO_TRACE)

@@ -1,0 +1,31 @@
+"""A fleet in which everybody knows what is right, to train on: a slow worker and one that is four times as fast."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.learned.features import TERMS
+from policies.learned.network import Network, untrained
+from simulator.scenario import Scenario
+from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, WorkerSpec
+from simulator.training.scenarios import Randomised
+from simulator.workload import ModelTraffic, Workload
+from simulator.workload_draws import Fixed
+from simulator.workload_times import Poisson
+
+
+def two_workers(load: float = 0.6) -> Randomised:
+    """Draws always this one fleet; no batches, so a request's work is what it is wherever others are."""
+    model = ModelSpec("m", {"*": ServiceTime((1,), (0.04,))}, noise=Noise("none"), batching=Batching(max_batch_rows=1))
+    workers = (WorkerSpec("slow", speed=1.0), WorkerSpec("fast", speed=4.0))
+    fleet = FleetSpec((model,), workers, reports=Reports(period_s=0.02, delay_s=0.001))
+    traffic = (ModelTraffic("m", 1.0, Fixed(1.0), Fixed(1.0), 0.2),)
+    scenario = Scenario("two-workers", "", "train", fleet, Workload(1.0, traffic, Poisson())).with_load(load)
+    return Randomised((scenario,), random_share=0.0, load=(1.0, 1.0))
+
+
+def misled(hidden: int = 2, beta: float = 5.0) -> Network:
+    """A network that is drawn to the slow worker: it takes a long service for a merit."""
+    bias = np.zeros(len(TERMS))
+    bias[[term.name for term in TERMS].index("service")] = -1.5
+    return untrained(hidden, beta)._replace(bias=bias)

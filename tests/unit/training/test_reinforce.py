@@ -1,0 +1,58 @@
+"""REINFORCE: returns by hand, steps downhill where one knows the way, and runs that resume exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.two_workers import misled, two_workers
+
+pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
+
+from simulator.training.pool import Here  # after the check for torch
+from simulator.training.reinforce import Reinforce, ReinforceSettings, returns_to_go
+
+SETTINGS = ReinforceSettings(iterations=12, episodes=16, requests=100, hidden=2, learning_rate=0.02)
+SMALL = dataclasses.replace(SETTINGS, episodes=3, requests=30)
+
+
+def test_returns_to_go_by_hand() -> None:
+    cost = np.array([[1.0, 4.0], [2.0, 9.0], [3.0, 9.0]])
+    passed = np.array([[2.0, 0.0], [4.0, 0.0], [0.0, 0.0]])
+    taken = np.array([[True, True], [True, False], [True, False]])
+    coming = returns_to_go(cost, passed, taken, horizon=2.0)
+    second = 2.0 + 3.0 * np.exp(-2)
+    assert coming == pytest.approx(np.array([[1.0 + second * np.exp(-1), 4.0], [second, 0.0], [3.0, 0.0]]))
+
+
+def test_it_unlearns_to_prefer_the_slow_worker() -> None:
+    algorithm = Reinforce(SETTINGS, two_workers(), seed=0, start=misled())
+    costs = [algorithm.iterate(Here())["cost"] for _ in range(SETTINGS.iterations)]
+    assert costs[0] > 1.2
+    assert np.mean(costs[-2:]) < 0.5 * (costs[0] + 1)
+    assert algorithm.network.bias[3] > misled().bias[3] + 0.2
+
+
+def test_the_baseline_foresees_some_of_what_comes() -> None:
+    algorithm = Reinforce(SETTINGS, two_workers(), seed=0)
+    algorithm.iterate(Here())
+    told = algorithm.iterate(Here())
+    assert told["surprise"] < 0.95 * told["spread"]
+
+
+def test_it_goes_on_from_its_state_exactly() -> None:
+    straight = Reinforce(SMALL, two_workers(), seed=3)
+    straight.iterate(Here())
+    resumed = Reinforce(SMALL, two_workers(), seed=3)
+    resumed.restore(straight.state())
+    for algorithm in (straight, resumed):
+        algorithm.iterate(Here())
+    for name, array in straight.state().items():
+        assert np.array_equal(array, resumed.state()[name]), name
+    assert straight.iteration == resumed.iteration == 2
+
+
+def test_what_is_out_of_range_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"episodes is 0: give a number above 0"):
+        ReinforceSettings(episodes=0)
