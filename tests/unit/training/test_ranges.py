@@ -58,6 +58,11 @@ def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
     assert np.mean(np.concatenate(found[150:])) > 0.5
 
 
+def test_the_start_before_any_report_came_is_in_range(trained: Artifact) -> None:
+    staleness = [feature.name for feature in FEATURES].index("staleness")
+    assert np.expm1(trained.highest[staleness]) == pytest.approx(FEATURES[staleness].most)
+
+
 def test_ranges_are_in_order_and_as_wide_as_the_fleets(trained: Artifact) -> None:
     assert np.all(trained.lowest <= trained.highest)
     workers = [feature.name for feature in FEATURES].index("workers")
