@@ -30,7 +30,7 @@ from balancer.config_steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.steering import Plan
 from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
-from balancer.policy_options import build_policy, policy_class
+from balancer.policy_options import policy_class
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file
 from policies.base import Policy
@@ -50,10 +50,6 @@ def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
     if tls is None:
         return None
     return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
-
-
-def _built(section: PolicySection) -> Policy:
-    return build_policy(section.name, section.options)
 
 
 def _same(one: PolicySection, other: PolicySection) -> bool:
@@ -149,12 +145,12 @@ class Config(StrictModel):
 
     def build_policy(self) -> Policy:
         """The policy with its options."""
-        return _built(self.policy)
+        return self.policy.built
 
     def plan(self, policy: Policy) -> Plan:
         """What guard, shadow and rollout are to do beside `policy`, which is the one that `build_policy` gave."""
-        baseline = _built(self.guard.baseline)
-        new = None if self.rollout is None else _built(self.rollout)
+        baseline = self.guard.baseline.built
+        new = None if self.rollout is None else self.rollout.built
 
         def guard(of: Policy | None) -> GuardSettings | None:
             wanted = of is not None and (of.trained if self.guard.enabled == "auto" else self.guard.enabled)
@@ -163,7 +159,7 @@ class Config(StrictModel):
         return Plan(
             guard=guard(policy),
             baseline=baseline,
-            shadow=None if self.shadow is None else _built(self.shadow),
+            shadow=None if self.shadow is None else self.shadow.built,
             shadow_share=0.0 if self.shadow is None else self.shadow.share,
             rollout=None if self.rollout is None else self.rollout.settings(self.guard.margins.margins()),
             new=new,

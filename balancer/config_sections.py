@@ -24,10 +24,11 @@ from pydantic import (
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.envoy_bootstrap import BootstrapOptions
-from balancer.policy_options import checked_options, policy_class
+from balancer.policy_options import build_policy, checked_options, policy_class
 from balancer.profile_file import load_profile
 from balancer.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
 from balancer.yaml_document import ConfigError
+from policies.base import Policy
 
 _SETTINGS = Settings()
 _LIMITS = Limits()
@@ -67,12 +68,24 @@ class PolicySection(StrictModel):
     options: Mapping[str, Any] = Field(default={}, validate_default=True)
     """The policy's own options, listed at the end of this page and by `balancer policies`."""
 
+    _policy: Policy = PrivateAttr()
+
     @field_validator("options")
     @classmethod
     def _fits_policy(cls, options: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
         if "name" not in info.data:
             return options
         return checked_options(policy_class(info.data["name"]), options, (info.context or {}).get("folder", Path()))
+
+    @model_validator(mode="after")
+    def _build(self) -> Self:
+        self._policy = build_policy(self.name, self.options)
+        return self
+
+    @property
+    def built(self) -> Policy:
+        """The policy with its options. Built with the section, so that what its files held then is what serves."""
+        return self._policy
 
 
 class ModelSection(StrictModel):

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from balancer.config_sections import PolicySection
 from balancer.decision_log.reading import DecisionLog, read_log
-from balancer.policy_options import build_policy
 from balancer.schema import validate
 from balancer.yaml_document import Document
 from policies.base import Policy
@@ -56,8 +55,7 @@ class _PolicyOption(click.ParamType[Policy]):
                 options[option] = json.loads(text)
             except ValueError:
                 options[option] = text
-        section = validate(PolicySection, Document("--policy", {"name": name, "options": options}))
-        return build_policy(section.name, section.options)
+        return validate(PolicySection, Document("--policy", {"name": name, "options": options})).built
 
 
 @click.command(epilog=_EPILOG)

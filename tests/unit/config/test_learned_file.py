@@ -1,0 +1,110 @@
+"""The file of a learned policy in the config: found beside it, checked with it, read once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from balancer import config
+from balancer.config import Config, ConfigError
+from balancer.config_watch import ConfigState, watch
+from policies.learned import Learned
+from policies.learned.artifact import make_artifact, write_artifact
+from policies.learned.features import FEATURES
+from policies.learned.network import untrained
+
+MINE = "policy: {name: learned, options: {file: mine.npz}}\n"
+
+
+def write_weights(path: Path, beta: float = 20.0) -> str:
+    """A policy's file as training writes it; returns its digest."""
+    artifact = make_artifact(untrained(beta=beta), np.zeros(len(FEATURES)), np.ones(len(FEATURES)), {})
+    path.write_bytes(write_artifact(artifact))
+    return artifact.digest
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A config that names weights which lie beside it."""
+    path = tmp_path / "balancer.yaml"
+    path.write_text(MINE)
+    write_weights(tmp_path / "mine.npz")
+    return path
+
+
+def test_it_is_found_from_the_folder_of_the_config(file: Path) -> None:
+    loaded = config.load(file)
+    assert loaded.policy.options == {"file": str(file.parent / "mine.npz")}
+    assert loaded.build_policy().digest == write_weights(file.parent / "mine.npz")
+
+
+def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "balancer.yaml").write_text("policy: {name: learned}\n")
+    loaded = config.load(tmp_path / "balancer.yaml")
+    assert loaded.policy.options == {"file": "shipped"}
+    assert loaded.build_policy() == Learned()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "mine.npz cannot be read: No such file or directory; check the path"),
+        (b"", "is not a policy that `balancer train` wrote"),
+        (b"x" * 100, "is not a policy that `balancer train` wrote"),
+    ],
+)
+@pytest.mark.parametrize("section", ["policy", "shadow", "rollout"])
+def test_a_bad_one_is_refused_by_field_value_and_remedy(
+    file: Path, section: str, content: bytes | None, told: str
+) -> None:
+    (file.parent / "mine.npz").unlink()
+    if content is not None:
+        (file.parent / "mine.npz").write_bytes(content)
+    file.write_text(MINE.replace("policy", section))
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert f'{file}:1: {section}.options: {{"file": "mine.npz"}} is not allowed' in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_what_the_check_read_is_what_serves_even_if_the_file_is_gone(file: Path) -> None:
+    file.write_text(MINE + "shadow: {name: learned, options: {file: mine.npz}, share: 1.0}\n")
+    loaded = config.load(file)
+    (file.parent / "mine.npz").unlink()
+    policy = loaded.build_policy()
+    assert policy.digest
+    assert loaded.plan(policy).shadow == policy
+
+
+def test_other_weights_under_the_same_name_are_another_config(file: Path) -> None:
+    before = config.load(file)
+    assert config.load(file) == before
+    write_weights(file.parent / "mine.npz", beta=5.0)
+    assert config.load(file) != before
+
+
+async def test_a_config_that_names_bad_weights_is_told_and_the_good_one_stays(file: Path) -> None:
+    loaded = config.load(file)
+    state, stop = ConfigState(loaded, str(file), 0.0), asyncio.Event()
+    heard: asyncio.Queue[Config | ConfigError] = asyncio.Queue()
+    watching = asyncio.create_task(watch(file, heard.put_nowait, heard.put_nowait, stop, running=loaded))
+    try:
+        file.write_text(MINE.replace("mine", "missing"))
+        error = await asyncio.wait_for(heard.get(), 30)
+        assert isinstance(error, ConfigError)
+        state.refuse(error, 1.0)
+        page = state.as_json()
+        assert page["config"]["policy"]["options"]["file"] == str(file.parent / "mine.npz")
+        assert "missing.npz cannot be read: No such file" in page["last_error"]["problems"][0]
+        write_weights(file.parent / "better.npz", beta=5.0)
+        file.write_text(MINE.replace("mine", "better"))
+        better = await asyncio.wait_for(heard.get(), 30)
+        assert isinstance(better, Config)
+        assert state.accept(better, 2.0)
+        assert state.as_json()["newest_file_in_force"]
+    finally:
+        stop.set()
+        await watching
