@@ -11,7 +11,10 @@ import dataclasses
 import hashlib
 import io
 import json
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +25,11 @@ from policies.learned.features import FEATURES, SCHEMA
 from policies.learned.network import Network, shapes
 
 _FORMAT = 1
+_UNREADABLE = (
+    *(ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, SyntaxError),
+)
+"""What NumPy, zipfile and json raise for a file that is something else, or was cut, or has bytes changed."""
 _NARROWEST = 0.1
 """Least width of a range: an input that never moved in training is not strange for moving a little."""
 
@@ -84,7 +92,7 @@ def read_artifact(content: bytes, name: str) -> Artifact:
             arrays = {key: file[key] for key in file.files}
         record = json.loads(arrays.pop("record").tobytes())
         schema, digest = record["schema"]["hash"], record["digest"]
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{name} is not a policy that `balancer train` wrote ({error}); name one that is") from error
     if schema != SCHEMA:
         raise ValueError(
@@ -99,6 +107,8 @@ def read_artifact(content: bytes, name: str) -> Artifact:
             raise ValueError(
                 f"{name} has numbers in {key} that are not finite; train it anew, from an earlier checkpoint"
             )
+    if not arrays["beta"] > 0:
+        raise ValueError(f"{name} has beta {float(arrays['beta'])}, must be above 0; train it anew")
     lowest, highest = arrays.pop("lowest"), arrays.pop("highest")
     return Artifact(Network(**arrays), lowest, highest, record, digest)
 
@@ -106,11 +116,11 @@ def read_artifact(content: bytes, name: str) -> Artifact:
 def _check_shapes(arrays: Mapping[str, FloatArray], name: str) -> None:
     hidden = arrays["b1"].size if "b1" in arrays else 0
     expected = {**shapes(hidden), "lowest": (len(FEATURES),), "highest": (len(FEATURES),)}
-    found = {key: array.shape for key, array in arrays.items()}
+    found = {key: array.shape if array.dtype == np.float64 else array.dtype for key, array in arrays.items()}
     if wrong := sorted(key for key in expected.keys() | found.keys() if found.get(key) != expected.get(key)):
         key = wrong[0]
         raise ValueError(
-            f"{name} has {key} of shape {found.get(key, 'none')}, expected {expected.get(key, 'none')}; "
+            f"{name} has {key} as {found.get(key, 'nothing')}, expected {expected.get(key, 'nothing')}; "
             "it was written by another version, or by hand: train it anew with `balancer train`"
         )
 
