@@ -35,6 +35,8 @@ _PAGES = {
     "/config": "the config in force, its hash, and the last refusal",
 }
 _PARAMETERS = {"model", "version", "rows", "key", "priority", "deadline_ms"}
+_MOST_MOVED = 5
+"""Inputs shown of those that moved a pick: the others matter less than any of these."""
 _COLUMNS = (
     *("weight", "in_flight", "reported_pending", "pending", "backlog_s", "completion_s", "service_s", "latency_s"),
     *("error_rate", "tokens", "report_age_s"),
@@ -170,6 +172,7 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
     return answer | {
         "asked": asked.policy.name,
         "asked_as": asked.role,
+        **({"moved_by_is_in": asked.policy.score_unit} if moved else {}),
         "workers": [
             {
                 "worker": name,
@@ -177,7 +180,7 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
                 **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
                 "eligible": bool(view.eligible[row]),
                 "why_not": reasons[name],
-                **({"moved_by": moved[row]} if moved else {}),
+                **({"moved_by": moved[row]} if row in moved else {}),
                 "sees": {column: float(values[row]) for column, values in columns.items()},
             }
             for row, name in enumerate(router.fleet.names)
@@ -199,24 +202,24 @@ def _shadow(router: Router, asked: Asked) -> FloatArray | None:
     return ask(router.steering.shadow.policy, asked.request, asked.view)[0]
 
 
-def _moved(asked: Asked) -> list[dict[str, float]]:
-    """By worker, what each input adds to its score beyond the mean of the eligible workers, the largest first.
+def _moved(asked: Asked) -> dict[int, dict[str, float]]:
+    """By row of each eligible worker, what inputs add to its score beyond the mean of them, the few largest first.
 
     Empty where the policy does not say.
     """
+    eligible = asked.view.eligible
     try:
         contributions = asked.policy.contributions(asked.request, asked.view)
+        beyond = {name: values - values[eligible].mean() for name, values in contributions.items()}
     except Exception:  # a third party's policy may raise anything; the rest of the page is true without
         logger.exception("policy %s cannot say what moved its pick", asked.policy.name)
-        return []
-    eligible = asked.view.eligible
-    if not contributions or not eligible.any():
-        return []
-    beyond = {name: values - values[eligible].mean() for name, values in contributions.items()}
-    return [
-        dict(sorted(((name, float(values[row])) for name, values in beyond.items()), key=lambda item: -abs(item[1])))
-        for row in range(len(eligible))
-    ]
+        return {}
+    rows = [int(row) for row in eligible.nonzero()[0]] if beyond else []
+    return {row: dict(sorted(_rounded(beyond, row), key=lambda item: -abs(item[1]))[:_MOST_MOVED]) for row in rows}
+
+
+def _rounded(beyond: Mapping[str, FloatArray], row: int) -> list[tuple[str, float]]:
+    return [(name, float(f"{values[row]:.3g}")) for name, values in beyond.items()]
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -150,6 +150,8 @@ class Policy(ABC):
     """Whether it places requests by their routing key itself, so that the router need not."""
     trained: ClassVar[bool] = False
     """Whether it was made from data, so that it may meet what it was not made for; the guard watches such policies."""
+    score_unit: ClassVar[str] = "points of its score"
+    """What `contributions` are measured in, for people."""
 
     def __post_init__(self) -> None:
         """Check every option against what it declares; a ValueError names policy, option, value and remedy."""
@@ -196,7 +198,10 @@ class Policy(ABC):
         return 0.0
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        """What each input, by name, adds to each worker's score, `(..., n)`; empty where the policy does not say."""
+        """What each input, by name, adds to each worker's score, `(..., n)`; empty where the policy does not say.
+
+        Names are for people; more is better; in `score_unit`.
+        """
         del request, fleet
         return {}
 

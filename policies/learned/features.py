@@ -76,6 +76,8 @@ class Inputs(NamedTuple):
     """`(..., n, t)`: on their own scale, not logarithms."""
     relative_cost: FloatArray
     """cost / best - 1, not cut off; `(..., n)`; infinite where not eligible."""
+    best_s: FloatArray
+    """The least cost; `(..., 1)`."""
 
 
 def inputs(request: Request, fleet: FleetView) -> Inputs:
@@ -126,4 +128,4 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     np.fmax(flat, 0.0, out=flat)
     np.log1p(x, out=x)
     by_worker = np.ascontiguousarray(flat.T).reshape(*eligible.shape, len(stacked))
-    return Inputs(by_worker[..., : len(FEATURES)], by_worker[..., len(FEATURES) :], relative)
+    return Inputs(by_worker[..., : len(FEATURES)], by_worker[..., len(FEATURES) :], relative, best_s)

@@ -12,7 +12,8 @@ import numpy as np
 
 from policies.base import FleetView, FloatArray, Policy, Request, from_file, option
 from policies.learned.artifact import Artifact, read_artifact
-from policies.learned.features import FEATURES, Inputs, inputs
+from policies.learned.explained import contributions
+from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 
 SHIPPED = "shipped"
@@ -40,6 +41,7 @@ class Learned(Policy):
     summary: ClassVar[str] = "Expected completion, corrected by a network trained in the simulator."
     source: ClassVar[str] = "Sehnke et al. 2010, Parameter-exploring policy gradients, Neural Networks 23"
     trained: ClassVar[bool] = True
+    score_unit: ClassVar[str] = "seconds of expected completion"
 
     file: str = option(SHIPPED, "A file that `balancer train` wrote; shipped: the balancer's own", file=True)
     artifact: Artifact | None = from_file("What is in the file")
@@ -79,22 +81,8 @@ class Learned(Policy):
         return farthest
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
-        """What each input adds to the score, in units of the best cost: the score less that without the input.
-
-        Without: the input is at its mean over the eligible workers (occlusion; Zeiler and Fergus 2014). What inputs do
-        together is counted with each of them, so the numbers need not add up.
-        """
-        given, eligible = inputs(request, fleet), fleet.eligible
-        network = self.loaded.network
-        term = network.term(given.features, given.terms, eligible)
-        count = np.maximum(np.add.reduce(eligible, axis=-1, keepdims=True, dtype=np.float64), 1.0)
-        means = np.add.reduce(np.where(eligible[..., None], given.features, 0.0), axis=-2) / count
-        found: dict[str, FloatArray] = {"expected cost": -given.relative_cost}
-        for i, feature in enumerate(FEATURES):
-            without = given.features.copy()
-            without[..., i] = means[..., None, i]
-            found[feature.name] = term - network.term(without, given.terms, eligible)
-        return found
+        """See `Policy` and `explained`."""
+        return contributions(self.loaded.network, inputs(request, fleet), fleet.eligible)
 
 
 def shares(network: Network, given: Inputs, fleet: FleetView) -> FloatArray:
