@@ -55,12 +55,13 @@ def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
     rate_per_s = STALE.workload.rate_per_s * 40
     crowded = dataclasses.replace(STALE, workload=STALE.workload.at_rate(rate_per_s))
     found = strange(trained, crowded)
-    assert np.mean(np.concatenate(found[150:])) > 0.5
+    assert np.mean(np.concatenate(found[-30:])) > 0.9
 
 
-def test_the_start_before_any_report_came_is_in_range(trained: Artifact) -> None:
+def test_the_start_before_any_report_came_is_in_range() -> None:
     staleness = [feature.name for feature in FEATURES].index("staleness")
-    assert np.expm1(trained.highest[staleness]) == pytest.approx(FEATURES[staleness].most)
+    _, highest = ranges(untrained(), Randomised((STALE,), 0.0), 0, 8, 400, Here())
+    assert np.expm1(highest[staleness]) == pytest.approx(FEATURES[staleness].most)
 
 
 def test_ranges_are_in_order_and_as_wide_as_the_fleets(trained: Artifact) -> None:

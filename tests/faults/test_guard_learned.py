@@ -1,0 +1,157 @@
+"""The learned policy under load, when what it knows is cut off, exceeded, or replaced by nonsense."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.load import steady_load
+from support.stack import Stack, eventually, records
+
+from policies.learned.artifact import make_artifact, write_artifact
+from policies.learned.features import FEATURES
+from policies.learned.network import untrained
+
+pytestmark = pytest.mark.integration
+
+NARROW = {"pending": np.log1p(10.0), "mean_pending": np.log1p(10.0), "reported_pending": np.log1p(10.0)}
+"""Trained, as it were, on short queues; of all else it has seen everything."""
+
+
+def weights(folder: Path, name: str = "narrow.npz", scale: float = 1.0) -> dict[str, Any]:
+    """A policy of the config with a file that is as training would have written it, but for the scale of a weight."""
+    network = untrained()
+    network = network._replace(**{network._fields[0]: np.asarray(network[0]) * scale})
+    highest = np.array([NARROW.get(feature.name, 20.0) for feature in FEATURES])
+    (folder / name).write_bytes(write_artifact(make_artifact(network, np.zeros(len(FEATURES)), highest, {})))
+    return {"name": "learned", "options": {"file": name}}
+
+
+class Learned:
+    """A stack that serves by the learned policy."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+        settings = {"log": {"decisions_share": 1.0}, "guard": {"quiet_s": 0.5, "max_quiet_s": 1.0}}
+        self.stack = Stack(directory, settings=settings, policy=weights(directory))
+
+    def decided(self, what: str = "policy") -> list[str]:
+        """That of every decision so far, in order."""
+        log = records(self.directory / "balancer.log")
+        return [record[what] for record in log if record["logger"] == "balancer.decisions"]
+
+    async def decides(self, policy: str) -> None:
+        so_far = len(self.decided())
+        await eventually(lambda: policy in self.decided()[so_far:], f"decisions by {policy}")
+
+    async def falls(self, reason: str) -> None:
+        async def fallen() -> bool:
+            return await self.stack.metric("balancer_guard_breaches_total", policy="learned", reason=reason) >= 1
+
+        await eventually(fallen, f"out of service because of {reason}")
+        await self.decides("expected_latency")
+
+
+@pytest.fixture
+async def learned(tmp_path: Path) -> AsyncIterator[Learned]:
+    learned = Learned(tmp_path / "stack")
+    try:
+        await learned.stack.start()
+        yield learned
+    finally:
+        await learned.stack.stop()
+
+
+async def test_reports_cut_off(learned: Learned) -> None:
+    agents = [agent.process.pid for agent in learned.stack.agents]
+    async with steady_load(learned.stack.url, clients=4) as load:
+        await learned.decides("learned")
+        for pid in agents:
+            os.killpg(pid, signal.SIGSTOP)
+        try:
+            await learned.falls("reports")
+        finally:
+            for pid in agents:
+                os.killpg(pid, signal.SIGCONT)
+        await learned.decides("learned")
+    assert not load.failures()
+
+
+async def test_load_beyond_training(learned: Learned) -> None:
+    async with steady_load(learned.stack.url, clients=4) as load:
+        await learned.decides("learned")
+        async with steady_load(learned.stack.url, clients=200) as flood:
+            await learned.falls("range")
+        await learned.decides("learned")
+    assert not load.failures()
+    assert not flood.failures()
+
+
+@contextmanager
+def slowed(gpu_lock: Path) -> Iterator[None]:
+    """The emulated GPU whose lock that is has another user, who holds it most of the time."""
+    over = threading.Event()
+
+    def use() -> None:
+        with gpu_lock.open("a") as lock:
+            while not over.wait(0.005):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                over.wait(0.1)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    user = threading.Thread(target=use)
+    user.start()
+    try:
+        yield
+    finally:
+        over.set()
+        user.join()
+
+
+async def test_half_the_fleet_slowed(learned: Learned) -> None:
+    """Whether the guard steps in depends on what comes of it; nothing may fail, and the policy serves in the end."""
+    slow = learned.stack.tritons[:2]
+    async with steady_load(learned.stack.url, clients=6) as load:
+        await learned.decides("learned")
+        with slowed(slow[0].log_path.with_suffix(".gpu-lock")), slowed(slow[1].log_path.with_suffix(".gpu-lock")):
+            so_far = len(learned.decided("worker"))
+            other = learned.stack.tritons[2].name
+            await eventually(
+                lambda: learned.decided("worker")[so_far:].count(other) > 100, "picks of the worker that is not slow"
+            )
+        await learned.decides("learned")
+    assert not load.failures()
+
+
+async def test_weights_that_are_no_numbers_or_of_another_schema_are_refused_and_the_old_ones_serve(
+    learned: Learned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = learned.stack
+    good = (learned.directory / "narrow.npz").read_bytes()
+    (learned.directory / "cut.npz").write_bytes(good[: len(good) // 2])
+    bad = [weights(learned.directory, "nan.npz", scale=float("nan"))]
+    with monkeypatch.context() as other:
+        other.setattr("policies.learned.artifact.SCHEMA", "0123456789abcdef")
+        bad.append(weights(learned.directory, "other.npz"))
+    bad += [{"name": "learned", "options": {"file": name}} for name in ("cut.npz", "missing.npz")]
+    async with steady_load(stack.url, clients=4) as load:
+        for refused, policy in enumerate(bad, start=1):
+            stack.write_config(policy)
+
+            async def is_refused(refused: int = refused) -> bool:
+                return bool((await stack.get("/config"))["refused"] == refused)
+
+            await eventually(is_refused, f"{policy['options']} refused")
+            assert "options" in str((await stack.get("/config"))["last_error"])
+            await learned.decides("learned")
+    assert not load.failures()
+    assert set(learned.decided()) <= {"learned", "expected_latency"}  # the latter in its windows
