@@ -17,7 +17,7 @@ from simulator.batch import Batch
 from simulator.scenario import Scenario, load_scenario
 from simulator.training.arena import Arena
 from simulator.training.pool import Here
-from simulator.training.ranges import ranges
+from simulator.training.ranges import Task, _seen, ranges
 from simulator.training.scenarios import Randomised
 
 STALE = load_scenario("stale-reports")
@@ -58,10 +58,11 @@ def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
     assert np.mean(np.concatenate(found[-30:])) > 0.9
 
 
-def test_the_start_before_any_report_came_is_in_range() -> None:
-    staleness = [feature.name for feature in FEATURES].index("staleness")
-    _, highest = ranges(untrained(), Randomised((STALE,), 0.0), 0, 8, 400, Here())
-    assert np.expm1(highest[staleness]) == pytest.approx(FEATURES[staleness].most)
+def test_the_start_is_looked_at_decision_by_decision_and_the_rest_now_and_then() -> None:
+    """When the fleet is empty and no report has come, inputs are unlike all that comes after."""
+    found = _seen(Task(untrained(), Randomised((STALE,), 0.0), 4, 60, (0, 0, 0)))
+    decisions = 20 + 1  # of 60: 0 to 19, and 32
+    assert found.shape == (decisions * 4 * len(STALE.fleet.workers), len(FEATURES))
 
 
 def test_ranges_are_in_order_and_as_wide_as_the_fleets(trained: Artifact) -> None:
