@@ -12,6 +12,8 @@ from support.results import fake_run
 
 from balancer import cli
 from policies import BUILTIN
+from policies.learned.artifact import write_artifact
+from policies.learned.policy import shipped
 from simulator.commands import inputs, scoreboard
 from simulator.scenario import scenario_names
 from simulator.scoreboard import compare as comparing
@@ -84,6 +86,20 @@ def test_bad_input_is_named_with_the_remedy(arguments: tuple[str, ...], told: st
     assert result.exit_code != 0
     assert told in result.output.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_simulate_takes_the_file_of_a_learned_policy(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.npz"
+    mine.write_bytes(write_artifact(shipped()))
+    result = run("simulate", *CALM, "--policy", "learned", "--policy", f"learned:file={mine}", "--no-ladder", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "learned:file=" in result.stdout
+    mine.unlink()
+    refused = run("simulate", *CALM, "--policy", f"learned:file={mine}", *SMALL)
+    assert refused.exit_code == 2
+    told = "".join(refused.output.split())  # click wraps it
+    assert "--policy" in told
+    assert f"file{mine}cannotberead:Nosuchfileordirectory;checkthepath" in told
 
 
 def test_scenarios_as_table_and_as_json() -> None:
