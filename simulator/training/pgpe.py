@@ -35,6 +35,9 @@ class PgpeSettings:
 
     iterations: int = 60
     """After which it is done; steps shrink linearly to a tenth."""
+    coefficients_share: float = 0.3
+    """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
+    numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
     pairs: int = 128
     """Episodes of an iteration, each played twice."""
     requests: int = 2000
@@ -60,10 +63,14 @@ class PgpeSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}: give a number from 0 to below 1")
+        if not 0 <= self.coefficients_share <= 1:
+            raise ValueError(f"coefficients_share is {self.coefficients_share}: give a share from 0 to 1")
 
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
 """Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
+COEFFICIENTS = "bias,beta"
+"""The parts that make a heuristic with fixed weights."""
 MOST_DIFFERENCE = 0.4
 """Where differences of costs are cut off, so that one fleet that broke down does not set the step."""
 
@@ -77,7 +84,6 @@ class Pgpe:
         self.iteration = 0
         self._vector = _begin(settings, np.random.default_rng((seed, 0))) if start is None else flat(start)
         self._momentum = np.zeros_like(self._vector)
-        self._deviation = _deviations(settings, len(self._vector))
 
     @property
     def network(self) -> Network:
@@ -106,12 +112,26 @@ class Pgpe:
         noise = np.concatenate([part for part, _ in found])
         differences = np.clip(np.concatenate([part for _, part in found]), -MOST_DIFFERENCE, MOST_DIFFERENCE)
         gradient = (differences[:, None] * noise).mean(axis=0) / max(float(differences.std()), 1e-9)
-        gradient *= self._deviation > 0  # what is not trained has noise, and no part in the step
+        deviation = self._deviation
+        gradient *= deviation > 0  # what is not trained has noise, and no part in the step
         self._momentum = s.momentum * self._momentum + (1 - s.momentum) * gradient
         length = max(float(np.linalg.norm(self._momentum)), 1e-9)
         step = s.step * max(0.1, 1 - self.iteration / s.iterations)
-        self._vector = self._vector - step * self._deviation * self._momentum / length
+        self._vector = self._vector - step * deviation * self._momentum / length
         return {"gradient": length, "cost_difference": float(differences.std()), "beta": float(self.network.beta)}
+
+    @property
+    def _deviation(self) -> FloatArray:
+        """Of the noise on each weight in the present iteration, `(d,)`; 0 where it is not trained."""
+        s = self.settings
+        if s.ablation.fixed_workers:
+            return np.full(len(self._vector), s.deviation)
+        trained = s.ablation.trained or (COEFFICIENTS if self.iteration <= s.coefficients_share * s.iterations else "")
+        of = _LARGER
+        if trained:
+            chosen = {name.strip() for name in trained.split(",")}
+            of = {name: _LARGER.get(name, 1.0) if name in chosen else 0.0 for name in Network._fields}
+        return s.deviation * scale_by_part(s.hidden, of)
 
     def tasks(self) -> Iterator[Task]:
         """What the present iteration plays."""
@@ -134,17 +154,6 @@ def _network(s: PgpeSettings, vector: FloatArray) -> Network:
     if s.ablation.fixed_workers:  # has all that playing needs
         return cast(Network, fixed_from_flat(vector, s.hidden, s.ablation.fixed_workers))
     return from_flat(vector, s.hidden)
-
-
-def _deviations(s: PgpeSettings, count: int) -> FloatArray:
-    """Of the noise on each weight, `(d,)`; 0 where it is not trained."""
-    if s.ablation.fixed_workers:
-        return np.full(count, s.deviation)
-    of = _LARGER
-    if s.ablation.trained:
-        chosen = {name.strip() for name in s.ablation.trained.split(",")}
-        of = {name: _LARGER.get(name, 1.0) if name in chosen else 0.0 for name in Network._fields}
-    return s.deviation * scale_by_part(s.hidden, of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from policies.wlpr import WeightedLeastPending
 from simulator.scenario import load_scenario, scenario_names
 from simulator.training.ablation import Ablation, Look, Trial
 from simulator.training.arena import CostWeights
-from simulator.training.pgpe import Pgpe, PgpeSettings
+from simulator.training.pgpe import COEFFICIENTS, Pgpe, PgpeSettings
 from simulator.training.plan import NOT_TRAINED_ON
 from simulator.training.ppo import Ppo, PpoSettings
 from simulator.training.reinforce import Reinforce, ReinforceSettings
@@ -28,6 +28,7 @@ class Variant:
     """Or ppo, reinforce; empty: nothing is trained, and `policy` decides."""
     ablation: Ablation = field(default_factory=Ablation)
     cost: CostWeights = field(default_factory=CostWeights)
+    coefficients_share: float = PgpeSettings().coefficients_share
     share: float = 1.0
     """Of the decisions that the others train on."""
     policy: Policy | None = None
@@ -54,6 +55,7 @@ VARIANTS = {
     "whole-batches": Variant(
         "executing batches counted whole, the rest dead-reckoned", ablation=Ablation(executing_drained=False)
     ),
+    "no-tuning-first": Variant("all weights from the first iteration on", coefficients_share=0.0),
     "no-tail": Variant("without the tail term", cost=CostWeights(tail=0.0)),
     "no-deadline": Variant("without the deadline term", cost=CostWeights(deadline=0.0)),
     "no-regret": Variant("without the regret term", cost=CostWeights(regret=0.0)),
@@ -61,7 +63,7 @@ VARIANTS = {
     "no-common-random-numbers": Variant(
         "without common random numbers", ablation=Ablation(common_random_numbers=False)
     ),
-    "tuned": Variant("best tuned fixed weights (beta and m alone)", ablation=Ablation(trained="bias,beta")),
+    "tuned": Variant("best tuned fixed weights (beta and m alone)", ablation=Ablation(trained=COEFFICIENTS)),
     EXPECTED: Variant("expected_latency, untuned", "", policy=ExpectedLatency()),
     "expected-as-reported": Variant(
         "expected_latency without dead reckoning", "", policy=_heuristic(Ablation(dead_reckoning=False))
@@ -102,7 +104,12 @@ def make(variant: Variant, budget: Budget, draw: Randomised) -> Any:
         pairs = budget.at_most(usual.pairs, 2 * usual.requests)
         iterations = budget.iterations(2 * pairs * usual.requests, variant.share)
         settings = PgpeSettings(
-            iterations=iterations, pairs=pairs, tasks=2, cost=variant.cost, ablation=variant.ablation
+            iterations=iterations,
+            coefficients_share=variant.coefficients_share,
+            pairs=pairs,
+            tasks=2,
+            cost=variant.cost,
+            ablation=variant.ablation,
         )
         return Pgpe(settings, draw, budget.seed)
     usual_ppo = PpoSettings()
