@@ -213,7 +213,9 @@ class Fleet:
             executing += model.executing
             there = model.pending + model.executing
             if there > 0:
-                work_s += queue.batch_work_s(self.service, row, column, there)[1]
+                executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
+                rows = there * queue.rows_per_request(executed_rows, model.succeeded)
+                work_s += queue.batch_work_s(self.service, row, column, rows)
         queue.reported(self.queue, row, pending, executing, work_s, event.balancers, now_s)
         self._refill(row, now_s)
 

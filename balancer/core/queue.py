@@ -19,6 +19,9 @@ import numpy as np
 from balancer.core.columns import FloatArray, per_model, per_worker
 from balancer.core.service import Service
 
+# Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
+_ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
+
 
 @dataclass
 class Queue:
@@ -27,14 +30,17 @@ class Queue:
     in_flight: FloatArray = per_worker()
     """Own requests sent and not seen finish."""
     own_rows: FloatArray = per_model()
+    waiting_rows: FloatArray = per_model()
+    """Those of the own rows that do not execute yet: what comes now can join them, and no others."""
     own_work_model_s: FloatArray = per_model()
     """Device seconds for the own rows of one model."""
-    own_batches: FloatArray = per_model()
-    """Executions that the own rows of one model need."""
+    waiting_model_s: FloatArray = per_model()
+    """Of them, for the rows that wait."""
     own_work_s: FloatArray = per_worker()
-    batches: FloatArray = per_worker()
+    executing_s: FloatArray = per_worker()
+    """Of them, for the rows that execute, of all models."""
     progress_s: FloatArray = per_worker(-np.inf)
-    """When the device last finished something or stopped being idle: the executing batch started about then."""
+    """When the device last finished something or stopped being idle: what executes started about then."""
     reported_pending: FloatArray = per_worker()
     """As the last report says: queued, not executing."""
     others: FloatArray = per_worker()
@@ -45,35 +51,52 @@ class Queue:
     balancers: FloatArray = per_worker(1.0)
 
 
-def batch_work_s(s: Service, w: int, m: int, rows: float) -> tuple[float, float]:
-    """Executions, and device seconds, for `rows` rows of model `m` queued together on worker `w`."""
-    batches = math.ceil(rows / s.max_batch_rows[w, m])
-    return batches, (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.instances[w, m]
+def batch_work_s(s: Service, w: int, m: int, rows: float, least_batches: float = 0.0) -> float:
+    """Device seconds for `rows` rows of model `m` queued together on worker `w`."""
+    batches = max(math.ceil(rows / s.max_batch_rows[w, m]), least_batches)
+    work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.instances[w, m]
+    return work_s
+
+
+def rows_per_request(executed_rows: float, requests: float) -> float:
+    """Mean rows of the requests that were answered; at least one, as where nothing is known yet."""
+    return max(executed_rows / requests, 1.0) if requests > 0 else 1.0
 
 
 def recount(q: Queue, s: Service, w: int, m: int) -> None:
     """Bring the own work of one worker and model up to date after its rows or its service time changed."""
-    batches, work_s = batch_work_s(s, w, m, q.own_rows[w, m])
-    q.batches[w] += batches - q.own_batches[w, m]
-    q.own_work_s[w] += work_s - q.own_work_model_s[w, m]
-    q.own_batches[w, m] = batches
-    q.own_work_model_s[w, m] = work_s
+    executing_rows = q.own_rows[w, m] - q.waiting_rows[w, m]
+    # Instances that are busy execute a batch each.
+    executing_s = batch_work_s(s, w, m, executing_rows, min(executing_rows, s.instances[w, m]))
+    waiting_s = batch_work_s(s, w, m, q.waiting_rows[w, m])
+    before_s = q.own_work_model_s[w, m]
+    q.executing_s[w] += executing_s - (before_s - q.waiting_model_s[w, m])
+    q.own_work_s[w] += executing_s + waiting_s - before_s
+    q.own_work_model_s[w, m] = executing_s + waiting_s
+    q.waiting_model_s[w, m] = waiting_s
 
 
 def recount_all(q: Queue, s: Service) -> None:
     """`recount` for all workers and models, `(..., n, m)`, after all service times changed."""
-    q.own_batches = np.ceil(q.own_rows / s.max_batch_rows)
-    q.own_work_model_s = (s.fixed_s * q.own_batches + s.per_row_s * q.own_rows) / s.instances
-    q.batches = q.own_batches.sum(axis=-1)
+    executing_rows = q.own_rows - q.waiting_rows
+    batches = np.maximum(np.ceil(executing_rows / s.max_batch_rows), np.minimum(executing_rows, s.instances))
+    executing_model_s = (s.fixed_s * batches + s.per_row_s * executing_rows) / s.instances
+    batches = np.ceil(q.waiting_rows / s.max_batch_rows)
+    q.waiting_model_s = (s.fixed_s * batches + s.per_row_s * q.waiting_rows) / s.instances
+    q.own_work_model_s = executing_model_s + q.waiting_model_s
+    q.executing_s = executing_model_s.sum(axis=-1)
     q.own_work_s = q.own_work_model_s.sum(axis=-1)
 
 
 def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
     """Count an own request in; the others are assumed to have sent as much as we did."""
-    if q.in_flight[w] <= 0:
-        q.progress_s[w] = now_s
     before_s = q.own_work_s[w]
     q.in_flight[w] += 1
+    if q.balancers[w] <= 1 and q.own_rows[w, m] < s.instances[w, m]:
+        # An instance is idle. What executes beside it has been at it for no longer than it takes.
+        q.progress_s[w] = max(q.progress_s[w], now_s - q.executing_s[w])
+    else:
+        q.waiting_rows[w, m] += rows
     q.own_rows[w, m] += rows
     recount(q, s, w, m)
     peers = q.balancers[w] - 1
@@ -88,10 +111,13 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
     q.in_flight[w] = max(q.in_flight[w] - 1, 0.0)
     # The rows of the last request out are taken as they are, so that rounding cannot leave a residue behind.
     q.own_rows[w, m] = max(q.own_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
+    # A batch ended, and the next takes what waits. Batches that are shared with other balancers end unseen.
+    executing_rows = s.max_batch_rows[w, m] * s.instances[w, m] if q.balancers[w] <= 1 else 0.0
+    q.waiting_rows[w, m] = max(q.own_rows[w, m] - executing_rows, 0.0)
     recount(q, s, w, m)
     if not q.in_flight[w]:
-        q.own_work_s[w] = q.batches[w] = 0.0
-        q.own_rows[w] = q.own_batches[w] = q.own_work_model_s[w] = 0.0
+        q.own_work_s[w] = q.executing_s[w] = 0.0
+        q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
     q.progress_s[w] = now_s
 
 
@@ -127,8 +153,9 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
 def others_left(q: Queue, now_s: float | FloatArray) -> FloatArray:
     """The share of the others' requests that should still be there now, `(..., n)`, 0 to 1."""
     total_s = q.others_work_s + q.own_work_s
-    left = 1 - (now_s - q.others_s) / np.maximum(total_s, 1e-9)
-    return np.minimum(np.maximum(np.where(q.others_work_s > 0, left, 0.0), 0.0), 1.0)
+    left = _ONE - (now_s - q.others_s) / np.maximum(total_s, _TINY_S)
+    share: FloatArray = np.minimum(np.maximum(np.where(q.others_work_s > _ZERO, left, _ZERO), _ZERO), _ONE)
+    return share
 
 
 def pending_now(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
@@ -141,12 +168,12 @@ def pending_now(q: Queue, now_s: float | FloatArray, left: FloatArray | None = N
 def backlog_now_s(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
     """Seconds until each worker has worked off what is there now, `(..., n)`; `left`: `others_left`, where it is known.
 
-    The batch that executes has been under way since the last sign of progress, so that much of it is done; more than
-    one mean batch cannot be, whatever the silence.
+    What executes has been under way since the last sign of progress, so that much of it is done; more than it takes
+    cannot be, whatever the silence.
     """
-    mean_batch_s = q.own_work_s / np.maximum(q.batches, 1.0)
-    done_s = np.minimum(np.maximum(now_s - q.progress_s, 0.0), mean_batch_s)
+    done_s = np.minimum(np.maximum(now_s - q.progress_s, _ZERO), q.executing_s)
     backlog_s = q.own_work_s - done_s
     if np.count_nonzero(q.others):
         backlog_s = backlog_s + q.others_work_s * (others_left(q, now_s) if left is None else left)
-    return np.maximum(backlog_s, 0.0)
+    left_s: FloatArray = np.maximum(backlog_s, _ZERO)
+    return left_s

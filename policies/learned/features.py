@@ -60,11 +60,14 @@ TERMS = (
 )
 """Costs relative to the best, that the network weighs and adds."""
 
-SCHEMA = hashlib.sha256(json.dumps([FEATURES, TERMS]).encode()).hexdigest()[:16]
+_COLUMNS = 2
+"""Counts up when a column of the view comes to mean something else: 2, since `completion_s` knows what executes."""
+SCHEMA = hashlib.sha256(json.dumps([_COLUMNS, FEATURES, TERMS]).encode()).hexdigest()[:16]
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
 _MOST = np.array([one.most for one in (*FEATURES, *TERMS)])[:, None]
-_TINY_S = np.array(1e-6)
+# Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
+_TINY_S, _ERROR_S, _ZERO, _ONE = np.array(1e-6), np.array(ERROR_PENALTY_S), np.array(0.0), np.array(1.0)
 
 
 class Inputs(NamedTuple):
@@ -91,12 +94,12 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     completion_s, backlog_s, pending = fleet.completion_s, fleet.backlog_s, fleet.pending
     error_rate, latency_s = fleet.error_rate, fleet.latency_s
     service_s = np.maximum(fleet.service_s, _TINY_S)
-    cost_s = masked_cost(completion_s + ERROR_PENALTY_S * error_rate, eligible)
+    cost_s = masked_cost(completion_s + _ERROR_S * error_rate, eligible)
     best_s = np.maximum(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST), _TINY_S)
     least_service_s = np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible)
     marginal_s = completion_s - backlog_s
     count = np.maximum(count_of(eligible), 1)
-    relative = cost_s / best_s - 1.0
+    relative = cost_s / best_s - _ONE
     # An input a row, so that each is written in one piece; the network wants a worker a row.
     stacked = np.empty((len(_MOST), *eligible.shape))
     x, z = stacked[: len(FEATURES)], stacked[len(FEATURES) :]
@@ -109,7 +112,7 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     z /= best_s
     x[0] = relative
     np.divide(backlog_s, service_s, out=x[1])
-    np.subtract(service_s / least_service_s, 1.0, out=x[2])
+    np.subtract(service_s / least_service_s, _ONE, out=x[2])
     np.divide(marginal_s, service_s, out=x[3])
     x[4] = z[2]
     x[5] = pending
@@ -125,7 +128,7 @@ def _inputs(request: Request, fleet: FleetView) -> Inputs:
     x[15] = np.add.reduce(pending, axis=-1, keepdims=True, where=eligible) / count
     flat = stacked.reshape(len(stacked), -1)
     np.fmin(flat, _MOST, out=flat)
-    np.fmax(flat, 0.0, out=flat)
+    np.fmax(flat, _ZERO, out=flat)
     np.log1p(x, out=x)
     by_worker = np.ascontiguousarray(flat.T).reshape(*eligible.shape, len(stacked))
     return Inputs(by_worker[..., : len(FEATURES)], by_worker[..., len(FEATURES) :], relative, best_s)

@@ -19,6 +19,8 @@ import numpy as np
 from policies.base import BoolArray, FloatArray, uniform_over
 from policies.learned.features import FEATURES, TERMS
 
+_ZERO = np.array(0.0)
+
 
 class Network(NamedTuple):
     """Weights, with `f` features and `h` hidden units."""
@@ -49,11 +51,11 @@ class Network(NamedTuple):
         """
         hidden = features @ self.w1
         hidden += self.b1
-        np.maximum(hidden, 0.0, out=hidden)
+        np.maximum(hidden, _ZERO, out=hidden)
         mean = uniform_over(eligible)[..., None, :] @ hidden
         second = hidden @ self.w2
         second += mean @ self.context + self.b2
-        np.maximum(second, 0.0, out=second)
+        np.maximum(second, _ZERO, out=second)
         term: FloatArray = np.vecdot(second, self.out) - np.vecdot(terms, mean @ self.mix + self.bias)
         return term
 

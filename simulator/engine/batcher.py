@@ -253,7 +253,7 @@ def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     x.slot_state[g, slot] = FREE
     x.executing[g, m] -= requests
     x.whole[g, EXECUTING] -= requests
-    log_execution(sim, e, g, m, x.slot_rows[g, slot], took_s)
+    log_execution(sim, e, g, m, x.slot_rows[g, slot], requests, took_s)
     x.compute_s[g, m] += took_s * requests
     x.busy_instances[g, m] -= 1
     return m

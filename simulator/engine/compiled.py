@@ -65,8 +65,8 @@ LatencyArrays = namedtuple("LatencyArrays", [f.name for f in fields(latency.Late
 TokenArrays = namedtuple("TokenArrays", [f.name for f in fields(tokens.Tokens)])  # type: ignore[misc]
 TokenLimits = namedtuple("TokenLimits", ["capacity", "refill_per_s", "target_pending"])
 
-batch_work_s, recount, drain, queue_sent, queue_ended, queue_reported = _compile_module(
-    queue, ("batch_work_s", "recount", "_drain", "sent", "ended", "reported")
+batch_work_s, rows_per_request, recount, drain, queue_sent, queue_ended, queue_reported = _compile_module(
+    queue, ("batch_work_s", "rows_per_request", "recount", "_drain", "sent", "ended", "reported")
 )
 service_fit, service_observe = _compile_module(service, ("fit", "observe"))
 (latency_observe,) = _compile_module(latency, ("observe",))

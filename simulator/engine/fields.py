@@ -71,6 +71,7 @@ STATE: Fields = {
     "sample_compute_s": ("g samples m", float, 0),
     "log_model": ("g log", np.int16, 0),
     "log_rows": ("g log", np.int32, 0),
+    "log_requests": ("g log", np.int32, 0),
     "log_s": ("g log", float, 0),
     "snapshot": ("g snapshots four", int, 0),
     "snapshot_pending": ("g snapshots m", float, 0),
@@ -123,4 +124,6 @@ KNOWN: Fields = {
     "executions_seen": ("r m rows", float, 0),
     "seconds_seen": ("r m rows", float, 0),
     "executions_all": ("r m", float, 0),
+    "executed_rows": ("r m", float, 0),
+    "answered": ("r m", float, 0),
 }

@@ -18,6 +18,7 @@ from simulator.engine.compiled import (
     queue_ended,
     queue_reported,
     queue_sent,
+    rows_per_request,
     service_fit,
     tokens_advance,
     tokens_take,
@@ -99,7 +100,8 @@ def know_exactly(sim: Sim, e: int, b: int, now_s: float) -> None:
             pending += x.queued[g, m]
             executing += x.executing[g, m]
             if there > 0:
-                work_s += batch_work_s(sim.service, r, m, there)[1]
+                rows = there * rows_per_request(sim.known.executed_rows[r, m], sim.known.answered[r, m])
+                work_s += batch_work_s(sim.service, r, m, rows)
         queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
 
 
@@ -156,13 +158,14 @@ def fade(sim: Sim, e: int, b: int, share: float) -> None:
             s.prior_per_row_s[r, m] = s.profile_per_row_s[r, m] if profiled else per_row_s
             service_fit(s, (r, m))
     for r in range(first, first + n):
-        q.batches[r], q.own_work_s[r] = 0.0, 0.0
+        q.executing_s[r], q.own_work_s[r] = 0.0, 0.0
         for m in range(models):
-            batches, work_s = math.ceil(q.own_rows[r, m] / s.max_batch_rows[r, m]), 0.0
-            work_s = (s.fixed_s[r, m] * batches + s.per_row_s[r, m] * q.own_rows[r, m]) / s.instances[r, m]
-            q.own_batches[r, m], q.own_work_model_s[r, m] = batches, work_s
-            q.batches[r] += batches
-            q.own_work_s[r] += work_s
+            executing_rows = q.own_rows[r, m] - q.waiting_rows[r, m]
+            executing_s = batch_work_s(s, r, m, executing_rows, min(executing_rows, s.instances[r, m]))
+            q.waiting_model_s[r, m] = batch_work_s(s, r, m, q.waiting_rows[r, m])
+            q.own_work_model_s[r, m] = executing_s + q.waiting_model_s[r, m]
+            q.executing_s[r] += executing_s
+            q.own_work_s[r] += q.own_work_model_s[r, m]
 
 
 @outlined

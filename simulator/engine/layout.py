@@ -162,6 +162,7 @@ class State(NamedTuple):
     log_model: AnyArray
     """`(e * n, log)`: a ring of the executions that ended."""
     log_rows: AnyArray
+    log_requests: AnyArray
     log_s: FloatArray
     snapshot: AnyArray
     """`(e * n, snapshots, 4)`: a ring of reports taken: log position, epoch, incarnation, number."""
@@ -240,7 +241,10 @@ class Known(NamedTuple):
     executions_seen: FloatArray
     seconds_seen: FloatArray
     executions_all: FloatArray
-    """`(r, m)`."""
+    """`(r, m)`, as those that follow."""
+    executed_rows: FloatArray
+    answered: FloatArray
+    """Requests of those executions."""
 
 
 class Sim(NamedTuple):

@@ -33,15 +33,14 @@ def pending_of(sim: Sim, r: int, now_s: float) -> float:
 def completion_of(sim: Sim, r: int, m: int, request_rows: float, now_s: float) -> float:
     """`View.completion_s` for one worker."""
     q, s = sim.queue, sim.service
-    mean_batch_s = q.own_work_s[r] / max(q.batches[r], 1.0)
-    backlog_s = q.own_work_s[r] - min(max(now_s - q.progress_s[r], 0.0), mean_batch_s)
+    backlog_s = q.own_work_s[r] - min(max(now_s - q.progress_s[r], 0.0), q.executing_s[r])
     if q.others[r] > 0 and q.others_work_s[r] > 0:
         left = 1 - (now_s - q.others_s[r]) / max(q.others_work_s[r] + q.own_work_s[r], 1e-9)
         backlog_s = backlog_s + q.others_work_s[r] * min(max(left, 0.0), 1.0)
-    rows = q.own_rows[r, m] + request_rows
+    rows = q.waiting_rows[r, m] + request_rows
     batches = math.ceil(rows / s.max_batch_rows[r, m])
     work_s = (s.fixed_s[r, m] * batches + s.per_row_s[r, m] * rows) / s.instances[r, m]
-    return max(backlog_s, 0.0) + (work_s - q.own_work_model_s[r, m])
+    return max(backlog_s, 0.0) + (work_s - q.waiting_model_s[r, m])
 
 
 @inlined

@@ -12,6 +12,7 @@ from simulator.engine.compiled import (
     outlined,
     queue_reported,
     recount,
+    rows_per_request,
     service_observe,
 )
 from simulator.engine.heap import push
@@ -154,7 +155,7 @@ def _learn(sim: Sim, e: int, r: int, g: int, m: int) -> None:
 
 
 @inlined
-def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, seconds: float) -> None:
+def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, requests: int, seconds: float) -> None:
     """Count an execution that ended; whoever has not heard of the one that is overwritten learns of it now."""
     x, known = sim.state, sim.known
     logged = x.whole[g, LOGGED]
@@ -167,6 +168,7 @@ def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, seconds: float) -
                 known.position[r] += 1
     x.log_model[g, place] = m
     x.log_rows[g, place] = rows
+    x.log_requests[g, place] = requests
     x.log_s[g, place] = seconds
     x.whole[g, LOGGED] = logged + 1
 
@@ -177,6 +179,8 @@ def _count_execution(sim: Sim, r: int, g: int, place: int) -> None:
     m, rows = sim.state.log_model[g, place], sim.state.log_rows[g, place]
     known.executions[r, m, rows] += 1
     known.executions_all[r, m] += 1
+    known.executed_rows[r, m] += rows
+    known.answered[r, m] += sim.state.log_requests[g, place]
     known.seconds[r, m, rows] += sim.state.log_s[g, place]
 
 
@@ -193,7 +197,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         known.position[r] = 0
         known.executions[r], known.seconds[r] = 0.0, 0.0
         known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
-        known.executions_all[r] = 0.0
+        known.executions_all[r] = known.executed_rows[r] = known.answered[r] = 0.0
     known.report_number[r] = number
     for at in range(max(known.position[r], x.whole[g, LOGGED] - sim.sizes.log), position):
         _count_execution(sim, r, g, at % sim.sizes.log)
@@ -214,7 +218,8 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         executing += x.snapshot_executing[g, place, m]
         there = x.snapshot_pending[g, place, m] + x.snapshot_executing[g, place, m]
         if there > 0:
-            work_s += batch_work_s(s, r, m, there)[1]
+            rows = there * rows_per_request(known.executed_rows[r, m], known.answered[r, m])
+            work_s += batch_work_s(s, r, m, rows)
     queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
     refill(sim, e, r, now_s)
     if now_s - known.reported_s[r] > sim.plan.env[e, E_STALE]:

@@ -68,13 +68,41 @@ class TestService:
 
 
 class TestQueue:
-    def test_requests_that_share_a_batch_share_its_fixed_time(self) -> None:
+    def test_the_first_executes_alone_and_those_that_wait_share_the_fixed_time_of_a_batch(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service()
-        for _ in range(4):
+        for _ in range(1 + 4):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert q.own_work_s[0] == pytest.approx(0.08 + 4 * 0.01)
-        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert q.executing_s[0] == pytest.approx(0.08 + 0.01)
         assert q.own_work_s[0] == pytest.approx(2 * 0.08 + 5 * 0.01)
+        queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert q.own_work_s[0] == pytest.approx(3 * 0.08 + 6 * 0.01)
+
+    def test_when_a_batch_ends_those_that_wait_execute_as_far_as_they_fit(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        for _ in range(1 + 5):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        queue.ended(q, s, 0, 0, 1, now_s=0.1)
+        assert (q.waiting_rows[0, 0], q.own_rows[0, 0]) == (1, 5)
+        assert q.executing_s[0] == pytest.approx(0.08 + 4 * 0.01)
+
+    def test_as_many_execute_side_by_side_as_there_are_instances(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        s.instances[:] = 2
+        for now_s in (0.0, 1.0, 1.0):
+            queue.sent(q, s, 0, 0, 1, now_s)
+        assert q.waiting_rows[0, 0] == 1
+        # The first has been at it for no longer than it takes, and the second has only begun.
+        assert queue.backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
+
+    def test_what_executes_of_a_queue_shared_with_other_balancers_is_not_known(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q.balancers[0] = 2
+        for _ in range(2):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        assert q.waiting_rows[0, 0] == 2
+        assert q.own_work_s[0] == pytest.approx(0.08 + 2 * 0.01)
+        queue.ended(q, s, 0, 0, 1, now_s=1.0)
+        assert q.waiting_rows[0, 0] == 1
 
     def test_the_executing_batch_is_worked_off_with_time_but_no_more_than_one(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
@@ -91,7 +119,7 @@ class TestQueue:
             queue.sent(q, s, 0, m, rows, 0.0)
         for m, rows in ((1, 7), (0, 2), (0, 1)):
             queue.ended(q, s, 0, m, rows, 1.0)
-        assert q.in_flight[0] == q.own_work_s[0] == q.batches[0] == 0
+        assert q.in_flight[0] == q.own_work_s[0] == q.executing_s[0] == 0
 
     def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
         q = columns.allocate(Queue, 1, 1)
@@ -170,7 +198,7 @@ class TestTokens:
 def test_leading_axes_give_what_single_fleets_give() -> None:
     rng = np.random.default_rng(1)
     batched = columns.allocate(Queue, 5, 2, batch=(3,))
-    for f in ("in_flight", "own_work_s", "batches", "others", "others_work_s", "others_s", "progress_s"):
+    for f in ("in_flight", "own_work_s", "executing_s", "others", "others_work_s", "others_s", "progress_s"):
         getattr(batched, f)[:] = rng.uniform(0, 3, (3, 5))
     for e in range(3):
         single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})

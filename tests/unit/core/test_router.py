@@ -127,6 +127,15 @@ def test_reports_that_repeat_or_come_late_change_nothing_and_lost_ones_are_count
     assert router.fleet.reports == {"accepted": 2, "lost": 3, "late": 2}
 
 
+def test_requests_of_others_are_taken_to_have_as_many_rows_as_those_that_were_executed() -> None:
+    executed = model(pending=2, succeeded=10, max_batch_rows=8, batches=((4, 5, 1.0), (8, 1, 0.3)))
+    fleet = make_router(1, models=[executed]).fleet
+    column = fleet.model_column("m")
+    # 28 rows of ten requests, so 5.6 of the two that wait.
+    expected_s = fleet.service.fixed_s[0, column] + 5.6 * fleet.service.per_row_s[0, column]
+    assert fleet.queue.others_work_s[0] == pytest.approx(expected_s)
+
+
 def test_a_new_incarnation_starts_its_counters_anew() -> None:
     router = make_router(1, models=[model(batches=((1, 100, 1.0),))])
     router.observe(report("w0", 1, [model(batches=((1, 3, 0.3),))], incarnation=2), 1.0)
