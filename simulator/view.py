@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -66,25 +66,33 @@ class BatchView(View):
         return age_s
 
 
-class WholeBatchView(BatchView):
-    """A view in which a batch that executes counts whole until it ends, however long it has been under way."""
+class OpenBatchView(BatchView):
+    """A view that takes what executes for open to what comes: all own rows wait, one mean batch of them is under way.
+
+    That is what the estimate was before it knew what executes.
+    """
 
     def __init__(self, seen: BatchView) -> None:
         super().__init__(seen._sim, seen._settings)
-        # Set on the record that stands for the core's, so that its functions find it: progress is as of now.
-        queue: Any = self._queue
-        queue.progress_s = np.broadcast_to(self._now_s, self.eligible.shape)
+        # Set on the record that stands for the core's, so that its functions find it.
+        queue, service = cast(Any, self._queue), self._service
+        batches = np.ceil(queue.own_rows / service.max_batch_rows)
+        queue.waiting_rows = queue.own_rows
+        work_s = (service.fixed_s * batches + service.per_row_s * queue.own_rows) / service.instances
+        queue.waiting_model_s, queue.own_work_s = work_s, work_s.sum(axis=-1)
+        queue.executing_s = queue.own_work_s / np.maximum(batches.sum(axis=-1), 1.0)
 
 
-class ReportedView(WholeBatchView):
+class ReportedView(BatchView):
     """A view without dead reckoning: own requests as they are counted, those of others as last reported.
 
     Nothing is worked off between two events, and nothing is assumed of what others send.
     """
 
     def __init__(self, seen: BatchView, others: FloatArray, others_work_s: FloatArray) -> None:
-        super().__init__(seen)
+        super().__init__(seen._sim, seen._settings)
         queue: Any = self._queue
+        queue.progress_s = np.broadcast_to(self._now_s, self.eligible.shape)
         queue.others, queue.others_work_s = self._of_balancer(others), self._of_balancer(others_work_s)
         queue.others_s = queue.progress_s
 

@@ -17,7 +17,7 @@ from balancer.errors import OperatorError
 from balancer.load.display import make_console
 from balancer.policy_options import read_policy_file
 from benchmarks.held_out import page, plot
-from benchmarks.held_out.plan import TOLD, Plan, judge, other_fleets, run_all, seconds
+from benchmarks.held_out.plan import BEFORE, TOLD, Plan, judge, other_fleets, run_all, seconds
 from benchmarks.held_out.report import Report, as_json
 from benchmarks.held_out.runs import Task
 from benchmarks.held_out.store import Store
@@ -112,7 +112,7 @@ def write(plan: Plan, store: Store, out: Path) -> Report:
     report = Report(
         scenarios=[each for each in of_scenarios if each is not None],
         fleets=[each for each in of_fleets if each is not None],
-        heuristics=[*plan.heuristics, TOLD],
+        heuristics=[*plan.heuristics, TOLD, BEFORE],
         trained=plan.trained,
         missing=[scenario.name for scenario, judged in both if judged is None],
         command=shlex.join(["python", "-m", "benchmarks.held_out", *sys.argv[1:]]),

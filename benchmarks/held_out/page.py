@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.held_out import findings, tables
 from benchmarks.held_out.kinds import KEYS, kinds
-from benchmarks.held_out.plan import BASELINE, LARGE, LOADS, TOLD, WARM_UP_OF_FLEETS, WEIGHTED, Judged
+from benchmarks.held_out.plan import BASELINE, BEFORE, LARGE, LOADS, TOLD, WARM_UP_OF_FLEETS, WEIGHTED, Judged
 from benchmarks.held_out.report import Report
 from policies.learned.policy import Learned
 from simulator.scoreboard import statistics, text
@@ -128,14 +128,21 @@ def _counted(report: Report) -> str:
 
 
 def _told(report: Report) -> str:
-    found = {f: findings.median_ratio(report.counted, report.subject, TOLD, f) for f in FIGURES if report.counted}
-    if not found:
+    if not report.counted:
         return ""
-    said = " and of ".join(f"{NAMES[figure]} {text.interval(each)}" for figure, each in found.items())
     return (
         f"Not asked, and worth knowing: the {WEIGHTED} of the bar is told no capacities. Against `{TOLD}` the median "
-        f"ratio of {report.subject} is, of {said}."
+        f"ratio of {report.subject} is, of {_medians(report, report.subject, TOLD)}.\n\n"
+        f"When the bar was set, {BASELINE} took a batch that executes for open to what comes. Its estimate was mended "
+        f"since, and the lines above are against the mended one. Against `{BEFORE}`, what it was, the median ratio of "
+        f"{report.subject} is, of {_medians(report, report.subject, BEFORE)}; that of {BASELINE} itself is, of "
+        f"{_medians(report, BASELINE, BEFORE)}."
     )
+
+
+def _medians(report: Report, policy: str, against: str) -> str:
+    found = {figure: findings.median_ratio(report.counted, policy, against, figure) for figure in FIGURES}
+    return " and of ".join(f"{NAMES[figure]} {text.interval(each)}" for figure, each in found.items())
 
 
 def _splits(report: Report) -> str:
@@ -176,6 +183,7 @@ def _method(report: Report) -> str:
 - **Held out**: {_splits(report)}. The heuristics run with their default options.
 - **{WEIGHTED}** knows no weights, as all workers have the weight 1: what it gets from an operator who states none.
   `{TOLD}` is the same where each worker's weight is its capacity for the requests of the scenario.
+- **`{BEFORE}`** takes all own rows for waiting, so that a request may join what executes.
 - **The simulator** is [held against](../fidelity/live.md) the live stack; decisions take no time in it."""
 
 

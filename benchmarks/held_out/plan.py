@@ -19,11 +19,14 @@ from simulator.scenario import Scenario, load_scenario
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import WorkerSpec
+from simulator.training.ablation import OpenBatches
 
 BASELINE, WEIGHTED = "expected_latency", "wlpr"
 """What the bar names, and what other fleets are run with."""
 TOLD = f"{WEIGHTED}, told capacities"
 """The second where every worker's weight is its capacity: as an operator runs it who measured his workers."""
+BEFORE = f"{BASELINE}, open batches"
+"""The first with the estimate that it had when the bar was set, which let requests join batches that execute."""
 CLAIRVOYANT = "clairvoyant"
 LOADS = (0.5, 0.7, 0.85)
 """Of the other fleets, as shares of their capacity."""
@@ -83,6 +86,7 @@ class Plan:
             wanted += [(name, policy, "plain", scenario), (name, policy, "guarded", scenario)]
         if not few:
             wanted.append((BASELINE, BUILTIN[BASELINE](), "clairvoyant", scenario))
+            wanted.append((BEFORE, OpenBatches(), "plain", scenario))
             wanted.append((TOLD, BUILTIN[WEIGHTED](), "plain", with_weights(scenario)))
         seeds = self.seeds_of(scenario)
         warm_up_share = WARM_UP_OF_FLEETS if few else WARM_UP_SHARE

@@ -8,10 +8,11 @@ from typing import ClassVar, cast
 import numpy as np
 
 from policies.base import FleetView, FloatArray, Policy, Request
+from policies.expected_latency import ExpectedLatency
 from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
-from simulator.view import AsReported, BatchView, WholeBatchView
+from simulator.view import AsReported, BatchView, OpenBatchView
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class Ablation:
     """Whether the expected cost is in the score; without, the learned term stands alone."""
     dead_reckoning: bool = True
     """Whether queues are worked off, and others' picks assumed, between two reports."""
-    executing_drained: bool = True
-    """Whether, of that, a batch that executes counts for less the longer it has been under way."""
+    executing_known: bool = True
+    """Whether what executes is told from what waits, and taken in by no batch that comes."""
     common_random_numbers: bool = True
     """Whether the two of a pair play the same episode."""
     symmetric: bool = True
@@ -45,10 +46,23 @@ class Look:
         """The network's inputs."""
         if not self._ablation.dead_reckoning:
             view = self._as_reported(cast(BatchView, view))
-        elif not self._ablation.executing_drained:
-            view = WholeBatchView(cast(BatchView, view))
+        elif not self._ablation.executing_known:
+            view = OpenBatchView(cast(BatchView, view))
         given = inputs(request, view)
         return given if self._ablation.prior else given._replace(relative_cost=np.zeros_like(given.relative_cost))
+
+
+@dataclass(frozen=True)
+class OpenBatches(Policy):
+    """`expected_latency` with the estimate of before: a batch that executes may still be joined."""
+
+    name: ClassVar[str] = "open_batches"
+    summary: ClassVar[str] = "expected_latency that does not tell what executes from what waits."
+    source: ClassVar[str] = "See balancer/core/README.md, backlog."
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """As `ExpectedLatency`."""
+        return ExpectedLatency().probabilities(request, OpenBatchView(cast(BatchView, fleet)))
 
 
 @dataclass(frozen=True, eq=False)

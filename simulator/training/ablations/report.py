@@ -27,7 +27,9 @@ episodes that none was trained on; all on equal arrivals and seeds. Ratios are g
 _NOTES = """\
 - *without the heuristic prior*: the score is the learned term alone, without the expected completion.
 - *without dead reckoning*: network and prior see others' requests as last reported; nothing is worked off between two
-  events, and nothing is assumed of what others send. *Executing batches counted whole*: of that, the first part alone.
+  events, and nothing is assumed of what others send.
+- *without knowing what executes*: all own rows are taken for waiting, so that a batch under way may still be joined;
+  what the estimate was at first.
 - *without common random numbers*: the two policies of a pair play different episodes.
 - *fixed-size network*: a plain network over the inputs of 16 workers in their order, as many hidden units, in place of
   one that is shared by all workers.

@@ -10,7 +10,7 @@ from policies.expected_latency import ExpectedLatency
 from policies.learned.network import untrained
 from policies.wlpr import WeightedLeastPending
 from simulator.scenario import load_scenario, scenario_names
-from simulator.training.ablation import Ablation, Look, Trial
+from simulator.training.ablation import Ablation, Look, OpenBatches, Trial
 from simulator.training.arena import CostWeights
 from simulator.training.pgpe import COEFFICIENTS, Pgpe, PgpeSettings
 from simulator.training.plan import NOT_TRAINED_ON
@@ -52,9 +52,7 @@ VARIANTS = {
     "reinforce-time": Variant("REINFORCE, about the same time", "reinforce", share=_SAME_TIME),
     "no-prior": Variant("without the heuristic prior", ablation=Ablation(prior=False)),
     "no-dead-reckoning": Variant("without dead reckoning", ablation=Ablation(dead_reckoning=False)),
-    "whole-batches": Variant(
-        "executing batches counted whole, the rest dead-reckoned", ablation=Ablation(executing_drained=False)
-    ),
+    "open-batches": Variant("without knowing what executes", ablation=Ablation(executing_known=False)),
     "no-tuning-first": Variant("all weights from the first iteration on", coefficients_share=0.0),
     "no-tail": Variant("without the tail term", cost=CostWeights(tail=0.0)),
     "no-deadline": Variant("without the deadline term", cost=CostWeights(deadline=0.0)),
@@ -68,9 +66,7 @@ VARIANTS = {
     "expected-as-reported": Variant(
         "expected_latency without dead reckoning", "", policy=_heuristic(Ablation(dead_reckoning=False))
     ),
-    "expected-whole-batches": Variant(
-        "expected_latency, executing batches counted whole", "", policy=_heuristic(Ablation(executing_drained=False))
-    ),
+    "expected-open-batches": Variant("expected_latency without knowing what executes", "", policy=OpenBatches()),
     WLPR: Variant("wlpr", "", policy=WeightedLeastPending()),
 }
 

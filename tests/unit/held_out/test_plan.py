@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from unit.held_out.synthetic import make_scenario, make_watch, metrics
 
-from benchmarks.held_out.plan import BASELINE, LOADS, TOLD, WEIGHTED, Plan, judge, other_fleets, with_weights
+from benchmarks.held_out.plan import BASELINE, BEFORE, LOADS, TOLD, WEIGHTED, Plan, judge, other_fleets, with_weights
 from benchmarks.held_out.runs import Run
 from policies import BUILTIN
 from simulator.scenario import load_scenario, scenario_names
@@ -24,6 +24,7 @@ def test_every_policy_meets_the_same_seeds_and_a_trained_one_with_and_without_gu
         [
             *((name, "plain") for name in HEURISTICS),
             (TOLD, "plain"),
+            (BEFORE, "plain"),
             ("learned", "plain"),
             ("learned", "guarded"),
             (BASELINE, "clairvoyant"),
@@ -50,7 +51,7 @@ def test_a_trained_policy_is_shown_as_served_and_bare():
     judged_plan = plan(trained={"learned": BUILTIN["prequal"]()})
     judged = judge(judged_plan, judged_plan.scenarios[0], FakeStore())
     shown = {name: float(each.latency.mean_s[0]) for name, each in judged.board.policies.items()}
-    assert shown == dict.fromkeys([*HEURISTICS, TOLD], 1.0) | {"learned": 2.0, "learned, no guard": 1.0}
+    assert shown == dict.fromkeys([*HEURISTICS, TOLD, BEFORE], 1.0) | {"learned": 2.0, "learned, no guard": 1.0}
     assert float(judged.board.references["clairvoyant"].latency.mean_s[0]) == 3.0
     assert list(judged.watches) == ["learned"]
 
