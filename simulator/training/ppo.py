@@ -28,30 +28,28 @@ from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import FASTER, Actor, Critic, parameter_groups
 from simulator.training.arena import Draw
-from simulator.training.collect import Decisions, Task, check_above_zero, collect, joined, normalised, relative_cost
+from simulator.training.collect import (
+    Decisions,
+    DecisionSettings,
+    Task,
+    check_above_zero,
+    collect,
+    joined,
+    normalised,
+    relative_cost,
+)
 from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
 from simulator.training.pool import Pool
 from simulator.training.weights import initial
 
 
 @dataclass(frozen=True, slots=True)
-class PpoSettings:
+class PpoSettings(DecisionSettings):
     """How it collects and steps."""
 
-    iterations: int = 400
-    """After which it is done; learning rates shrink linearly to a twentieth."""
-    episodes: int = 32
-    """Of an iteration."""
-    requests: int = 1000
-    """Of an episode."""
     tasks: int = 2
     """Into which an iteration is cut, at most as many as episodes; fewer are cheaper."""
-    hidden: int = 8
     critic_hidden: int = 16
-    beta: float = 20.0
-    """At the start."""
-    horizon: float = 5.0
-    """Of the discount, in mean latencies."""
     trace: float = 1.0
     """After which the advantage relies on the critic for what comes (the decay of GAE), in mean latencies."""
     epochs: int = 1
@@ -60,8 +58,6 @@ class PpoSettings:
     clip: float = 0.2
     """Of the ratio of new to old probability."""
     control_variate: bool = True
-    tail_weight: float = 0.5
-    deadline_weight: float = 0.5
     device: str = "cpu"
     """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
 

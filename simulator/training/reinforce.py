@@ -27,30 +27,26 @@ from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import FASTER, Actor, parameter_groups
 from simulator.training.arena import Draw
-from simulator.training.collect import STATE, Decisions, Task, check_above_zero, collect, normalised, relative_cost
+from simulator.training.collect import (
+    STATE,
+    Decisions,
+    DecisionSettings,
+    Task,
+    check_above_zero,
+    collect,
+    normalised,
+    relative_cost,
+)
 from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
 from simulator.training.pool import Pool
 from simulator.training.weights import initial
 
 
 @dataclass(frozen=True, slots=True)
-class ReinforceSettings:
+class ReinforceSettings(DecisionSettings):
     """How it collects and steps."""
 
-    iterations: int = 400
-    """Steps, after which it is done; they shrink linearly to a twentieth."""
-    episodes: int = 32
-    """Of an iteration."""
-    requests: int = 1000
-    """Of an episode."""
-    hidden: int = 8
-    beta: float = 20.0
-    """At the start."""
-    horizon: float = 5.0
-    """Of the discount, in mean latencies of `expected_latency`."""
     learning_rate: float = 1e-2
-    tail_weight: float = 0.5
-    deadline_weight: float = 0.5
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a number out of range."""
