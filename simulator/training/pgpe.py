@@ -34,8 +34,8 @@ class PgpeSettings:
     """How it explores and steps."""
 
     iterations: int = 60
-    """After which it is done; steps shrink linearly to a tenth."""
-    coefficients_share: float = 0.3
+    """After which it is done."""
+    coefficients_share: float = 0.4
     """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
     numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
     pairs: int = 128
@@ -48,7 +48,7 @@ class PgpeSettings:
     deviation: float = 0.1
     """Of the noise on weights of the hidden layers."""
     step: float = 2.0
-    """Length of the first steps, in deviations."""
+    """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
     momentum: float = 0.8
     cost: CostWeights = field(default_factory=CostWeights)
     tasks: int = 4
@@ -116,9 +116,17 @@ class Pgpe:
         gradient *= deviation > 0  # what is not trained has noise, and no part in the step
         self._momentum = s.momentum * self._momentum + (1 - s.momentum) * gradient
         length = max(float(np.linalg.norm(self._momentum)), 1e-9)
-        step = s.step * max(0.1, 1 - self.iteration / s.iterations)
+        step = s.step * max(0.1, 1 - self._phase()[1])
         self._vector = self._vector - step * deviation * self._momentum / length
         return {"gradient": length, "cost_difference": float(differences.std()), "beta": float(self.network.beta)}
+
+    def _phase(self) -> tuple[bool, float]:
+        """Whether the coefficients move alone, and how much of the iterations that do as this one does are over."""
+        s = self.settings
+        first = 0 if s.ablation.trained else round(s.coefficients_share * s.iterations)
+        if first and self.iteration <= first:
+            return True, self.iteration / first
+        return False, (self.iteration - first) / max(s.iterations - first, 1)
 
     @property
     def _deviation(self) -> FloatArray:
@@ -126,7 +134,7 @@ class Pgpe:
         s = self.settings
         if s.ablation.fixed_workers:
             return np.full(len(self._vector), s.deviation)
-        trained = s.ablation.trained or (COEFFICIENTS if self.iteration <= s.coefficients_share * s.iterations else "")
+        trained = s.ablation.trained or (COEFFICIENTS if self._phase()[0] else "")
         of = _LARGER
         if trained:
             chosen = {name.strip() for name in trained.split(",")}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.base import FloatArray
-from policies.learned.features import inputs
+from policies.learned.features import FEATURES, inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.training.arena import Draw, arena
@@ -21,6 +21,7 @@ _START_UP = 20
 _EVERY = 32
 """Of those after, one in so many."""
 _TASKS = 4
+_MOST = np.array([feature.most for feature in FEATURES])
 _SEED = 1 << 31
 """Where training has the iteration: these are other episodes of the same kind."""
 
@@ -28,7 +29,8 @@ _SEED = 1 << 31
 def ranges(
     network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: Pool
 ) -> tuple[FloatArray, FloatArray]:
-    """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays."""
+    """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays; of
+    an input that is a share, 0 and 1."""
     count = min(_TASKS, episodes)
     tasks = [
         Task(network, draw, episodes * (part + 1) // count - episodes * part // count, requests, (seed, _SEED, part))
@@ -36,6 +38,10 @@ def ranges(
     ]
     values = np.concatenate(pool.map(_seen, tasks))
     lowest, highest = np.quantile(values, [OUTERMOST, 1 - OUTERMOST], axis=0)
+    # No share is strange: a worker that fails more than any in training is the less to be picked, by the cost itself,
+    # and to fall back on the baseline, which sees the same errors, would help nobody.
+    shares = np.array([feature.unit == "share" for feature in FEATURES])
+    lowest[shares], highest[shares] = 0.0, np.log1p(_MOST[shares])
     return lowest, highest
 
 

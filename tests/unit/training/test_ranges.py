@@ -76,3 +76,8 @@ def test_equal_arguments_give_equal_ranges_and_other_seeds_others() -> None:
     once, again, other = (ranges(untrained(), draw, seed, 6, 60, Here()) for seed in (1, 1, 2))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, other)
+
+
+def test_no_error_rate_is_strange(trained: Artifact) -> None:
+    (at,) = (i for i, feature in enumerate(FEATURES) if feature.name == "error_rate")
+    assert (trained.lowest[at], trained.highest[at]) == (0.0, pytest.approx(np.log(2)))
