@@ -29,7 +29,7 @@ class RunSettings:
     """Iterations from one evaluation to the next."""
     patience: int = 10
     """Evaluations without improvement after which training ends."""
-    validation_episodes: int = 128
+    validation_episodes: int = 256
     """Played at each evaluation."""
     report_seeds: int = 10
     """Of each scenario in the scoreboard at the end; five times as many random scenarios."""

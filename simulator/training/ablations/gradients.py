@@ -92,7 +92,12 @@ def measure(draw: Randomised, effort: Effort) -> list[Row]:
 def _of_pgpe(draw: Randomised, ablation: Ablation, effort: Effort) -> tuple[FloatArray, float]:
     # No regret: single decisions have no such thing, and the same is to be estimated.
     settings = PgpeSettings(
-        pairs=effort.pairs, requests=effort.requests, tasks=8, cost=CostWeights(regret=0.0), ablation=ablation
+        coefficients_share=0.0,
+        pairs=effort.pairs,
+        requests=effort.requests,
+        tasks=8,
+        cost=CostWeights(regret=0.0),
+        ablation=ablation,
     )
     algorithm = Pgpe(settings, draw, effort.seed)
     tasks = algorithm.tasks()

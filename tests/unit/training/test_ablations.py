@@ -33,7 +33,7 @@ from simulator.training.ablations.report import page, ratio_over
 from simulator.training.ablations.runs import Job, run
 from simulator.training.ablations.variants import EXPECTED, FULL, VARIANTS, WLPR, Budget, make
 
-TINY = PgpeSettings(iterations=3, pairs=4, requests=40, hidden=2, tasks=1)
+TINY = PgpeSettings(iterations=3, coefficients_share=0.0, pairs=4, requests=40, hidden=2, tasks=1)
 FOUR_BALANCERS = load_scenario("four-balancers")
 
 
@@ -92,6 +92,17 @@ def test_without_the_prior_expected_cost_is_not_in_the_score() -> None:
     view, request = arena.batch.view(), Request("m")
     assert Look(Ablation())(request, view).relative_cost.max() > 0
     assert Look(Ablation(prior=False))(request, view).relative_cost.max() == 0
+
+
+def test_coefficients_move_first_and_alone() -> None:
+    algorithm = Pgpe(dataclasses.replace(TINY, coefficients_share=0.7), two_workers(), seed=0)
+    moved = []
+    for _ in range(3):
+        before = algorithm.network._asdict()
+        algorithm.iterate(Here())
+        after = algorithm.network._asdict()
+        moved.append({name for name in after if not np.array_equal(before[name], after[name])})
+    assert moved == [{"bias", "beta"}, {"bias", "beta"}, set(before)]
 
 
 @pytest.mark.parametrize(
