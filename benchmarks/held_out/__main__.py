@@ -26,6 +26,7 @@ from policies.base import Policy
 from policies.learned.policy import SHIPPED, Learned
 from simulator.commands.inputs import load_scenarios
 from simulator.scenario import scenario_names
+from simulator.scoreboard.by_hand import words_of
 
 PAGE, NUMBERS = "held_out.md", "held_out.json"
 _SUBJECT = "learned"
@@ -119,8 +120,7 @@ def write(plan: Plan, store: Store, out: Path) -> Report:
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
-    words = page.by_hand(path.read_text(encoding="utf-8")) if path.exists() else ""
-    path.write_text(page.page(report, words), encoding="utf-8")
+    path.write_text(page.page(report, words_of(path)), encoding="utf-8")
     (out / NUMBERS).write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if report.scenarios:
         plot.draw(report, out / page.PICTURE)

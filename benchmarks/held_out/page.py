@@ -10,19 +10,11 @@ from benchmarks.held_out.plan import BASELINE, BEFORE, LARGE, LOADS, TOLD, WARM_
 from benchmarks.held_out.report import Report
 from policies.learned.policy import Learned
 from simulator.scoreboard import statistics, text
+from simulator.scoreboard.by_hand import marked
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.scoreboard.summary import FIGURES, NAMES
 
-BEGIN, END = "<!-- written by hand: begin -->", "<!-- written by hand: end -->"
-_NOTHING_YET = "*What to make of it is still to be written, by hand, here.*"
 PICTURE, FLEETS_PICTURE = "held_out.png", "held_out_fleets.png"
-
-
-def by_hand(page: str) -> str:
-    """What stands between the marks of a page that was there before; empty where nothing does."""
-    _, begin, rest = page.partition(BEGIN)
-    words, end, _ = rest.partition(END)
-    return words.strip() if begin and end else ""
 
 
 def page(report: Report, words: str = "") -> str:
@@ -30,7 +22,7 @@ def page(report: Report, words: str = "") -> str:
     parts = [
         "<!-- Written by python -m benchmarks.held_out, but for what stands between the marks -->",
         "# The learned policy, held out",
-        f"{BEGIN}\n{words or _NOTHING_YET}\n{END}",
+        marked(words),
         _missing(report),
     ]
     if report.scenarios:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from simulator.scenario import load_scenario, scenario_names
+from simulator.scoreboard.by_hand import words_of
 from simulator.training.ablations.gradients import Effort
 from simulator.training.ablations.report import page, ratios
 from simulator.training.ablations.runs import EstimatesJob, Job, run
@@ -81,7 +82,8 @@ def main(
     kept_files = {name: folder / f"{name}.json" for name in VARIANTS}  # of earlier calls as well
     outcomes = {name: json.loads(path.read_text()) for name, path in kept_files.items() if path.exists()}
     found = done[-1] if estimates else {}
-    write_whole(out / "ablations.md", page(outcomes, sets, found, _command()).encode())
+    path = out / "ablations.md"
+    write_whole(path, page(outcomes, sets, found, _command(), words_of(path)).encode())
     told = {"decisions": budget.decisions, "seed": seed, "ratios": _summary(outcomes, sets), "estimates": found}
     write_whole(out / "ablations.json", (json.dumps(told, indent=1) + "\n").encode())
 

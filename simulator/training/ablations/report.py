@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies.base import FloatArray
+from simulator.scoreboard.by_hand import marked
 from simulator.scoreboard.statistics import METHOD, Estimate, mean
 from simulator.training.ablations.variants import EXPECTED, FULL, VARIANTS, WLPR
 from simulator.training.validation import RANDOM, Case
@@ -51,9 +52,15 @@ the mean of PGPE, which has no discount. Horizon and GAE are in mean latencies o
 """
 
 
-def page(outcomes: Mapping[str, Outcome], sets: Mapping[str, Sequence[Case]], gradients: Outcome, command: str) -> str:
-    """Markdown; `sets`: by title, cases in the order in which outcomes have them under that title."""
-    parts = [_INTRODUCTION.format(command=command), _NOTES]
+def page(
+    outcomes: Mapping[str, Outcome],
+    sets: Mapping[str, Sequence[Case]],
+    gradients: Outcome,
+    command: str,
+    words: str = "",
+) -> str:
+    """Markdown, with a person's `words`; `sets`: by title, cases in the order in which outcomes have them under it."""
+    parts = [_INTRODUCTION.format(command=command), marked(words) + "\n", _NOTES]
     for title, cases in sets.items():
         parts.append(f"## {title}\n\n{_table(outcomes, title, cases)}\n{METHOD}.\n")
     if gradients:
