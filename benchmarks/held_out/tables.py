@@ -184,7 +184,7 @@ def files(report: Report) -> str:
     head = [f"{NAMES[figure]}: {name}" for figure in FIGURES for name in report.trained]
     lines = [
         [judged.board.scenario.name, *(_ratio(judged, n, BASELINE, f) for f in FIGURES for n in report.trained)]
-        for judged in [*report.scenarios, *report.fleets]
+        for judged in report.scenarios
     ]
     return markdown(["", *head], lines)
 
