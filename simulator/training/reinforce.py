@@ -46,7 +46,7 @@ from simulator.training.weights import initial
 class ReinforceSettings(DecisionSettings):
     """How it collects and steps."""
 
-    learning_rate: float = 1e-2
+    learning_rate: float = 2e-3
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a number out of range."""
