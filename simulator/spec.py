@@ -126,11 +126,14 @@ class Network:
     """From the end of execution until the balancer knows of it (Envoy's access log)."""
 
 
+FaultKind = Literal["slow", "stall", "crash", "errors", "join", "leave", "silent"]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that happens to one worker."""
 
-    kind: Literal["slow", "stall", "crash", "errors", "join", "leave", "silent"]
+    kind: FaultKind
     """slow: device seconds times `amount` (thermal). stall: nothing executes. crash: all its requests fail, it is
     unreachable for the duration and comes back cold. errors: a share `amount` of requests is answered at once with an
     error. join: the worker appears and loads for the duration. leave: it drains for good. silent: its reports break

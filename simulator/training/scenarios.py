@@ -13,7 +13,19 @@ import numpy as np
 
 from balancer.load.arrivals import Bursts
 from simulator.scenario import Scenario
-from simulator.spec import Batching, Cold, Fault, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
+from simulator.spec import (
+    Batching,
+    Cold,
+    Fault,
+    FaultKind,
+    FleetSpec,
+    ModelSpec,
+    Network,
+    Noise,
+    Reports,
+    ServiceTime,
+    WorkerSpec,
+)
 from simulator.workload import ModelTraffic, Workload
 from simulator.workload_draws import Distribution, Exponential, Fixed, Lognormal, Pareto, Shares
 from simulator.workload_times import Diurnal, FlashCrowd, Poisson, Process
@@ -154,7 +166,7 @@ def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence
 
 
 def _faults(generator: np.random.Generator, workers: Sequence[WorkerSpec]) -> tuple[Fault, ...]:
-    kinds = ("slow", "slow", "stall", "crash", "errors", "silent", "leave")
+    kinds: tuple[FaultKind, ...] = ("slow", "slow", "stall", "crash", "errors", "silent", "leave")
     chosen = generator.permutation(len(workers))[: int(generator.integers(1, 1 + max(1, len(workers) // 4)))]
     faults = []
     for i in chosen:
@@ -162,5 +174,5 @@ def _faults(generator: np.random.Generator, workers: Sequence[WorkerSpec]) -> tu
         amount = float(generator.uniform(1.5, 5)) if kind == "slow" else float(generator.uniform(0.3, 1))
         at_s, duration_s = float(generator.uniform(0.2, 4)), float(generator.uniform(0.3, 3))
         last = np.inf if kind == "leave" else duration_s
-        faults.append(Fault(kind, workers[int(i)].name, at_s, last, amount))  # type: ignore[arg-type]  # a literal's
+        faults.append(Fault(kind, workers[int(i)].name, at_s, last, amount))
     return tuple(faults)
