@@ -89,7 +89,9 @@ def main(only: tuple[str, ...], quick: bool, out: Path) -> None:
     """Run the command."""
     chosen = only or PARTS
     try:
-        find_h2load()
+        on_the_stack = any(name in chosen for name in WITH_STACK)
+        if on_the_stack:
+            find_h2load()  # before minutes of what needs none
         run = _Run(quick, out)
         # What was measured is kept, also where a later part fails.
         with contextlib.ExitStack() as leaving:
@@ -98,7 +100,7 @@ def main(only: tuple[str, ...], quick: bool, out: Path) -> None:
                 if name in chosen:
                     run.begin(name)
                     run.add(name, measure(quick))
-            if any(name in chosen for name in WITH_STACK):
+            if on_the_stack:
                 asyncio.run(_with_stack(run, chosen, quick))
     except OperatorError as error:
         raise click.ClickException(str(error)) from error

