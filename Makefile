@@ -14,7 +14,7 @@ setup: .venv/ready ## everything that is needed, into .venv
 .venv/ready: pyproject.toml deploy/setup triton/requirements.txt
 	@PYTHON=$(PYTHON) deploy/setup
 
-demo: setup ## the whole stack, real requests, every policy; report in out/demo
+demo: setup ## the whole stack, real requests, nine policies; report in out/demo
 	$(BIN)/python -m balancer.demo
 
 test: setup ## all tests, with real Envoy and real Triton

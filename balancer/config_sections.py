@@ -66,7 +66,7 @@ class PolicySection(StrictModel):
     name: PolicyName = "expected_latency"
     """One of `balancer policies`."""
     options: Mapping[str, Any] = Field(default={}, validate_default=True)
-    """The policy's own options, listed at the end of this page and by `balancer policies`."""
+    """The policy's own options, as `balancer policies NAME` explains them."""
 
     _policy: Policy = PrivateAttr()
 

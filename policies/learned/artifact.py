@@ -93,7 +93,9 @@ def read_artifact(content: bytes, name: str) -> Artifact:
         record = json.loads(arrays.pop("record").tobytes())
         schema, digest = record["schema"]["hash"], record["digest"]
     except _UNREADABLE as error:
-        raise ValueError(f"{name} is not a policy that `balancer train` wrote ({error}); name one that is") from error
+        # Of a text file NumPy says how to load it as a pickle, unsafely: no advice for an operator.
+        why = "" if "pickle" in str(error) else f" ({error})"
+        raise ValueError(f"{name} is not a policy that `balancer train` wrote{why}; name one that is") from error
     if schema != SCHEMA:
         raise ValueError(
             f"{name} was trained on other inputs (feature schema {schema}, this version has {SCHEMA}); "

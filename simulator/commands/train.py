@@ -64,7 +64,7 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
 )
 @click.option("--ray", metavar="ADDRESS", help="Play on this Ray cluster instead; local: start one here.")
 @click.option(
-    "--set", "changes", multiple=True, metavar="SETTING=VALUE", help="Of algorithm or run; a wrong one lists all."
+    "--set", "changes", multiple=True, metavar="SETTING=VALUE", help="Of algorithm or run; config.json lists all."
 )
 @click.option(
     "--from-log",
