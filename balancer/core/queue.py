@@ -52,7 +52,7 @@ class Queue:
 
 
 def batch_work_s(s: Service, w: int, m: int, rows: float, least_batches: float = 0.0) -> float:
-    """Device seconds for `rows` rows of model `m` queued together on worker `w`."""
+    """Device seconds for `rows` rows of model `m` on worker `w`, in full batches, but no fewer than `least_batches`."""
     batches = max(math.ceil(rows / s.max_batch_rows[w, m]), least_batches)
     work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.instances[w, m]
     return work_s
