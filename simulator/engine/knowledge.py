@@ -18,6 +18,7 @@ from simulator.engine.compiled import (
     queue_ended,
     queue_reported,
     queue_sent,
+    recount,
     rows_per_request,
     service_fit,
     tokens_advance,
@@ -158,14 +159,11 @@ def fade(sim: Sim, e: int, b: int, share: float) -> None:
             s.prior_per_row_s[r, m] = s.profile_per_row_s[r, m] if profiled else per_row_s
             service_fit(s, (r, m))
     for r in range(first, first + n):
+        # From nothing, so that what rounding left behind of many changes goes.
         q.executing_s[r], q.own_work_s[r] = 0.0, 0.0
         for m in range(models):
-            executing_rows = q.own_rows[r, m] - q.waiting_rows[r, m]
-            executing_s = batch_work_s(s, r, m, executing_rows, min(executing_rows, s.instances[r, m]))
-            q.waiting_model_s[r, m] = batch_work_s(s, r, m, q.waiting_rows[r, m])
-            q.own_work_model_s[r, m] = executing_s + q.waiting_model_s[r, m]
-            q.executing_s[r] += executing_s
-            q.own_work_s[r] += q.own_work_model_s[r, m]
+            q.own_work_model_s[r, m], q.waiting_model_s[r, m] = 0.0, 0.0
+            recount(q, s, r, m)
 
 
 @outlined
