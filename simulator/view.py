@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.queue import work_of_all_s
 from balancer.core.settings import EstimatorSettings
 from balancer.core.view import View
 from policies.base import FloatArray, UintArray
@@ -75,10 +76,10 @@ class OpenBatchView(BatchView):
     def __init__(self, seen: BatchView) -> None:
         super().__init__(seen._sim, seen._settings)
         # Set on the record that stands for the core's, so that its functions find it.
-        queue, service = cast(Any, self._queue), self._service
-        batches = np.ceil(queue.own_rows / service.max_batch_rows)
+        queue = cast(Any, self._queue)
+        batches = np.ceil(queue.own_rows / self._service.max_batch_rows)
         queue.waiting_rows = queue.own_rows
-        work_s = (service.fixed_s * batches + service.per_row_s * queue.own_rows) / service.instances
+        work_s = work_of_all_s(self._service, queue.own_rows, batches)
         queue.waiting_model_s, queue.own_work_s = work_s, work_s.sum(axis=-1)
         queue.executing_s = queue.own_work_s / np.maximum(batches.sum(axis=-1), 1.0)
 

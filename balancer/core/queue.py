@@ -76,13 +76,18 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.waiting_model_s[w, m] = waiting_s
 
 
+def work_of_all_s(s: Service, rows: FloatArray, batches: FloatArray) -> FloatArray:
+    """Device seconds of `rows` in `batches`, for all workers and models, `(..., n, m)`."""
+    work_s: FloatArray = (s.fixed_s * batches + s.per_row_s * rows) / s.instances
+    return work_s
+
+
 def recount_all(q: Queue, s: Service) -> None:
     """`recount` for all workers and models, `(..., n, m)`, after all service times changed."""
     executing_rows = q.own_rows - q.waiting_rows
     batches = np.maximum(np.ceil(executing_rows / s.max_batch_rows), np.minimum(executing_rows, s.instances))
-    executing_model_s = (s.fixed_s * batches + s.per_row_s * executing_rows) / s.instances
-    batches = np.ceil(q.waiting_rows / s.max_batch_rows)
-    q.waiting_model_s = (s.fixed_s * batches + s.per_row_s * q.waiting_rows) / s.instances
+    executing_model_s = work_of_all_s(s, executing_rows, batches)
+    q.waiting_model_s = work_of_all_s(s, q.waiting_rows, np.ceil(q.waiting_rows / s.max_batch_rows))
     q.own_work_model_s = executing_model_s + q.waiting_model_s
     q.executing_s = executing_model_s.sum(axis=-1)
     q.own_work_s = q.own_work_model_s.sum(axis=-1)
