@@ -58,6 +58,14 @@ class Metrics:
         )
         self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
         self.fallbacks = self._counter("fallbacks", "Requests not served as picked, by cause", "cause")
+        self.handler_errors = self._counter(
+            "handler_errors",
+            "Calls that failed by a mistake of the balancer's; none was answered as if it had not",
+            "handler",
+        )
+        self.refused_inputs = self._counter(
+            "refused_inputs", "Messages refused because a field was out of bounds", "message", "field"
+        )
         self.config_loads = self._counter("config_loads", "Config files seen, by what became of them", "result")
         self.decision_log_lines = self._counter(
             "decision_log_lines", "Lines of the decision log, by what became of them", "result"

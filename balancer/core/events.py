@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Void = Literal["", "client", "deadline"]
+"""What ended a request other than the worker: `client`, who left or asked for what cannot be; `deadline`, the request's
+own, which passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Report:
 
     worker: str
     incarnation: int
-    """Grows with every start of the agent or its Triton; counters start anew with it."""
+    """Of the agent and its Triton; counters start anew with another one. It orders the reports of one stream and nothing
+    else: there it grows with every start of Triton."""
     number: int
     """Grows by one with every report of an incarnation."""
     ready: bool
@@ -63,6 +69,11 @@ class Report:
     memory_used_bytes: int = 0
     utilisation: float = float("nan")
     """Of the device, 0 to 1."""
+    draining: bool = False
+    """Whether the worker's agent was told that it is about to stop: it finishes what it has and gets nothing new."""
+    stream: int = 0
+    """Which of this process's streams carried it, numbered by the receiver as they come: the newest stream of a worker
+    is the worker, whatever numbers the older ones carried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,9 @@ class Finished:
     latency_s: float | None
     """Of the worker's answer; None where that is no measure of the worker, such as the duration of a stream."""
     ok: bool
-    """False for what the worker or the way to it got wrong; a client's mistake or hang-up is no worker's error."""
+    """False for what the worker or the way to it got wrong."""
+    void: Void = ""
+    """Why this is no answer of the worker's, so that nothing is learned of it; empty: it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ __all__ = [
     "Report",
     "ReportsLost",
     "Sent",
+    "Void",
     "Withdrawn",
     "WorkerAdded",
     "WorkerRemoved",

@@ -35,7 +35,12 @@ class Worker:
     device: str = ""
     memory_bytes: int = 0
     draining: bool = False
+    """Discovery says so."""
+    stopping: bool = False
+    """Its agent says so."""
     ready: bool = False
+    stream: int = -1
+    """That carried the last report; -1: there was none."""
     incarnation: int = -1
     number: int = -1
     utilisation: float = float("nan")
@@ -147,15 +152,16 @@ class Fleet:
             self.reports["unknown_worker"] += 1
             return False
         worker = self.workers[row]
-        if (event.incarnation, event.number) <= (worker.incarnation, worker.number):
+        # The stream comes first: no number that an older stream carried can shut out the one that is the worker now.
+        if (event.stream, event.incarnation, event.number) <= (worker.stream, worker.incarnation, worker.number):
             self.reports["late"] += 1
             return False
-        if event.incarnation == worker.incarnation:
-            self.reports["lost"] += event.number - worker.number - 1
-        else:
+        if event.incarnation != worker.incarnation:
             worker.batches.clear()
+        elif event.stream == worker.stream:
+            self.reports["lost"] += event.number - worker.number - 1
         self.reports["accepted"] += 1
-        worker.incarnation, worker.number = event.incarnation, event.number
+        worker.stream, worker.incarnation, worker.number = event.stream, event.incarnation, event.number
         self._take_identity(row, worker, event)
         self._take_queue(row, worker, event, now_s)
         if now_s - self.reported_s[row] > self.settings.stale_after_s:
@@ -189,13 +195,15 @@ class Fleet:
         versions = {model: frozenset(names) for model, names in ready.items()}
         device = event.device or worker.device
         memory_bytes = event.memory_bytes or worker.memory_bytes
-        if (event.ready, versions, device, memory_bytes) != (
+        if (event.ready, event.draining, versions, device, memory_bytes) != (
             worker.ready,
+            worker.stopping,
             worker.versions,
             worker.device,
             worker.memory_bytes,
         ):
-            worker.ready, worker.versions, worker.memory_bytes = event.ready, versions, memory_bytes
+            worker.ready, worker.stopping = event.ready, event.draining
+            worker.versions, worker.memory_bytes = versions, memory_bytes
             self._take_device(row, device)
             self._forget_masks()
         worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
@@ -317,7 +325,7 @@ class Fleet:
 
         An empty model stands for calls that concern the server and not a model.
         """
-        if worker.draining and not drain:
+        if (worker.draining or worker.stopping) and not drain:
             yield "draining"
         if not self.settings.reports_required and worker.number < 0:
             return

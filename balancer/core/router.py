@@ -357,8 +357,14 @@ class Router:
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._end(event.number, now_s)
         self.outcomes["unmatched" if sent is None else "matched"] += 1
+        if event.void == "client":
+            _drop(sent)
+            return
         if sent is not None and sent.ticket is not None:
+            # A deadline that passed says nothing of the worker, but something of who picked it.
             sent.ticket.ended(event.latency_s, event.ok, now_s)
+        if event.void:
+            return
         if sent is not None and event.worker != sent.worker:
             # Retried elsewhere, or never served: the worker picked did not take it.
             self.fleet.outcome(sent.worker, None, False, now_s)
@@ -382,7 +388,7 @@ class Router:
             {
                 "worker": worker.name,
                 "ready": worker.ready,
-                "draining": worker.draining,
+                "draining": worker.draining or worker.stopping,
                 "device": worker.device,
                 "memory_bytes": worker.memory_bytes,
                 "memory_used_bytes": worker.memory_used_bytes,

@@ -1,0 +1,71 @@
+"""How large and how many: the bounds of everything that comes from outside, declared once.
+
+Each kind of message has one gate, which turns it into values of the core's types and refuses what is out of bounds:
+requests in `balancer.frontends.pick.kserve`, outcomes in `balancer.frontends.access_log`, reports in
+`balancer.telemetry.codec`. What passed a gate is finite, non-negative and small, so estimators need not look again.
+"""
+
+from __future__ import annotations
+
+MAX_TEXT_BYTES = 256
+"""Of a name, version, id or key, as UTF-8."""
+MAX_ROWS = 65_536
+"""Of one request or batch."""
+MAX_PRIORITY = 2**32 - 1
+"""Triton's own type for it is uint32."""
+MAX_DEADLINE_S = 1e9
+"""Of a header; later ones mean none."""
+MAX_LATENCY_S = 86_400.0
+"""Of one outcome; Envoy ends a stream that is silent for an hour."""
+MAX_MODELS = 1024
+"""Versions of models in one report; the models of the whole fleet are four times as many at most."""
+MAX_VERSIONS = 64
+"""Of one model in one report."""
+MAX_BATCH_SIZES = 1024
+"""Different ones of one version of a model in one report."""
+MAX_COUNT = 2**53
+"""Of any counter: beyond it, floats have gaps."""
+MAX_PENDING = 1e9
+"""Requests queued or executing at a worker."""
+MAX_INSTANCES = 65_536
+"""Of one model on one worker."""
+MAX_BALANCERS = 1024
+"""That one agent reports to."""
+MAX_COMPUTE_S = 1e12
+"""Seconds of compute, cumulative, of one batch size."""
+_SHOWN_CHARACTERS = 60
+
+
+class OutOfBoundsError(ValueError):
+    """A value from outside that is refused: `field` is what it stood in (a label of metrics), the message is for people
+    and names field, value and limit."""
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        """`rule` says what is allowed: "is a whole number from 1 to 65536"."""
+        super().__init__(f"{field}: {shown(value)} is refused; it {rule}")
+        self.field = field
+
+
+def shown(value: object) -> str:
+    """A value as messages and logs quote it: escaped, and cut where it is long."""
+    if isinstance(value, int | float):
+        return f"{value:.17g}" if isinstance(value, float) else str(value)[:_SHOWN_CHARACTERS]
+    text = str(value)
+    cut = text[:_SHOWN_CHARACTERS]
+    return ascii(cut) if cut == text else f"{cut!a}... ({len(text)} characters)"
+
+
+def text(field: str, value: str, *, most_bytes: int = MAX_TEXT_BYTES) -> str:
+    """`value`, if it is no longer than a name may be; OutOfBoundsError else."""
+    # No character takes less than a byte, so most texts need no encoding to be told short.
+    if len(value) * 4 > most_bytes and len(value.encode("utf-8", "surrogatepass")) > most_bytes:
+        raise OutOfBoundsError(field, value, f"has {most_bytes} bytes at most")
+    return value
+
+
+def number(field: str, value: float, least: float, most: float) -> float:
+    """`value`, if it lies between `least` and `most`, both allowed; OutOfBoundsError else, and for NaN."""
+    # Compared like this, NaN fails too.
+    if not least <= value <= most:
+        raise OutOfBoundsError(field, value, f"is a number from {least:.12g} to {most:.12g}")
+    return value
