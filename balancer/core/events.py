@@ -56,8 +56,8 @@ class Report:
 
     worker: str
     incarnation: int
-    """Of the agent and its Triton; counters start anew with another one. It orders the reports of one stream and nothing
-    else: there it grows with every start of Triton."""
+    """Of the agent and its Triton; counters start anew with another one. It orders the reports of one stream
+    only, where it grows with every start of Triton."""
     number: int
     """Grows by one with every report of an incarnation."""
     ready: bool
