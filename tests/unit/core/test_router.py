@@ -335,7 +335,7 @@ def test_a_stopping_worker_gets_nothing_new_but_keeps_its_sequences() -> None:
 
 
 def test_columns_of_models_go_some_minutes_after_the_last_worker_lost_them() -> None:
-    router = make_router(1, models=[model("m"), model("old")])
+    router = make_router(1, settings=Settings(outcome_timeout_s=1e4), models=[model("m"), model("old")])
     column = router.fleet.models["old"]
     old = router.route(Request("old"), 0.1)
     number = 2
