@@ -11,7 +11,7 @@ import pytest
 import trustme
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 
-from balancer.envoy_bootstrap import BalancerTls, ListenerTls
+from balancer.envoy_tls import BalancerTls, ListenerTls
 
 pytestmark = pytest.mark.integration
 
