@@ -154,10 +154,12 @@ class Admin:
     async def _live(self, _: web.BaseRequest) -> web.Response:
         return _json({"live": True})
 
-    async def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(
-            body=await self._metrics_of_process.latest(), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        text = await self._metrics_of_process.latest()
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=text.gzipped, headers={**headers, "Content-Encoding": "gzip"})
+        return web.Response(body=text.plain, headers=headers)
 
     async def _workers(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._router.policy.name, "workers": self._router.snapshot(self._clock())})
