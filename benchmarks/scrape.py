@@ -1,6 +1,6 @@
 """What scrapes of /metrics cost requests: round trips of picks, over a bare socket, with and without scrapers.
 
-Client and scrapers run in processes of their own: `python -m benchmarks.scrape pick|scrape PORT SECONDS [SCRAPERS PAUSE_S]`.
+Client and scrapers run in processes of their own, `pick PORT SECONDS` and `scrape PORT SECONDS SCRAPERS PAUSE_S`.
 """
 
 from __future__ import annotations

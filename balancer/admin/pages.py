@@ -71,12 +71,8 @@ class Admin:
         self._client_san = client_san
         section = section or AdminSection()
         self._token = None if section.token_file is None else Token(Path(section.token_file))
-        self._server = AdminServer(
-            self._answer,
-            section.max_connections,
-            section.request_timeout_s,
-            closed=lambda cause: metrics.admin_closed.labels(cause).inc(),
-        )
+        self._section = section
+        self._server: AdminServer | None = None
         pages = (self._ready, self._live, self._metrics, self._workers, self._explain)
         named = (*pages, self._guard, self._recent, self._config)
         self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
@@ -95,6 +91,12 @@ class Admin:
         """
         if self._token is not None:
             await self._token.start()
+        self._server = AdminServer(
+            self._answer,
+            self._section.max_connections,
+            self._section.request_timeout_s,
+            closed=lambda cause: self._metrics_of_process.admin_closed.labels(cause).inc(),
+        )
         port = await self._server.start(address, tls)
         self._lag.start()
         return port
@@ -102,7 +104,8 @@ class Admin:
     async def stop(self) -> None:
         """Stop listening."""
         self._lag.stop()
-        await self._server.stop()
+        if self._server is not None:
+            await self._server.stop()
         if self._token is not None:
             await self._token.stop()
 
