@@ -190,9 +190,11 @@ class Metrics:
         """Drop the series of workers that are gone, so that years of pods do not pile up."""
         self._forget("worker", set(workers))
 
-    def forget_models(self, models: Iterable[str]) -> None:
-        """Drop the series of models that no worker has any more."""
-        self._forget("model", set(models))
+    def forget_models(self, models: list[str]) -> None:
+        """Drop the series of models that no worker has any more, and clear the list."""
+        if models:
+            self._forget("model", set(models))
+            models.clear()
 
     def _forget(self, label: str, gone: set[str]) -> None:
         for family in self._families:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,12 +19,10 @@ from balancer.admin.token import Token
 from balancer.config_sections import AdminSection
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.router import Router
-from balancer.logs import Seldom
 from balancer.loop_lag import LoopLag
 from balancer.metrics import Metrics
+from balancer.mistakes import Mistakes
 from balancer.recent import Summary
-
-logger = logging.getLogger(__name__)
 
 _PAGES = {
     "/ready": "200 once picks can be made, else 503 and why",
@@ -80,7 +77,7 @@ class Admin:
             **{f"/{page.__name__.strip('_')}": page for page in named},
         }
         self._lag = LoopLag(metrics.loop_lag.observe)
-        self._may_log = Seldom()
+        self._mistakes = Mistakes(metrics.handler_errors, clock)
 
     async def start(self, address: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen at `host:port` or `unix:PATH`; returns the port, which matters where 0 was asked for.
@@ -113,10 +110,8 @@ class Admin:
         """A page, or why there is none; every request passes here."""
         try:
             return self._refusal(request) or await self._pages[request.path](request)
-        except Exception:  # whatever a page or a third party's policy raises, the others must go on being served
-            self._metrics_of_process.handler_errors.labels("admin").inc()
-            if self._may_log(self._clock()):
-                logger.exception("admin page failed", extra={"page": shown(request.path)})
+        except Exception as error:  # a third party's policy may raise anything; other pages go on
+            self._mistakes.caught("admin", error)
             return _json({"error": "this page failed by a mistake of the balancer's; its log says how"}, status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
