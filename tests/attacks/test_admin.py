@@ -244,5 +244,6 @@ async def test_a_stranger_cannot_fill_the_log(balancer: Balancer) -> None:
     before = log.stat().st_size
     for number in range(200):
         await balancer.send(b"\x16\x03\x01 no http at all\r\n\r\n")
+        await balancer.send(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
         await balancer.get(f"/explain?model={number}&rows=x")
     assert log.stat().st_size < before + 2000
