@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from http import HTTPStatus
@@ -147,13 +148,18 @@ class Metrics:
         self.rollout_returns = self._counter(
             "rollout_returns", "Rollouts that returned to the old policy, by why", "policy", "reason"
         )
+        self._made = prometheus.Gauge(
+            "balancer_metrics_timestamp_seconds",
+            "Unix time at which this text was begun; it is made once a second at most",
+            registry=self.registry,
+        )
         self.registry.register(_Fleet(router, clock))
         self.registry.register(_Steering(router))
         prometheus.Info("balancer_process", "This process", registry=self.registry).info({"number": process})
         prometheus.ProcessCollector(registry=self.registry)
         build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
         prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
-        self._exposition = Exposition(self.registry, self._families, clock, self._forget_gone)
+        self._exposition = Exposition(self.registry, self._families, clock, self._prepare)
         # Looking a child up by its labels costs more than counting.
         self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
 
@@ -199,6 +205,10 @@ class Metrics:
     def _forget(self, label: str, gone: set[str]) -> None:
         for family in self._families:
             family.forget(label, gone)
+
+    def _prepare(self) -> None:
+        self._made.set(time.time())
+        self._forget_gone()
 
     def _forget_gone(self) -> None:
         """Drop the series of whatever the fleet no longer has."""

@@ -61,7 +61,7 @@ class Balancer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"(?i)content-length: (\d+)", head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-        except (asyncio.IncompleteReadError, ConnectionResetError):
+        except (asyncio.IncompleteReadError, ConnectionError):
             return 0, ""
         finally:
             writer.close()
@@ -94,7 +94,7 @@ async def balancer(tmp_path: Path) -> AsyncIterator[Balancer]:
 async def ended(reader: asyncio.StreamReader) -> None:
     """Return once the other end has ended the connection; TimeoutError where it does not."""
     async with asyncio.timeout(PATIENCE_S):
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
             while await reader.read(65536):
                 pass
 
