@@ -103,6 +103,7 @@ class App:
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=lambda: self._recorder.recent.summary(self._clock()),
             config=self.state.as_json,
+            section=config.admin,
         )
         self._apply(config)
 
@@ -161,7 +162,9 @@ class App:
         server.add_generic_rpc_handlers((processor.handler(),))
         AccessLog(self._recorder, self._run).add_to(server)
         self._ads.add_to(server)
-        Collector(self._observe).add_to(server)
+        reports = Collector(self._observe)
+        reports.add_to(server)
+        self.metrics.watch(reports.counts, self._ads, self.state)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()

@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from balancer.config_sections import (
+    AdminSection,
     BalancerTlsSection,
     DecisionLogSection,
     DiscoverySection,
@@ -82,6 +83,8 @@ class Config(StrictModel):
     """Which workers exist."""
     listen: ListenSection = ListenSection()
     """Where the balancer listens."""
+    admin: AdminSection = AdminSection()
+    """Limits and token of the admin pages."""
     tls: TlsSection | None = None
     """TLS of the balancer's gRPC port; null: plain text."""
     processes: int = Field(default=1, ge=1, le=64)
@@ -233,7 +236,7 @@ class Config(StrictModel):
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
-RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "first_process", "envoy")
+RESTART_FIELDS = ("discovery.file", "listen", "admin", "tls", "processes", "first_process", "envoy")
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 

@@ -183,7 +183,6 @@ class Recorder:
             self.recent.add(now_s, finished.latency_s if finished.ok else None, not fault, finished.number >= 0)
         metrics.requests_of(label, finished.worker, status).inc()
         if fault:
-            metrics.errors.labels(label, finished.worker).inc()
+            metrics.errors_of(label, finished.worker).inc()
         if finished.latency_s is not None and finished.ok and finished.worker:
-            metrics.model_latency_of(label).observe(finished.latency_s)
-            metrics.worker_latency_of(finished.worker).observe(finished.latency_s)
+            metrics.latency_of(label, finished.worker).observe(finished.latency_s)

@@ -17,6 +17,7 @@ from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.envoy_bootstrap import BootstrapOptions, render
 from balancer.errors import OperatorError
+from balancer.exposition import PERIOD_S
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -140,6 +141,8 @@ class Gateway:
     async def picks(self) -> int:
         """Requests that the balancer picked a worker for so far."""
         total = 0.0
+        # The text is made once a second, so what is served may be as old.
+        await asyncio.sleep(PERIOD_S)
         async with aiohttp.ClientSession() as session:
             for process in range(self.processes):
                 async with session.get(f"http://{self.config.admin_address(process)}/metrics") as response:

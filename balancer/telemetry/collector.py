@@ -43,6 +43,10 @@ class Counts:
     """Reports refused; each ended its stream."""
     silent: int = 0
     """Streams given up because nothing came."""
+    refused: int = 0
+    """Streams refused at once: too many, or not allowed to speak for the worker."""
+    taken_over: int = 0
+    """Streams ended because their worker opened another."""
 
 
 @dataclass(eq=False, slots=True)
