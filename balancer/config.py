@@ -165,7 +165,7 @@ class Config(StrictModel):
             baseline=baseline,
             shadow=None if self.shadow is None else self.shadow.built,
             shadow_share=0.0 if self.shadow is None else self.shadow.share,
-            rollout=None if self.rollout is None else self.rollout.settings(self.guard.margins.margins()),
+            rollout=None if self.rollout is None else self.rollout.settings(self.guard.settings()),
             new=new,
             guard_new=guard(new),
         )

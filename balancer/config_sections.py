@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -68,7 +68,9 @@ PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class PolicySection(StrictModel):
-    """The rule that picks a worker."""
+    """The rule that picks a worker. A name alone, such as `policy: wlpr`, is short for `{name: wlpr}`."""
+
+    short_for: ClassVar[str] = "name"
 
     name: PolicyName = "expected_latency"
     """One of `balancer policies`."""

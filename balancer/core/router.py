@@ -310,7 +310,7 @@ class Router:
         """The view less the workers that are full, or would be late where that sheds."""
         limit = self._pending_limit(request)
         if math.isfinite(limit):
-            view.eligible = view.eligible & (view.pending < limit)
+            view.narrow(view.pending < limit)
             if not view.eligible.any():
                 raise Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
         if self.settings.limits.shed_late and math.isfinite(float(np.max(request.deadline_s))):

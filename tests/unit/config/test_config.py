@@ -57,7 +57,7 @@ def refused(content: bytes | str) -> str:
             "policy: {name: token_bucket, options: {when_empty: wait}}\n",
             "policy.options.when_empty: \"wait\" is not allowed: must be 'least_loaded' or 'shed'. What to do",
         ),
-        ("policy: random\n", 'policy: "random" is not allowed: must be a mapping of fields: name, options.'),
+        ("policy: [random]\n", 'policy: ["random"] is not allowed: must be a mapping of fields: name, options.'),
         ("seed: '1'\n", 'balancer.yaml:1: seed: "1" is not allowed: must be a valid integer.'),
         ("seed: 1.5\n", "seed: 1.5 is not allowed: must be a valid integer."),
         ("seed:\n", "seed: null is not allowed: must be a valid integer."),
