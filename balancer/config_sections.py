@@ -226,18 +226,8 @@ class DiscoverySection(StrictModel):
         return self
 
 
-class ListenSection(StrictModel):
-    """Where the balancer listens; port 0 takes any free one, with a single process."""
-
-    grpc: Address = "127.0.0.1:9002"
-    """Picks (ext_proc), endpoints (ADS), access log and reports. All processes share the port (SO_REUSEPORT), and
-    process i, counted from 0, has its own as well: this port + 1 + i."""
-    admin: Address = "127.0.0.1:8090"
-    """HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port + i."""
-
-
-class TlsSection(StrictModel):
-    """Certificate of a listener, in PEM files."""
+class EnvoyTlsSection(StrictModel):
+    """Certificate of Envoy's listener, in PEM files that Envoy reads."""
 
     cert_file: str
     """Certificate chain of the server."""
@@ -290,12 +280,12 @@ class EnvoySection(StrictModel):
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
     balancers: tuple[Address, ...] = ()
-    """The gRPC address of each balancer process as Envoy reaches it, in the order of their numbers; empty: where the
-    processes of `listen.grpc` listen, on the same machine where that says all interfaces."""
-    tls: TlsSection | None = None
+    """The address of each balancer process as Envoy reaches it, in the order of their numbers; empty: the processes' own
+    addresses of `listen.envoy`, on the same machine where that says all interfaces."""
+    tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
-    """TLS towards the balancer; needed exactly where the balancer's `tls` is set."""
+    """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
 
 
 class LogSection(StrictModel):

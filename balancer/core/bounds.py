@@ -33,6 +33,8 @@ MAX_BALANCERS = 1024
 """That one agent reports to."""
 MAX_COMPUTE_S = 1e12
 """Seconds of compute, cumulative, of one batch size."""
+MAX_FILE_BYTES = 16 * 2**20
+"""Of a file that an operator names: config, workers, profile, certificate."""
 _SHOWN_CHARACTERS = 60
 
 
