@@ -158,7 +158,11 @@ class App:
         server.add_generic_rpc_handlers((processor.handler(),))
         AccessLog(self._recorder.outcomes).add_to(server)
         self._ads.add_to(server)
-        Collector(self._observe).add_to(server)
+        Collector(
+            self._observe,
+            refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
+            failed=self.metrics.handler_errors.labels("report").inc,
+        ).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
