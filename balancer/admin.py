@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import math
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ class Admin:
         self._config_shown = config
         self._runner: web.AppRunner | None = None
 
-    async def start(self, address: str) -> int:
+    async def start(self, address: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen at `host:port`; returns the port, which matters where 0 was asked for."""
         host, port = split_address(address)
         application = web.Application()
@@ -75,7 +76,7 @@ class Admin:
             application.router.add_get(f"/{page.__name__.strip('_')}", page)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls)
         await site.start()
         bound: int = self._runner.addresses[0][1]
         return bound

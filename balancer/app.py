@@ -136,8 +136,8 @@ class App:
                 followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
                 if self._source is not None:
                     followers.append(tasks.create_task(self._follow_config(self._source, stop)))
-                for certificates in self._listeners.certificates.values():
-                    followers.append(tasks.create_task(certificates.follow(stop)))
+                followed = self._listeners.certificates.values()
+                followers.extend(tasks.create_task(certificates.follow(stop)) for certificates in followed)
                 await stop.wait()
                 for follower in followers:
                     follower.cancel()
@@ -149,12 +149,11 @@ class App:
 
     async def _serve_grpc(self) -> None:
         processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, self._may_pick)
-        certificates = self._listeners.certificates.get("reports")
         collector = Collector(
             self._observe,
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
             failed=self.metrics.handler_errors.labels("report").inc,
-            may_speak=identity.speaker(certificates and certificates.role),
+            may_speak=identity.speaker(self._listeners.role("reports")),
         )
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()

@@ -137,7 +137,9 @@ class Certificates:
             return told.for_grpc()
 
         return grpc.dynamic_ssl_server_credentials(
-            told.for_grpc(), fetch, require_client_authentication=told.client_ca is not None
+            told.for_grpc(),
+            fetch,  # type: ignore[arg-type]  # None means no change, which the stubs do not know
+            require_client_authentication=told.client_ca is not None,
         )
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -147,7 +149,7 @@ class Certificates:
         def newest(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = self._admin_context
 
-        context.sni_callback = newest  # type: ignore[assignment]  # asyncio's connections are SSLObjects
+        context.sni_callback = newest
         return context
 
     async def follow(self, stop: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -160,7 +160,9 @@ class ReportsListenerTls(_ServerTls):
     @classmethod
     def _says_who(cls, name: str) -> str:
         if name.count(WORKER) != 1:
-            raise ValueError(f"must have {WORKER} in it, once: an agent speaks for the worker that its certificate names")
+            raise ValueError(
+                f"must have {WORKER} in it, once: an agent speaks for the worker that its certificate names"
+            )
         return name
 
 
@@ -186,7 +188,9 @@ class TlsSection(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _by_listener(cls, data: Any) -> Any:
-        flat = [name for name in ("cert_file", "key_file", "client_ca_file") if isinstance(data, Mapping) and name in data]
+        flat = [
+            name for name in ("cert_file", "key_file", "client_ca_file") if isinstance(data, Mapping) and name in data
+        ]
         if flat:
             rule = (
                 "belongs to one listener; write tls: {envoy: {cert_file: ..., key_file: ..., client_ca_file: ...}}, "

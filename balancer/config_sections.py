@@ -280,8 +280,8 @@ class EnvoySection(StrictModel):
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
     balancers: tuple[Address, ...] = ()
-    """The address of each balancer process as Envoy reaches it, in the order of their numbers; empty: the processes' own
-    addresses of `listen.envoy`, on the same machine where that says all interfaces."""
+    """The address of each balancer process as Envoy reaches it, in the order of their numbers; empty: each
+    process's own address of `listen.envoy`, on the same machine where that says all interfaces."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None

@@ -50,15 +50,15 @@ async def watch(
             first = False
 
 
-async def _parsed(
-    parser: OffLoop[Config], content: bytes, path: Path, overrides: Callable[[Config], Config]
-) -> Config:
+async def _parsed(parser: OffLoop[Config], content: bytes, path: Path, overrides: Callable[[Config], Config]) -> Config:
     """The config of a content. Where a file that it names hangs, that is waited for no longer than the limit."""
     # Off the loop: parsing takes milliseconds, for which requests need not wait.
     try:
         return await parser.run(lambda: overrides(parse(content, str(path))))
     except TimeoutError:
-        message = f"was not read within {parser.limit_s:g} s; does a file that it names lie on a file system that is gone?"
+        message = (
+            f"was not read within {parser.limit_s:g} s; does a file that it names lie on a file system that is gone?"
+        )
         raise ConfigError([Problem(str(path), None, "", message)]) from None
 
 

@@ -63,8 +63,15 @@ class Listeners:
         self._process = process
         self._metrics = metrics
         self._servers: list[grpc.aio.Server] = []
-        sections: dict[str, ListenerTls | None] = {name: getattr(config.tls, name) for name in type(config.tls).model_fields}
+        sections: dict[str, ListenerTls | None] = {
+            name: getattr(config.tls, name) for name in type(config.tls).model_fields
+        }
         self.certificates = {name: Certificates(name, tls) for name, tls in sections.items() if tls is not None}
+
+    def role(self, listener: str) -> str | None:
+        """The subject alternative name that clients of a listener must have; None: they show no certificate."""
+        certificates = self.certificates.get(listener)
+        return None if certificates is None else certificates.role
 
     async def start(self, envoy: Iterable[Services], reports: Iterable[Services]) -> None:
         """Listen; each of `envoy` and `reports` adds services to the listener of that name.
@@ -97,7 +104,7 @@ class Listeners:
     ) -> None:
         certificates = self.certificates.get(name)
         server = grpc.aio.server(options=[*_LIMITS, *options])
-        guarded = GuardedServer(server, Gatekeeper(self._metrics, certificates and certificates.role))
+        guarded = GuardedServer(server, Gatekeeper(self._metrics, self.role(name)))
         for add_to in services:
             add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
         for address in addresses:

@@ -49,5 +49,7 @@ def _decision_log(config: Config, config_path: Path) -> Iterator[Problem]:
             pass
     except OSError as error:
         where = "" if existing == folder else f" ({existing})"
-        message = f"{folder}{where} cannot be written to: {error.strerror}; let the balancer write there or name another"
+        message = (
+            f"{folder}{where} cannot be written to: {error.strerror}; let the balancer write there or name another"
+        )
         yield Problem(str(config_path), None, "decision_log.folder", message)

@@ -27,9 +27,9 @@ Every field is explained in docs/config.md.
 def check(file: Path) -> None:
     """Validate the config FILE (- for stdin) and print it with all defaults filled in.
 
-    Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names are
-    opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and the
-    list of workers where there is one. Listeners that are open to strangers are warned of.
+    Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
+    are opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and
+    the list of workers where there is one. Listeners that are open to strangers are warned of.
     """
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     workers_file = config.discovery_file(file)

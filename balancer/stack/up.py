@@ -135,7 +135,9 @@ class _Up:
         serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
         serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
         envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=options.run_dir / "envoy.log")
-        self._say("balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}")
+        self._say(
+            "balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}"
+        )
         await self._launch("balancer", serve)
         # Envoy that finds no balancer waits, and complains: so it starts when there is one.
         await serve.answers(f"{self._admin_urls()[0]}/live", _READY_TIMEOUT_S)
