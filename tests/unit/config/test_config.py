@@ -73,7 +73,7 @@ def refused(content: bytes | str) -> str:
         ("requests: {tenant_header: X-Tenant}\n", 'requests.tenant_header: "X-Tenant" is not allowed: must match'),
         (
             "seed: 1\nlisten:\n  admin: 127.0.0.1:9004\nprocesses: 2\n",
-            'balancer.yaml:3: listen.admin: "127.0.0.1:9004" is not allowed: port 9004 is needed for listen.envoy, which',
+            'balancer.yaml:3: listen.admin: "127.0.0.1:9004" is not allowed: port 9004 is needed for listen.envoy,',
         ),
         (
             "listen: {reports: 127.0.0.1:9003}\n",
