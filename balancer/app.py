@@ -98,6 +98,8 @@ class App:
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=lambda: self._recorder.recent.summary(self._clock()),
             config=self.state.as_json,
+            section=config.admin,
+            client_san=self._listeners.role("admin"),
         )
         self._apply(config)
 
@@ -155,6 +157,7 @@ class App:
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=identity.speaker(self._listeners.role("reports")),
         )
+        self.metrics.watch(collector.counts, self._ads, self.state)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
         await self._listeners.start(

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from balancer.config_listen import ListenSection, TlsSection, is_unix
 from balancer.config_sections import (
+    AdminSection,
     BalancerTlsSection,
     DecisionLogSection,
     DiscoverySection,
@@ -88,6 +89,8 @@ class Config(StrictModel):
     """Which workers exist."""
     listen: ListenSection = ListenSection()
     """Where the balancer listens."""
+    admin: AdminSection = AdminSection()
+    """Limits and token of the admin pages."""
     tls: TlsSection = TlsSection()
     """Who may connect where it listens."""
     processes: int = Field(default=1, ge=1, le=64)
@@ -129,6 +132,14 @@ class Config(StrictModel):
             rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
             value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
             raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _admin_has_a_lock(self) -> Self:
+        tls = self.tls.admin
+        if tls is not None and tls.client_ca_file is None and self.admin.token_file is None:
+            rule = "may be left out only where admin.token_file is set; name the authority of the clients' certificates"
+            raise field_error(("tls", "admin", "client_ca_file"), None, rule)
         return self
 
     @property
@@ -224,7 +235,7 @@ class Config(StrictModel):
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
-RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "first_process", "envoy")
+RESTART_FIELDS = ("discovery.file", "listen", "admin", "tls", "processes", "first_process", "envoy")
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 

@@ -226,6 +226,24 @@ class DiscoverySection(StrictModel):
         return self
 
 
+class AdminSection(StrictModel):
+    """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
+
+    max_connections: int = Field(default=64, ge=1, le=4096)
+    """Connections at once; for one more, the one that has kept its place longest is cut off."""
+    request_timeout_s: Annotated[float, Field(gt=0, le=300)] = 5.0
+    """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
+    token_file: str | None = None
+    """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
+    answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
+
+    @field_validator("token_file")
+    @classmethod
+    def _absolute(cls, token_file: str | None, info: ValidationInfo) -> str | None:
+        folder: Path = (info.context or {}).get("folder", Path())
+        return None if token_file is None else str(folder / token_file)
+
+
 class EnvoyTlsSection(StrictModel):
     """Certificate of Envoy's listener, in PEM files that Envoy reads."""
 

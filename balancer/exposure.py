@@ -23,12 +23,14 @@ def warnings(config: Config) -> list[str]:
         tls = getattr(config.tls, name)
         if _on_this_machine(address) or (tls is not None and tls.client_ca_file is not None):
             continue
+        if name == "admin" and config.admin.token_file is not None:
+            continue
         remedy = f"set tls.{name} with a client_ca_file, or listen on 127.0.0.1" + (
             "" if name == "admin" else " or unix:"
         )
         found.append(
             f"listen.{name}: {address} is open to other machines without client certificates: whoever reaches it can "
-            f"{harm}; {remedy}"
+            f"{harm}; set tls.{name} with a client_ca_file, or {other}"
         )
     if not _on_this_machine(config.envoy.admin):
         found.append(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_GATEWAY_FAULTS = frozenset({2, 4, 13, 14, 15})
+"""gRPC codes UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, DATA_LOSS; all others are refusals of a request."""
 _MOST = 20_000
 """Outcomes kept: beyond that many in the window, the newest stand for all."""
 
@@ -21,21 +23,35 @@ class Summary:
     """NaN where nothing was measured."""
     p99_s: float
     errors: int
+    """Inferences that a worker or the gateway failed."""
     picked: int
     """Of the requests in the window, those whose worker this process picked."""
     without_pick: int
     """And those that Envoy placed by itself."""
 
 
+def gateway_failed(http_status: int, grpc_status: int) -> bool:
+    """Whether a request that no worker got failed by the gateway, not by a mistake of its client's.
+
+    Args:
+        http_status: 0: the client left.
+        grpc_status: -1: not gRPC.
+    """
+    return http_status >= 500 or grpc_status in _GATEWAY_FAULTS
+
+
 class Recent:
-    """A sliding window over outcomes."""
+    """A sliding window over the outcomes of inferences; probes and questions about models are no traffic."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
         self._outcomes: deque[tuple[float, float, bool, bool]] = deque(maxlen=_MOST)
 
     def add(self, now_s: float, latency_s: float | None, ok: bool, picked: bool) -> None:
-        """Take in one outcome; without a latency it counts towards rate and errors alone."""
+        """Take in the outcome of one inference; without a latency it counts towards rate and errors alone.
+
+        `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
+        """
         self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok, picked))
 
     def summary(self, now_s: float) -> Summary:

@@ -15,7 +15,7 @@ from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
 from balancer.logs import DecisionLines, Reason
 from balancer.metrics import Metrics
-from balancer.recent import Recent
+from balancer.recent import Recent, gateway_failed
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Recorder:
                 self._recording.no_inference(decision.number)
         else:
             metrics.refusals.labels(_REASONS[type(pick.error)] if pick.error else "per_server").inc()
-        if self.decision_lines.wants(decision.number if decision else 0):
+        if self.decision_lines.wants(decision.number if decision else None):
             self._log(call, pick)
         failures = self._router.failures.total()
         if failures != self._failures:
@@ -132,8 +132,10 @@ class Recorder:
             self._observe(Withdrawn(outcome.number), now_s)
         elif outcome.number == NOT_PICKED and self._process != FIRST_PROCESS:
             return
-        if outcome.number != REFUSED and outcome.http_status:
-            self.recent.add(now_s, None, False, outcome.number >= 0)
+        inference = outcome.path.partition("?")[0].endswith(_INFERENCE)
+        if inference and outcome.number != REFUSED and outcome.http_status:
+            ok = not gateway_failed(outcome.http_status, outcome.grpc_status)
+            self.recent.add(now_s, None, ok, outcome.number >= 0)
         self._metrics.requests_of(self._metrics.model_label(outcome.model), "", status).inc()
 
     def served(self, call: Call, served: Served) -> None:
@@ -155,10 +157,11 @@ class Recorder:
         metrics = self._metrics
         label = metrics.model_label(model)
         self._observe(finished, now_s)
-        self.recent.add(now_s, finished.latency_s, finished.ok, finished.number >= 0)
+        if finished.latency_s is not None:
+            # Of what is no inference no latency is taken.
+            self.recent.add(now_s, finished.latency_s, finished.ok, finished.number >= 0)
         metrics.requests_of(label, finished.worker, status).inc()
         if not finished.ok:
-            metrics.errors.labels(label, finished.worker).inc()
+            metrics.errors_of(label, finished.worker).inc()
         if finished.latency_s is not None and finished.ok and finished.worker:
-            metrics.model_latency_of(label).observe(finished.latency_s)
-            metrics.worker_latency_of(finished.worker).observe(finished.latency_s)
+            metrics.latency_of(label, finished.worker).observe(finished.latency_s)

@@ -231,6 +231,7 @@ def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
         "listen.envoy": f"127.0.0.1:{free_port_range(1 + processes)}",
         "listen.reports": f"127.0.0.1:{free_port_range(processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
+        "admin.token_file": None,
         "envoy.ready_after_listener": True,
         "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",

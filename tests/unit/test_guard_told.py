@@ -15,7 +15,7 @@ from support.decision_logs import write
 from support.fleets import make_router, report
 from support.guarded import NO_WINDOWS, Moody, guarded
 
-from balancer.admin import explain
+from balancer.admin.explain import explain
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.steering import Plan, Steering
 from balancer.decision_log.reading import DecisionLog, read_log

@@ -102,6 +102,10 @@ def refused(content: bytes | str) -> str:
             "tls: {envoy: {cert_file: a}}\n",
             "tls.envoy.key_file: is missing and has no default; add it.",
         ),
+        (
+            "tls: {admin: {cert_file: a, key_file: b}}\n",
+            "tls.admin.client_ca_file: null is not allowed: may be left out only where admin.token_file is set",
+        ),
         ("tls: {reports: {cert_file: a, key_file: b}}\n", "tls.reports.client_ca_file: is missing"),
         (
             "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c, client_san: agents.test}}\n",
@@ -244,7 +248,9 @@ def test_a_unix_socket_is_of_one_process() -> None:
 
 
 def test_certificates_are_named_from_the_folder_of_the_config() -> None:
-    parsed = config.parse("tls: {admin: {cert_file: a, key_file: /b}}", "/etc/balancer/balancer.yaml")
+    parsed = config.parse(
+        "tls: {admin: {cert_file: a, key_file: /b}}\nadmin: {token_file: t}", "/etc/balancer/balancer.yaml"
+    )
     assert parsed.tls.admin is not None
     assert (parsed.tls.admin.cert_file, parsed.tls.admin.key_file) == ("/etc/balancer/a", "/b")
     assert parsed.tls.admin.client_ca_file is None
