@@ -25,9 +25,7 @@ def warnings(config: Config) -> list[str]:
             continue
         if name == "admin" and config.admin.token_file is not None:
             continue
-        remedy = f"set tls.{name} with a client_ca_file, or listen on 127.0.0.1" + (
-            "" if name == "admin" else " or unix:"
-        )
+        other = "admin.token_file, or listen on 127.0.0.1" if name == "admin" else "listen on 127.0.0.1 or unix:"
         found.append(
             f"listen.{name}: {address} is open to other machines without client certificates: whoever reaches it can "
             f"{harm}; set tls.{name} with a client_ca_file, or {other}"

@@ -13,10 +13,6 @@ class _Context(Protocol):
         """What TLS knows of the peer; empty without TLS."""
 
 
-MaySpeak = Callable[[Any, str], str]
-"""Of a call and a worker's name: why the caller may not report on that worker; empty: it may."""
-
-
 def names(context: _Context) -> frozenset[str]:
     """The subject alternative names, URI and DNS, of the certificate that the peer of a gRPC call showed."""
     known = context.auth_context()
@@ -39,8 +35,11 @@ def has_role(known: frozenset[str], role: str) -> bool:
     return any(len(name) > shortest and name.startswith(before) and name.endswith(after) for name in known)
 
 
-def speaker(role: str | None) -> MaySpeak:
-    """The rule of a listener whose clients have `role`, with `{worker}` in it; None: without TLS, anybody may."""
+def speaker(role: str | None) -> Callable[[Any, str], str]:
+    """Who may report on which worker where clients have `role`, with `{worker}` in it; None: without TLS, anybody may.
+
+    The rule takes a call's context and a worker's name, and says why the caller may not; empty: it may.
+    """
 
     def may_speak(context: _Context, worker: str) -> str:
         if role is None:

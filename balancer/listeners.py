@@ -28,10 +28,6 @@ _LIMITS = (
 )
 _ENVOY_STREAMS = 1024
 """On one connection: a stream for each pick under way."""
-_REPORT_STREAMS = 64
-"""On one connection: an agent has one."""
-_REPORT_BYTES = 4 * 2**20
-"""Of one report; gRPC's own default."""
 _SPARE_BYTES = 2**20
 _GRACE_S = 0.5
 _SOCKET_UMASK = 0o117
@@ -92,8 +88,7 @@ class Listeners:
         )
         reports_options = (
             *collector.SERVER_OPTIONS,
-            ("grpc.max_concurrent_streams", _REPORT_STREAMS),
-            ("grpc.max_receive_message_length", _REPORT_BYTES),
+            *collector.OWN_SERVER_OPTIONS,
             ("grpc.so_reuseport", 0),
         )
         await self._open("envoy", config.listen.envoy_addresses(self._process), envoy_options, envoy)

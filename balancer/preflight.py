@@ -1,4 +1,5 @@
-"""Opens what `serve` would open, beyond the config file itself: certificates, the decision log's folder."""
+"""Opens what `serve` would open, beyond the config file itself: certificates, the admin token, the decision
+log's folder."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from balancer.admin.token import TokenError, read_token
 from balancer.certificates import read_material
 from balancer.config import Config
 from balancer.yaml_document import ConfigError, Problem
@@ -18,7 +20,7 @@ def check_files(config: Config, config_path: Path) -> None:
     Raises:
         ConfigError: with every problem found: field, value, remedy.
     """
-    problems = [*_certificates(config), *_decision_log(config, config_path)]
+    problems = [*_certificates(config), *_token(config), *_decision_log(config, config_path)]
     if problems:
         raise ConfigError([Problem(str(config_path), None, each.field, each.message) for each in problems])
 
@@ -32,6 +34,15 @@ def _certificates(config: Config) -> Iterator[Problem]:
             read_material(name, tls)
         except ConfigError as error:
             yield from error.problems
+
+
+def _token(config: Config) -> Iterator[Problem]:
+    if config.admin.token_file is not None:
+        field = "admin.token_file"
+        try:
+            read_token(Path(config.admin.token_file))
+        except TokenError as error:
+            yield Problem("", None, field, str(error).removeprefix(f"{field}: "))
 
 
 def _decision_log(config: Config, config_path: Path) -> Iterator[Problem]:

@@ -34,18 +34,19 @@ def read_regular(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
         # A socket cannot be opened at all, which the system says less clearly.
         raise UnreadableError(_other_kind(path) or _reason(error)) from error
     try:
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if kind := _kind(status.st_mode):
-                raise UnreadableError(kind)
+        status = os.fstat(descriptor)
+        if kind := _kind(status.st_mode):
+            raise UnreadableError(kind)
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(most_bytes + 1)
-            if len(content) > most_bytes:
-                size = max(status.st_size, len(content))
-                rule = f"is {size} bytes long, and at most {most_bytes} are read; name another"
-                raise UnreadableError(rule)
-            return content
     except OSError as error:
         raise UnreadableError(_reason(error)) from error
+    finally:
+        os.close(descriptor)
+    if len(content) > most_bytes:
+        size = max(status.st_size, len(content))
+        raise UnreadableError(f"is {size} bytes long, and at most {most_bytes} are read; name another")
+    return content
 
 
 def _reason(error: OSError) -> str:

@@ -232,6 +232,11 @@ def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
         "listen.reports": f"127.0.0.1:{free_port_range(processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
         "admin.token_file": None,
+        # All parts are on this machine, and have no certificates.
+        "tls.envoy": None,
+        "tls.reports": None,
+        "tls.admin": None,
+        "envoy.balancer_tls": None,
         "envoy.ready_after_listener": True,
         "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",
