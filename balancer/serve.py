@@ -90,13 +90,14 @@ def _run(
     serving: Callable[[], None] = lambda: None,
 ) -> None:
     configure(config.log)
-    app = App(config, config_path, process, overrides, serving)
-    # What the start made stays for good; a full collection that looked through it would hold requests for over 10 ms.
-    gc.collect()
-    gc.freeze()
     parent = os.getppid() if process or config.processes > 1 else None
 
     async def main() -> None:
+        app = App(config, config_path, process, overrides, serving)
+        # What the start made stays for good; a full collection that looked through it would hold requests for over
+        # 10 ms.
+        gc.collect()
+        gc.freeze()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
