@@ -1,4 +1,4 @@
-"""Real certificates on every connection: client to Envoy; Envoy, agents and people, each in its role, to the balancer."""
+"""Real certificates on every connection, and a role for each peer of the balancer: Envoy, the agent, an admin."""
 
 from __future__ import annotations
 
