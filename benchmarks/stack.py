@@ -181,6 +181,8 @@ class Gateway:
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+            *("--triton-http", triton.http_endpoint),
+            *("--control", ""),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
         ]
         return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")

@@ -165,6 +165,8 @@ class _Up:
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+            *("--triton-http", triton.http_endpoint),
+            *("--control", ""),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
             *("--report-hz", str(self._options.report_hz)),
             *("--device", gpu),

@@ -201,6 +201,8 @@ class Stack:
                 *("--worker", triton.name),
                 *("--triton-grpc", triton.grpc_endpoint),
                 *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+                *("--triton-http", triton.http_endpoint),
+                *("--control", ""),
                 *(argument for balancer in balancers for argument in ("--balancer", balancer)),
                 *self.agent_arguments,
             ],
