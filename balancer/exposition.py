@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from balancer.metric_series import Family
+
 PERIOD_S = 1.0
 """A text is served for so long before another is made, however many ask."""
+_GZIP_LEVEL = 1
 _HEAD_LINES = 2
 """HELP and TYPE, which stand before the first slice of a family alone."""
+
+
+class Text(NamedTuple):
+    """What is served."""
+
+    plain: bytes
+    gzipped: bytes
+    """The same, a twentieth of the size: a large fleet's is megabytes, and sending them takes the loop's time."""
 
 
 class _One(Collector):
@@ -27,14 +40,21 @@ class _One(Collector):
 
 
 class Exposition:
-    """The text of one registry."""
+    """The text of a registry, and of families beside it."""
 
-    def __init__(self, registry: Collector, clock: Callable[[], float], prepare: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        registry: Collector,
+        families: Sequence[Family[Any]],
+        clock: Callable[[], float],
+        prepare: Callable[[], None],
+    ) -> None:
         """`clock` in seconds, which never goes back; `prepare` is called before a text is made."""
         self._registry = registry
+        self._families = families
         self._clock = clock
         self._prepare = prepare
-        self._text = b""
+        self._text = Text(b"", b"")
         self._made_s = -PERIOD_S
         self._making: asyncio.Task[None] | None = None
 
@@ -46,8 +66,11 @@ class Exposition:
             text = generate_latest(_One(metric))
             yield text if metric.name != before else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]
             before = metric.name
+        for family in self._families:
+            for part in family.text():
+                yield part.encode()
 
-    async def latest(self) -> bytes:
+    async def latest(self) -> Text:
         """The text, no older than a second and what it takes to make one; those who ask meanwhile share it."""
         if self._clock() - self._made_s >= PERIOD_S:
             if self._making is None:
@@ -64,7 +87,10 @@ class Exposition:
             parts.append(part)
             # Whatever came meanwhile goes first.
             await asyncio.sleep(0)
-        self._text, self._made_s = b"".join(parts), made_s
+        plain = b"".join(parts)
+        # Compressing holds no lock of the interpreter's, so a thread does it beside the loop.
+        gzipped = await asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+        self._text, self._made_s = Text(plain, gzipped), made_s
 
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
@@ -79,21 +78,6 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-class Seldom:
-    """Says yes once in a period, so that what a stranger can cause again and again does not fill the log."""
-
-    def __init__(self, period_s: float = 1.0) -> None:
-        self._period_s = period_s
-        self._next_s = -math.inf
-
-    def __call__(self, now_s: float) -> bool:
-        """Whether to log now; `now_s` is on a clock that never goes back."""
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._period_s
-        return True
-
-
 class DecisionLines:
     """One line for each of a share of the decisions, at level info of logger `balancer.decisions`: for people.
 
@@ -104,16 +88,9 @@ class DecisionLines:
     def __init__(self, share: float) -> None:
         self.share = share
         """0 (none) to 1 (all)."""
-        self._refusals = 0
 
-    def wants(self, number: int | None) -> bool:
-        """Whether to log the decision on the router's request `number`; equal numbers get equal answers.
-
-        None: a refusal, which has no number; of these the same share is logged.
-        """
-        if number is None:
-            number = self._refusals
-            self._refusals += 1
+    def wants(self, number: int) -> bool:
+        """Whether to log the decision on the router's request `number`; equal numbers get equal answers."""
         return self.share > 0 and (self.share >= 1 or unit(mix(number)) < self.share)
 
     def write(

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 from balancer.core.fleet import ANY_MODEL
 from balancer.core.router import Router
 from balancer.core.view import LiveView
-from balancer.exposition import Exposition
-from balancer.metric_series import OTHER, Count, Counters, Distribution, Histograms, sliced
+from balancer.exposition import Exposition, Text
+from balancer.metric_series import OTHER, Count, Counters, Distribution, Family, Histograms, sliced
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -110,7 +110,7 @@ class Metrics:
             ("model", "worker"),
             _LATENCY_BUCKETS_S,
         )
-        self.registry.register(self.latency)
+        self._families: tuple[Family[Any], ...] = (self.requests, self.errors, self.latency)
         self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
         self.decision_duration = prometheus.Histogram(
             "balancer_decision_duration_seconds",
@@ -153,7 +153,7 @@ class Metrics:
         prometheus.ProcessCollector(registry=self.registry)
         build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
         prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
-        self._exposition = Exposition(self.registry, clock, self._forget_gone)
+        self._exposition = Exposition(self.registry, self._families, clock, self._forget_gone)
         # Looking a child up by its labels costs more than counting.
         self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
 
@@ -190,26 +190,28 @@ class Metrics:
         """Drop the series of workers that are gone, so that years of pods do not pile up."""
         self._forget("worker", set(workers))
 
-    def forget_models(self, models: Iterable[str]) -> None:
-        """Drop the series of models that no worker has any more."""
-        self._forget("model", set(models))
+    def forget_models(self, models: list[str]) -> None:
+        """Drop the series of models that no worker has any more, and clear the list."""
+        if models:
+            self._forget("model", set(models))
+            models.clear()
 
     def _forget(self, label: str, gone: set[str]) -> None:
-        for family in (self.requests, self.errors, self.latency):
+        for family in self._families:
             family.forget(label, gone)
 
     def _forget_gone(self) -> None:
         """Drop the series of whatever the fleet no longer has."""
         fleet = self._router.fleet
         for label, there in (("model", fleet.models), ("worker", fleet.index)):
-            for family in (self.requests, self.errors, self.latency):
+            for family in self._families:
                 family.forget(label, {value for value in family.values(label) if value and value != OTHER} - set(there))
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes, all at once."""
         return b"".join(self._exposition.slices())
 
-    async def latest(self) -> bytes:
+    async def latest(self) -> Text:
         """The text that Prometheus scrapes, made at most once a second, while requests are served."""
         return await self._exposition.latest()
 
@@ -217,9 +219,7 @@ class Metrics:
         return prometheus.Counter(f"balancer_{name}", documentation, labels, registry=self.registry)
 
     def _series(self, name: str, documentation: str, *labels: str) -> Counters:
-        family = Counters(f"balancer_{name}", documentation, labels)
-        self.registry.register(family)
-        return family
+        return Counters(f"balancer_{name}", documentation, labels)
 
 
 class _Fleet(Collector):

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_GATEWAY_FAULTS = frozenset({2, 4, 13, 14, 15})
-"""gRPC codes UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, DATA_LOSS; all others are refusals of a request."""
 _MOST = 20_000
 """Outcomes kept: beyond that many in the window, the newest stand for all."""
 
@@ -28,16 +26,6 @@ class Summary:
     """Of the requests in the window, those whose worker this process picked."""
     without_pick: int
     """And those that Envoy placed by itself."""
-
-
-def gateway_failed(http_status: int, grpc_status: int) -> bool:
-    """Whether a request that no worker got failed by the gateway, not by a mistake of its client's.
-
-    Args:
-        http_status: 0: the client left.
-        grpc_status: -1: not gRPC.
-    """
-    return http_status >= 500 or grpc_status in _GATEWAY_FAULTS
 
 
 class Recent:

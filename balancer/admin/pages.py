@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,12 +19,10 @@ from balancer.admin.token import Token
 from balancer.config_sections import AdminSection
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.router import Router
-from balancer.logs import Seldom
 from balancer.loop_lag import LoopLag
 from balancer.metrics import Metrics
+from balancer.mistakes import Mistakes
 from balancer.recent import Summary
-
-logger = logging.getLogger(__name__)
 
 _PAGES = {
     "/ready": "200 once picks can be made, else 503 and why",
@@ -71,12 +68,8 @@ class Admin:
         self._client_san = client_san
         section = section or AdminSection()
         self._token = None if section.token_file is None else Token(Path(section.token_file))
-        self._server = AdminServer(
-            self._answer,
-            section.max_connections,
-            section.request_timeout_s,
-            closed=lambda cause: metrics.admin_closed.labels(cause).inc(),
-        )
+        self._section = section
+        self._server: AdminServer | None = None
         pages = (self._ready, self._live, self._metrics, self._workers, self._explain)
         named = (*pages, self._guard, self._recent, self._config)
         self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
@@ -84,7 +77,7 @@ class Admin:
             **{f"/{page.__name__.strip('_')}": page for page in named},
         }
         self._lag = LoopLag(metrics.loop_lag.observe)
-        self._may_log = Seldom()
+        self._mistakes = Mistakes(metrics.handler_errors, clock)
 
     async def start(self, address: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen at `host:port` or `unix:PATH`; returns the port, which matters where 0 was asked for.
@@ -95,6 +88,12 @@ class Admin:
         """
         if self._token is not None:
             await self._token.start()
+        self._server = AdminServer(
+            self._answer,
+            self._section.max_connections,
+            self._section.request_timeout_s,
+            closed=lambda cause: self._metrics_of_process.admin_closed.labels(cause).inc(),
+        )
         port = await self._server.start(address, tls)
         self._lag.start()
         return port
@@ -102,7 +101,8 @@ class Admin:
     async def stop(self) -> None:
         """Stop listening."""
         self._lag.stop()
-        await self._server.stop()
+        if self._server is not None:
+            await self._server.stop()
         if self._token is not None:
             await self._token.stop()
 
@@ -110,10 +110,8 @@ class Admin:
         """A page, or why there is none; every request passes here."""
         try:
             return self._refusal(request) or await self._pages[request.path](request)
-        except Exception:  # whatever a page or a third party's policy raises, the others must go on being served
-            self._metrics_of_process.handler_errors.labels("admin").inc()
-            if self._may_log(self._clock()):
-                logger.exception("admin page failed", extra={"page": shown(request.path)})
+        except Exception as error:  # a third party's policy may raise anything; other pages go on
+            self._mistakes.caught("admin", error)
             return _json({"error": "this page failed by a mistake of the balancer's; its log says how"}, status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
@@ -154,10 +152,12 @@ class Admin:
     async def _live(self, _: web.BaseRequest) -> web.Response:
         return _json({"live": True})
 
-    async def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(
-            body=await self._metrics_of_process.latest(), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        text = await self._metrics_of_process.latest()
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=text.gzipped, headers={**headers, "Content-Encoding": "gzip"})
+        return web.Response(body=text.plain, headers=headers)
 
     async def _workers(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._router.policy.name, "workers": self._router.snapshot(self._clock())})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import shutil
 import subprocess
@@ -104,7 +105,8 @@ def test_a_histogram_counts_as_prometheus_does() -> None:
     family = Histograms("h", "about", ("x",), (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         family.labels("a").observe(value)
-    found = {(s.name, s.labels.get("le")): s.value for metric in family.collect() for s in metric.samples}
+    families = text_string_to_metric_families("".join(family.text()))
+    found = {(s.name, s.labels.get("le")): s.value for metric in families for s in metric.samples}
     assert found == {
         ("h_bucket", "1.0"): 2,
         ("h_bucket", "2.0"): 3,
@@ -112,6 +114,15 @@ def test_a_histogram_counts_as_prometheus_does() -> None:
         ("h_count", None): 4,
         ("h_sum", None): 12,
     }
+
+
+def test_a_name_that_looks_like_a_line_stays_a_name() -> None:
+    names = ['a"} 1\nb{x="', "\\", "\n", "ä\u2028", "}", ""]
+    family = Counters("c", "about", ("x",))
+    for name in names:
+        family.labels(name).inc()
+    (parsed,) = text_string_to_metric_families("".join(family.text()))
+    assert [sample.labels["x"] for sample in parsed.samples] == names
 
 
 def test_made_up_statuses_models_and_workers_add_no_series() -> None:
@@ -210,9 +221,11 @@ async def test_requests_are_served_between_the_slices_of_a_text() -> None:
             await asyncio.sleep(0)
 
     serving = asyncio.create_task(serve())
-    text = await metrics.latest()
+    text, gzipped = await metrics.latest()
     serving.cancel()
     assert turns >= len(text.splitlines()) / SLICE_SAMPLES
+    assert gzip.decompress(gzipped) == text
+    assert len(gzipped) < len(text) / 10
     assert len(text.splitlines()) == len(metrics.exposition().splitlines()) > 64 * 20 * 17
 
 
@@ -223,4 +236,4 @@ async def test_who_asked_first_may_leave() -> None:
     second = asyncio.create_task(metrics.latest())
     await asyncio.sleep(0)
     first.cancel()
-    assert b"balancer_build_info" in await second
+    assert b"balancer_build_info" in (await second).plain

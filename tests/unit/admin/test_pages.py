@@ -103,7 +103,7 @@ async def test_a_page_that_fails_says_nothing_of_how_and_is_told_once_a_second(
         assert "Traceback" not in text
         assert "NoneType" not in text
     assert served.errors() == 5
-    (record,) = (record for record in caplog.records if record.name == "balancer.admin.pages")
+    (record,) = (record for record in caplog.records if record.name == "balancer.mistakes")
     assert record.exc_info
     assert (await served.ask("/live"))[0] == 200
 

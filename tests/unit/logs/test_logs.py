@@ -94,15 +94,3 @@ def test_a_decision_line() -> None:
     said = json.loads(stream.getvalue())
     assert said["logger"] == "balancer.decisions"
     assert (said["number"], said["request_id"], said["worker"], said["fallbacks"]) == (7, "r-1", "a", ["b"])
-
-
-def test_refusals_are_logged_by_their_share_as_picks_are() -> None:
-    lines = logs.DecisionLines(0.1)
-    assert 50 < sum(lines.wants(None) for _ in range(1000)) < 150
-    assert not any(logs.DecisionLines(0.0).wants(None) for _ in range(100))
-    assert all(logs.DecisionLines(1.0).wants(None) for _ in range(100))
-
-
-def test_what_can_be_caused_again_and_again_is_logged_once_a_period() -> None:
-    seldom = logs.Seldom(2.0)
-    assert [seldom(now_s) for now_s in (0.0, 0.1, 1.9, 2.0, 3.9, 9.0)] == [True, False, False, True, False, True]
