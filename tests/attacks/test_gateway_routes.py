@@ -14,7 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import Rig, go_on
+from support.envoy_fakes import Rig, eventually, go_on
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.frontends.ads import Endpoint
@@ -274,10 +274,14 @@ async def outcome_of_headers(rig: Rig, count: int, total_bytes: int) -> tuple[st
 async def access_log(rig: Rig, seen: int) -> list[dict[str, Any]]:
     """The entries after the first `seen`, once two more are there."""
     path = Path(rig.options.access_log)
-    async with asyncio.timeout(10):
-        while len(lines := path.read_text().splitlines() if path.exists() else []) < seen + 2:
-            await asyncio.sleep(0.05)
-    return [json.loads(line) for line in lines[seen:]]
+
+    async def written() -> bool:
+        # Envoy flushes its files every 10 s, and when it is asked to.
+        async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs"):
+            return path.exists() and len(path.read_text().splitlines()) >= seen + 2
+
+    await eventually(written, 30)
+    return [json.loads(line) for line in path.read_text().splitlines()[seen:]]
 
 
 async def test_a_stranger_cannot_make_a_worker_look_guilty_with_headers(rig: Rig) -> None:
