@@ -30,7 +30,8 @@ from balancer.config_sections import (
 from balancer.config_steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.steering import Plan
-from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
+from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.envoy_tls import BalancerTls, ListenerTls
 from balancer.policy_options import policy_class
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file
@@ -217,6 +218,9 @@ class Config(StrictModel):
             health_timeout_s=self.envoy.health_timeout_s,
             flush_interval_s=self.envoy.access_log_flush_s,
             request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
+            request_timeout_s=self.envoy.request_timeout_s,
+            max_connections=self.envoy.max_connections,
+            max_heap_bytes=int(self.envoy.max_heap_bytes),
             access_log=self.envoy.access_log or "",
             listener_tls=_listener_tls(self.envoy.tls),
             balancer_tls=_balancer_tls(self.envoy.balancer_tls),

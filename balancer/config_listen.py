@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from balancer.envoy_bootstrap import UNIX
 from balancer.schema import StrictModel, field_error, join_address, split_address
 
-UNIX = "unix:"
 WORKER = "{worker}"
 """In a subject alternative name: the worker's name."""
 _MAX_SOCKET_PATH_BYTES = 100

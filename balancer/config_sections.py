@@ -23,7 +23,7 @@ from pydantic import (
 
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
-from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.envoy_bootstrap import BootstrapOptions, check_balancers
 from balancer.frontends.pick.kserve import HeaderNames
 from balancer.policy_options import build_policy, checked_options, policy_class
 from balancer.profile_file import load_profile
@@ -57,6 +57,11 @@ def _texts(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return tuple(str(item) if type(item) is int else item for item in value)
+
+
+def _reachable(balancers: tuple[str, ...]) -> tuple[str, ...]:
+    check_balancers(balancers)
+    return balancers
 
 
 PolicyName = Annotated[str, AfterValidator(_known_policy)]
@@ -295,16 +300,26 @@ class EnvoySection(StrictModel):
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
     """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
     the model's name out of a message holds the message until it is complete."""
+    request_timeout_s: Positive = _BOOTSTRAP.request_timeout_s
+    """Seconds that a request may take to arrive. An answer that begins before ends the count, so a stream of
+    inferences lives on once it was answered; an inference that is complete may take any time."""
+    max_connections: int = Field(default=_BOOTSTRAP.max_connections, ge=1, lt=2**31)
+    """Connections of clients that Envoy holds; one more is closed at once."""
+    max_heap_bytes: Annotated[ByteSize, Field(ge=2**26)] = ByteSize(_BOOTSTRAP.max_heap_bytes)
+    """Memory at which Envoy is full, in bytes or as text such as `2GiB`; keep it under what its container may use. From
+    90% on it turns new requests away (503, UNAVAILABLE), then resets the streams that hold most."""
     access_log: str | None = None
-    """File, or `/dev/stdout`, for one JSON object a request; null: none."""
+    """File, or `/dev/stdout`, for one JSON object a request; null: none. To rotate a file, move it and POST
+    `/reopen_logs` to Envoy's admin interface."""
     ready_after_listener: bool = False
     """Whether /ready waits until the listener answers too; `balancer up` sets it. Envoy may start after the balancer,
     so picks do not wait for it."""
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
-    balancers: tuple[Address, ...] = ()
-    """The address of each balancer process as Envoy reaches it, in the order of their numbers; empty: each
-    process's own address of `listen.envoy`, on the same machine where that says all interfaces."""
+    balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
+    `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
+    `listen.envoy`, on the same machine where that says all interfaces."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None

@@ -12,7 +12,8 @@ import grpc
 
 from balancer.certificates import Certificates, ListenerTls
 from balancer.config import Config
-from balancer.config_listen import UNIX, is_unix
+from balancer.config_listen import is_unix
+from balancer.envoy_bootstrap import UNIX
 from balancer.errors import OperatorError
 from balancer.frontends import ads
 from balancer.gatekeeper import Gatekeeper, GuardedServer

@@ -84,6 +84,8 @@ class FakeBalancer:
     ads: Ads = field(default_factory=Ads)
     outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
     credentials: grpc.ServerCredentials | None = None
+    socket: Path | None = None
+    """Of the file system, to listen there in place of a port."""
     hang: asyncio.Event | None = None
     """While set to an event, neither ext_proc nor the health check answers before it."""
     _server: grpc.aio.Server | None = None
@@ -104,7 +106,9 @@ class FakeBalancer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
         self.ads.add_to(server)
         AccessLog(_Heard(self.outcomes), RUN).add_to(server)
-        if self.credentials is None:
+        if self.socket is not None:
+            server.add_insecure_port(self.endpoint)
+        elif self.credentials is None:
             self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         else:
             self.port = server.add_secure_port(f"127.0.0.1:{self.port}", self.credentials)
@@ -118,7 +122,7 @@ class FakeBalancer:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.port}" if self.socket is None else f"unix:{self.socket}"
 
     async def _process(self, requests: AsyncIterator[ext_proc.ProcessingRequest], context: Any) -> None:
         async for request in requests:

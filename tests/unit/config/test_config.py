@@ -245,6 +245,7 @@ def test_a_unix_socket_is_of_one_process() -> None:
     assert parsed.listen.envoy_addresses(1) == ("unix:/run/b/envoy.1",)
     assert parsed.own_envoy_address(1) == "unix:/run/b/envoy.1"
     assert parsed.reports_address(0) == "unix:/run/b/reports.0"
+    assert parsed.bootstrap_options().balancers == ("unix:/run/b/envoy.0", "unix:/run/b/envoy.1")
 
 
 def test_certificates_are_named_from_the_folder_of_the_config() -> None:
@@ -254,6 +255,16 @@ def test_certificates_are_named_from_the_folder_of_the_config() -> None:
     assert parsed.tls.admin is not None
     assert (parsed.tls.admin.cert_file, parsed.tls.admin.key_file) == ("/etc/balancer/a", "/b")
     assert parsed.tls.admin.client_ca_file is None
+
+
+def test_envoy_reaches_balancers_at_unix_sockets_too() -> None:
+    parsed = config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', '10.0.0.1:9003']}", "f")
+    assert parsed.bootstrap_options().balancers == ("unix:/run/balancer/0.sock", "10.0.0.1:9003")
+    for wrong in ("unix:relative", "nowhere", "h:0"):
+        with pytest.raises(ConfigError, match=wrong):
+            config.parse(f"envoy: {{balancers: ['{wrong}']}}", "f")
+    with pytest.raises(ConfigError, match="give its IP address"):
+        config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', 'balancer.svc:9003']}", "f")
 
 
 def test_envoy_gets_its_section() -> None:
@@ -270,6 +281,9 @@ def test_envoy_gets_its_section() -> None:
           access_log: /dev/stdout
           node_id: west
           balancers: ["balancer.svc:9002"]
+          request_timeout_s: 20
+          max_connections: 50
+          max_heap_bytes: 1GiB
           tls: {cert_file: c, key_file: d, client_ca_file: e}
           balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
         """,
@@ -288,6 +302,9 @@ def test_envoy_gets_its_section() -> None:
         "flush_interval_s": 0.25,
         "request_buffer_limit_bytes": 2**20,
         "access_log": "/dev/stdout",
+        "request_timeout_s": 20,
+        "max_connections": 50,
+        "max_heap_bytes": 2**30,
         "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
         "balancer_tls": {
             "ca": Path("f"),
