@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 
 from balancer import identity
 from balancer.metrics import Metrics
+from balancer.mistakes import Mistakes
 
 logger = logging.getLogger(__name__)
 
-_LOG_EVERY_S = 1.0
 _PEER_IS_GONE = (grpc.aio.AbortError, grpc.aio.InternalError)
 """Not mistakes of a handler: it has answered with an error, or the peer has left."""
 
@@ -33,8 +33,7 @@ class Gatekeeper:
         """`role`: the subject alternative name that clients must have, `{worker}` in it for any; None: no TLS."""
         self._metrics = metrics
         self._role = role
-        self._logged_s = -_LOG_EVERY_S
-        self._unlogged = 0
+        self._mistakes = Mistakes(metrics.handler_errors, time.monotonic)
 
     def wrap(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
         """The same service, guarded."""
@@ -63,7 +62,7 @@ class Gatekeeper:
                 self._metrics.refused_inputs.labels(service, "encoding").inc()
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is not one of {name}")
             except Exception as error:
-                self._failed(service, error)
+                self._mistakes.caught(service, error)
                 await context.abort(grpc.StatusCode.INTERNAL, "the balancer failed at this call; its log says how")
 
         kind = {
@@ -75,15 +74,6 @@ class Gatekeeper:
         # A single request is decoded after the look at the certificate, so gRPC hands it over as bytes.
         deserializer = handler.request_deserializer if decode is None else None
         return kind(guarded, request_deserializer=deserializer, response_serializer=handler.response_serializer)
-
-    def _failed(self, service: str, error: Exception) -> None:
-        self._metrics.handler_errors.labels(service).inc()
-        now_s = time.monotonic()
-        if now_s - self._logged_s < _LOG_EVERY_S:
-            self._unlogged += 1
-            return
-        more, self._unlogged, self._logged_s = self._unlogged, 0, now_s
-        logger.error("a handler of %s failed (and %d more unlogged)", service, more, exc_info=error)
 
 
 class _Guarded(grpc.GenericRpcHandler):

@@ -74,7 +74,7 @@ async def test_a_handler_that_raises_answers_internal_is_counted_and_logged_once
         assert await call.code() is grpc.StatusCode.INTERNAL, method
         assert "a mistake of ours" not in await call.details()
     assert metrics.errors_counted.counted == [("Service",)] * 4  # type: ignore[attr-defined]
-    logged = [record for record in caplog.records if record.name == "balancer.gatekeeper"]
+    logged = [record for record in caplog.records if record.name == "balancer.mistakes"]
     assert 1 <= len(logged) < 4
     assert logged[0].exc_info
 
