@@ -238,16 +238,6 @@ class DiscoverySection(StrictModel):
         return self
 
 
-class ListenSection(StrictModel):
-    """Where the balancer listens; port 0 takes any free one, with a single process."""
-
-    grpc: Address = "127.0.0.1:9002"
-    """Picks (ext_proc), endpoints (ADS), access log and reports. All processes share the port (SO_REUSEPORT), and
-    process i, counted from 0, has its own as well: this port + 1 + i."""
-    admin: Address = "127.0.0.1:8090"
-    """HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port + i."""
-
-
 class AdminSection(StrictModel):
     """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
 
@@ -266,8 +256,8 @@ class AdminSection(StrictModel):
         return None if token_file is None else str(folder / token_file)
 
 
-class TlsSection(StrictModel):
-    """Certificate of a listener, in PEM files."""
+class EnvoyTlsSection(StrictModel):
+    """Certificate of Envoy's listener, in PEM files that Envoy reads."""
 
     cert_file: str
     """Certificate chain of the server."""
@@ -329,13 +319,13 @@ class EnvoySection(StrictModel):
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
     balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
-    """The gRPC address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
-    `unix:/path` (beside which IP addresses may stand, but no names); empty: where the processes of `listen.grpc`
-    listen, on the same machine where that says all interfaces."""
-    tls: TlsSection | None = None
+    """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
+    `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
+    `listen.envoy`, on the same machine where that says all interfaces."""
+    tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
-    """TLS towards the balancer; needed exactly where the balancer's `tls` is set."""
+    """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
 
 
 class LogSection(StrictModel):

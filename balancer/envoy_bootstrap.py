@@ -59,7 +59,7 @@ class BootstrapOptions:
     flush_interval_s: float = 0.005
     """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
-    """Largest gRPC message, also the largest request that can be retried; 16 MiB of HTTP/2 window pass in any case."""
+    """Largest gRPC message, also the largest request that can be retried; 2 MiB of HTTP/2 window pass in any case."""
     request_timeout_s: float = 300.0
     """How long a request may take to arrive, unless its answer begins before that."""
     max_connections: int = 10_000

@@ -94,7 +94,8 @@ class Gateway:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses: dict[str, Any] = {
             "listen": {
-                "grpc": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
                 "admin": f"127.0.0.1:{free_port_range(self.processes)}",
             },
             "envoy": {
@@ -110,7 +111,7 @@ class Gateway:
         self.config = load(self.config_path)
         self._envoy = EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
         await self.start_balancer()
-        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        balancers = [self.config.reports_address(process) for process in range(self.processes)]
         self.agents = [self._agent(triton, balancers) for triton in self.tritons.servers]
         await asyncio.gather(self.envoy.start(), *(agent.start() for agent in self.agents))
         await self.envoy.wait_ready(_READY_S)
@@ -183,6 +184,8 @@ class Gateway:
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+            *("--triton-http", triton.http_endpoint),
+            *("--control", ""),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
         ]
         return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")

@@ -29,6 +29,14 @@ MAX_VERSIONS = 64
 """Of one model in one report."""
 MAX_BATCH_SIZES = 1024
 """Different ones of one version of a model in one report."""
+MAX_REPORT_BATCH_SIZES = 8192
+"""Of all models of one report together."""
+MAX_REPORT_BYTES = 2**20
+"""Of one report on the wire; the largest that keeps all other bounds takes some 850,000."""
+MAX_REPORT_STREAMS = 4096
+"""Open at one balancer process at once; each is an agent's."""
+MAX_STREAMS_PER_CONNECTION = 64
+"""Of reports; an agent's connection carries one."""
 MAX_COUNT = 2**53
 """Of any counter: beyond it, floats have gaps."""
 MAX_PENDING = 1e9
@@ -39,6 +47,8 @@ MAX_BALANCERS = 1024
 """That one agent reports to."""
 MAX_COMPUTE_S = 1e12
 """Seconds of compute, cumulative, of one batch size."""
+MAX_FILE_BYTES = 16 * 2**20
+"""Of a file that an operator names: config, workers, profile, certificate."""
 _SHOWN_CHARACTERS = 60
 
 

@@ -63,7 +63,8 @@ class Stack:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses = {
             "listen": {
-                "grpc": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
                 "admin": f"127.0.0.1:{free_port_range(self.processes)}",
             },
             "envoy": {
@@ -200,13 +201,15 @@ class Stack:
 
     def _agent(self, number: int) -> Child:
         triton = self.tritons[number]
-        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        balancers = [self.config.reports_address(process) for process in range(self.processes)]
         return Child(
             [
                 "agent",
                 *("--worker", triton.name),
                 *("--triton-grpc", triton.grpc_endpoint),
                 *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+                *("--triton-http", triton.http_endpoint),
+                *("--control", ""),
                 *(argument for balancer in balancers for argument in ("--balancer", balancer)),
                 *self.agent_arguments,
             ],

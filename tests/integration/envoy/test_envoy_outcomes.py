@@ -198,5 +198,11 @@ async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
         await eventually(written_after_reopening, timeout_s=30)
     entry = json.loads(log.read_text())
     assert entry["request_id"] == "mine"
+    assert entry["gateway_request_id"] not in {"", "mine", None}
+    assert entry["worker"] == "w2"
+    assert int(entry["pick_us"]) > 0
+    # Milliseconds, each a part of the whole.
+    assert 0 <= entry["worker_first_byte_ms"] <= entry["worker_ms"] <= entry["duration_ms"]
+    assert 0 <= entry["received_ms"] <= entry["duration_ms"]
     assert (entry["picked"], entry["served"]) == (rig.workers[2].grpc_endpoint,) * 2
     assert (entry["status"], entry["grpc_status"], entry["attempts"]) == (200, 0, 1)

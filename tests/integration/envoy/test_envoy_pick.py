@@ -149,8 +149,8 @@ async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
     rig.options = dataclasses.replace(rig.options, request_buffer_limit_bytes=2**20)
     async with rig.running():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            # Up to HTTP/2's window of 16 MiB pass whatever the limit.
-            await rig.stub.ModelInfer(a_request(payload_bytes=17 * 2**20), timeout=60)
+            # Up to HTTP/2's window of 2 MiB pass whatever the limit.
+            await rig.stub.ModelInfer(a_request(payload_bytes=4 * 2**20), timeout=60)
         assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         rig.balancers[0].respond = lambda _: go_on(rig.workers[1].http_endpoint)
         async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(2**22)) as response:
