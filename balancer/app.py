@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,9 @@ class App:
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
         self.router = Router(config.build_policy(), config.settings(), self._seed)
-        self._picker = Picker(self.router, self._clock, number)
+        # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
+        self._run = secrets.token_hex(8)
+        self._picker = Picker(self.router, self._clock, number, self._run)
         self.metrics = Metrics(self.router, self._clock, number)
         self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
@@ -156,7 +159,7 @@ class App:
         server = grpc.aio.server(options=options)
         processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, self._may_pick)
         server.add_generic_rpc_handlers((processor.handler(),))
-        AccessLog(self._recorder.outcomes).add_to(server)
+        AccessLog(self._recorder, self._run).add_to(server)
         self._ads.add_to(server)
         Collector(self._observe).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -314,14 +317,20 @@ class App:
     async def _tick(self, stop: asyncio.Event) -> None:
         """What has to happen with time alone: forgetting, and telling others what has changed."""
         while not stop.is_set():
-            now_s = self._clock()
-            self.router.tick(now_s)
-            self._news.tick(self.router.steering, now_s)
-            self._tell_envoy()
-            await self._announce_readiness()
-            if not self.not_ready():
-                await self._listener.look()
+            try:
+                await self._let_time_pass(self._clock())
+            except Exception as error:  # what fails once may well do so at each tick, and requests go on meanwhile
+                self._recorder.mistakes.caught("tick", error)
             await asyncio.sleep(_TICK_S)
+
+    async def _let_time_pass(self, now_s: float) -> None:
+        self.router.tick(now_s)
+        self.metrics.forget_models(self.router.fleet.forgotten)
+        self._news.tick(self.router.steering, now_s)
+        self._tell_envoy()
+        await self._announce_readiness()
+        if not self.not_ready():
+            await self._listener.look()
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()

@@ -24,6 +24,7 @@ from pydantic import (
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.envoy_bootstrap import BootstrapOptions, check_balancers
+from balancer.frontends.pick.kserve import HeaderNames
 from balancer.policy_options import build_policy, checked_options, policy_class
 from balancer.profile_file import load_profile
 from balancer.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
@@ -35,6 +36,7 @@ _LIMITS = Limits()
 _ESTIMATORS = EstimatorSettings()
 _TOKENS = TokenSettings()
 _BOOTSTRAP = BootstrapOptions()
+_NAMES = HeaderNames()
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -182,22 +184,25 @@ class EstimatorsSection(StrictModel):
 class RequestsSection(StrictModel):
     """What is read of a request, and how its worker is chosen beside the policy.
 
-    A header wins over what Envoy extracted from the message, and is the only way for what the message does not say.
+    A header stands in for what Envoy could not read in the message. It can narrow and never widen: of priority and
+    deadline the stricter one counts, and limits, pins and the model table hold whatever a header says. null: no header
+    is read for it.
     """
 
-    model_header: HeaderName = "x-model-name"
-    """Header with the model's name."""
-    rows_header: HeaderName = "x-batch-rows"
+    model_header: HeaderName | None = _NAMES.model
+    """Header with the model's name, for gateways that do not extract it from the message and set the header themselves;
+    never used where path or message name a model."""
+    rows_header: HeaderName | None = _NAMES.rows
     """Header with the batch size, in rows; over HTTP nothing else tells."""
-    routing_key_header: HeaderName = "x-routing-key"
+    routing_key_header: HeaderName | None = _NAMES.key
     """Header whose value keeps requests together; `consistent_hash` and `sticky_keys` go by it."""
-    sequence_header: HeaderName = "x-sequence-id"
+    sequence_header: HeaderName | None = _NAMES.sequence
     """Header with the sequence id of a stateful model; over HTTP nothing else tells."""
-    priority_header: HeaderName = "x-priority"
+    priority_header: HeaderName | None = _NAMES.priority
     """Header with the priority as Triton numbers it: 1 is the highest, 0 the model's default."""
-    deadline_header: HeaderName = "x-deadline-ms"
+    deadline_header: HeaderName | None = _NAMES.deadline
     """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
-    tenant_header: HeaderName = "x-tenant"
+    tenant_header: HeaderName | None = _NAMES.tenant
     """Header with the tenant's name."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""

@@ -100,6 +100,18 @@ class Metrics:
         for cached in (self.requests_of, self.worker_latency_of):
             cached.cache_clear()
 
+    def forget_models(self, models: list[str]) -> None:
+        """Drop the series of models that no worker has any more, and clear the list."""
+        if models:
+            gone = set(models)
+            for metric in (self.requests, self.errors, self.model_latency):
+                position = metric._labelnames.index("model")
+                for labels in [labels for labels in list(metric._metrics) if labels[position] in gone]:
+                    metric.remove(*labels)
+            for cached in (self.requests_of, self.model_latency_of):
+                cached.cache_clear()
+            models.clear()
+
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         return prometheus.generate_latest(self.registry)

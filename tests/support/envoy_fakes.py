@@ -32,6 +32,8 @@ TRITON = "inference.GRPCInferenceService"
 FIELDS = "envoy.filters.http.grpc_field_extraction"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
+RUN = "0"
+"""Of the fake balancers: as `AccessLog` has it by default."""
 Responder = Callable[[ext_proc.ProcessingRequest], ext_proc.ProcessingResponse]
 
 
@@ -50,8 +52,26 @@ def go_on(
     if pick is not None:
         response.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": pick}})
     if process:
-        response.dynamic_metadata.update({"balancer": {"process": process, "number": number}})
+        run_and_number = f"{RUN}.{number}" if number else ""
+        response.dynamic_metadata.update({"balancer": {"process": process, "number": run_and_number}})
     return response
+
+
+@dataclass
+class _Heard:
+    """Listens to the access log."""
+
+    told: asyncio.Queue[Outcome]
+
+    def outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.told.put_nowait(outcome)
+
+    def out_of_bounds(self, field: str) -> None:
+        raise AssertionError(f"{field} of an outcome is out of bounds")
+
+    def mistaken(self, error: Exception) -> None:
+        raise AssertionError("an outcome could not be read") from error
 
 
 @dataclass
@@ -85,7 +105,7 @@ class FakeBalancer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
         self.ads.add_to(server)
-        AccessLog(self._outcomes).add_to(server)
+        AccessLog(_Heard(self.outcomes), RUN).add_to(server)
         if self.socket is not None:
             server.add_insecure_port(self.endpoint)
         elif self.credentials is None:
@@ -103,10 +123,6 @@ class FakeBalancer:
     @property
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}" if self.socket is None else f"unix:{self.socket}"
-
-    def _outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            self.outcomes.put_nowait(outcome)
 
     async def _process(self, requests: AsyncIterator[ext_proc.ProcessingRequest], context: Any) -> None:
         async for request in requests:

@@ -180,7 +180,6 @@ async def test_a_request_keeps_one_id(rig: Rig) -> None:
     await rig.infer(metadata=[("x-request-id", "mine")])
     assert headers_seen(rig.balancers[0])["x-request-id"] == "mine"
     assert [worker.headers[0]["x-request-id"] for worker in rig.workers if worker.headers] == ["mine"]
-    assert (await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)).request_id == "mine"
     async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/health/ready") as response:
         assert response.headers["x-request-id"] == headers_seen(rig.balancers[0])["x-request-id"]
 
