@@ -40,8 +40,14 @@ class Picker:
         self._run = run
         self._refused = responses.decision(process, run, None)
 
-    def pick(self, call: Call, subset: Collection[str] | None = None) -> Pick:
-        """Decide for one call; `subset`: the endpoints (`address:port`) that the gateway allows, None: all."""
+    def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
+        """Decide for one call.
+
+        Args:
+            call: What is asked for.
+            subset: The endpoints (`address:port`) that the gateway allows; None: all.
+            header: As in `responses.destination`.
+        """
         if call.kind is Kind.PER_SERVER:
             return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
         allowed = None if subset is None else self.endpoints.names(subset)
@@ -50,7 +56,7 @@ class Picker:
         except RoutingError as error:
             return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
         addresses = self.endpoints.of((decision.worker, *decision.fallbacks), call.grpc)
-        answer = responses.destination(addresses, call.request.sequence)
+        answer = responses.destination(addresses, call.request.sequence, header)
         return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:

@@ -37,11 +37,18 @@ INTERNAL_CODES = (500, 13)
 
 
 @lru_cache(maxsize=65536)
-def destination(endpoints: tuple[str, ...], once: bool) -> bytes:
-    """The part that names the endpoints, best first; `once`: Envoy must not try a second one."""
+def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
+    """The part that names the endpoints, best first.
+
+    Args:
+        endpoints: `address:port` each.
+        once: Envoy must not try a second one.
+        header: Whether to name them in a header too, which gateways other than ours may go by.
+    """
     value = ",".join(endpoints)
     mutation = ext_proc.HeaderMutation()
-    _set(mutation, DESTINATION, value)
+    if header:
+        _set(mutation, DESTINATION, value)
     if once:
         _set(mutation, "x-envoy-max-retries", "0")
     metadata = struct_pb2.Struct()

@@ -86,7 +86,8 @@ class ExternalProcessor:
         message = await stream.read()
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
-        return (await self._answer(message, stream))[1].answer
+        # Our own gateway, which goes by the metadata: a header more could make a request too large that was not.
+        return (await self._answer(message, stream, header=False))[1].answer
 
     async def process(self, _: object, stream: Stream) -> None:
         """One request of a client, from its headers to the end of what the gateway tells of it."""
@@ -94,13 +95,15 @@ class ExternalProcessor:
         start_s = time.perf_counter()
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
-        call, pick = await self._answer(message, stream)
+        call, pick = await self._answer(message, stream, header=True)
         await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
             echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
             await self._follow(stream, call, pick.decision, start_s, echo)
 
-    async def _answer(self, message: ext_proc.ProcessingRequest, stream: Stream) -> tuple[Call | None, Pick]:
+    async def _answer(
+        self, message: ext_proc.ProcessingRequest, stream: Stream, header: bool
+    ) -> tuple[Call | None, Pick]:
         """Understand the first message and decide.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
@@ -114,7 +117,7 @@ class ExternalProcessor:
             headers = read_headers(message.request_headers)
             grpc_call = is_grpc(headers)
             call = read_call(headers, read_fields(message), self._names())
-            pick = self._picker.pick(call, read_subset(message))
+            pick = self._picker.pick(call, read_subset(message), header)
         except OutOfBoundsError as error:
             self._listener.refused(error)
             return None, self._picker.invalid(error, grpc_call)
