@@ -305,7 +305,7 @@ async def test_a_stranger_cannot_make_a_worker_look_guilty_with_headers(rig: Rig
             assert (entry["served"] is None) == (entry["status"] == 500 or entry["grpc_status"] == 2), entry
         seen += 2
     before = await calls(rig)
-    for count, total_bytes in ((1, LIMIT_BYTES + 512), (1, 9000), (1, 50_000), (48, 1000)):
+    for count, total_bytes in ((1, LIMIT_BYTES + 512), (1, 9000), (1, 50_000), (64, 1000)):
         assert await outcome_of_headers(rig, count, total_bytes) == ("INTERNAL", 431)
         for entry in await access_log(rig, seen):
             assert (entry["served"], entry["attempts"]) == (None, 0)
