@@ -1,0 +1,64 @@
+"""A rollout to a bad policy under load, on real parts: it goes back by itself, and no request fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import support
+from support.load import steady_load
+from support.stack import Stack, eventually, records
+
+from balancer.policy_options import installed_policies
+
+pytestmark = pytest.mark.integration
+
+PLUGIN = Path(support.__file__).parent / "slowest_plugin"
+STEPS = [[0.5, 1.0], [1.0]]
+MODEL = "emulated_bert_large"
+"""Takes many times as long on a T4 as on an A100."""
+GUARD = {"window_s": 0.75, "settle_s": 0.25, "window_every_s": 2.25, "false_alarm_pairs": 100.0}
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+    # As if installed, for the balancer and for this process, which reads the config too.
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(PLUGIN)
+    installed_policies.cache_clear()
+    stack = Stack(tmp_path, settings={"guard": GUARD}, policy={"name": "expected_latency"})
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+        installed_policies.cache_clear()
+
+
+@pytest.mark.parametrize("shares", STEPS, ids=str)
+async def test_a_rollout_to_the_slowest_worker_returns_by_itself(stack: Stack, shares: list[float]) -> None:
+    rollout = {"name": "slowest", "shares": shares, "step_s": 1, "min_requests": 5, "watch_s": 5, "watch_pairs": 30}
+    async with steady_load(stack.url, MODEL, clients=6) as load:
+        stack.write_config({"name": "expected_latency"}, rollout=rollout)
+
+        async def returned() -> bool:
+            page = (await stack.get("/guard"))["rollout"]
+            assert page is None or page["state"] != "finished", page
+            return page is not None and bool(page["state"] == "returned")
+
+        await eventually(returned, f"the rollout returned\n{stack.logs()}", patience_s=100.0)
+        page = await stack.get("/guard")
+        assert page["decides"] == "expected_latency"
+        assert (page["rollout"]["share"], page["rollout"]["reason"] in {"tail", "late"}) == (0.0, True)
+        assert await stack.metric("balancer_rollout_share", policy="slowest") == 0
+        before = await stack.metric("balancer_decisions_total", policy="slowest")
+        so_far = load.finished
+        await eventually(lambda: load.finished > so_far + 100, "requests after the return")
+        assert await stack.metric("balancer_decisions_total", policy="slowest") == before > 0
+    assert not load.failures()
+    told = [r for r in records(stack.directory / "balancer.log") if r["logger"] == "balancer.news"]
+    assert told[-1]["level"] == "WARNING"
+    assert told[-1]["message"].startswith("rollout: returned to the old policy, for good: ")
+    assert not any("finished" in record["message"] for record in told)
