@@ -17,15 +17,15 @@ from balancer.telemetry.control import drain as ask_to_drain
 from balancer.telemetry.streams import BalancerTls
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9003",))
+_DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))
 
 _EPILOG = """\b
 Examples:
-  balancer agent --worker triton-0 --balancer 10.0.0.5:9003
-  balancer agent --worker "$POD_NAME" --balancer balancer-headless:9003 --report-hz 100
+  balancer agent --worker triton-0 --balancer 10.0.0.5:9102
+  balancer agent --worker "$POD_NAME" --balancer balancer-headless:9102 --report-hz 100
   balancer agent drain --timeout 60     a pre-stop hook: nothing new, and wait for what there is
 
-A balancer of several processes has a port for each, listen.grpc + 1 and up: name them all. A name that stands for
+A balancer of several processes has a port for each, listen.reports and up: name them all. A name that stands for
 several addresses, as that of a headless service does, stands for all of them. Neither a missing Triton nor a missing
 balancer ends the agent. Ctrl-C or SIGTERM does.
 """
