@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
 from support.reports import Heard, collecting
+from support.stack import eventually
 
 from balancer.core.events import ModelReport, Report, ReportsLost
 from balancer.stack.ports import free_ports
@@ -198,6 +199,7 @@ async def test_a_worker_of_which_no_balancer_hears_is_not_drained(triton: Triton
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "agent.sock"
         async with agent_beside(triton, f"127.0.0.1:{free_ports(1)[0]}", control=path):
+            await eventually(path.exists, "the agent listens")
             assert "no balancer is connected" in await drain(path, 30.0)
 
 
