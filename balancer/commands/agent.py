@@ -40,7 +40,7 @@ The worker drains until its Triton, or the agent, starts anew.
 _control = click.option(
     "--control",
     metavar="PATH",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     default=default_path,
     help=f"Socket for `balancer agent drain`, for this user only; empty: none [default: {default_path()}].",
 )

@@ -175,15 +175,20 @@ def _decode_model(entry: report_pb2.ModelReport, carried: dict[_Key, ModelReport
 
 
 def _decode_batch(batch: report_pb2.BatchStatistics) -> tuple[int, int, float]:
-    return (
-        int(bounds.number("models.batches.rows", batch.rows, 1, bounds.MAX_ROWS)),
-        _count("models.batches.executions", batch.executions),
-        bounds.number("models.batches.compute_s", batch.compute_s, 0.0, bounds.MAX_COMPUTE_S),
-    )
+    rows, executions, compute_s = batch.rows, batch.executions, batch.compute_s
+    # All three at once: there are many of these in a report. Only where one is out of bounds it matters which.
+    if not (
+        1 <= rows <= bounds.MAX_ROWS and executions <= bounds.MAX_COUNT and 0.0 <= compute_s <= bounds.MAX_COMPUTE_S
+    ):
+        bounds.number("models.batches.rows", rows, 1, bounds.MAX_ROWS)
+        _count("models.batches.executions", executions)
+        bounds.number("models.batches.compute_s", compute_s, 0.0, bounds.MAX_COMPUTE_S)
+    return rows, executions, compute_s
 
 
 def _count(field: str, value: int) -> int:
-    return int(bounds.number(field, value, 0, bounds.MAX_COUNT))
+    bounds.number(field, value, 0, bounds.MAX_COUNT)
+    return value
 
 
 def _at_most(field: str, entries: int, most: int) -> None:

@@ -15,6 +15,7 @@ import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +126,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # of a TCP connection
-        self._transport = transport
+        # Of a TCP connection; uvloop's are no subclass.
+        self._transport = cast(asyncio.Transport, transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
     def connection_lost(self, exc: Exception | None) -> None:

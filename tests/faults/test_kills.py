@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Literal
 
 import pytest
 from support.load import steady_load
@@ -114,11 +115,30 @@ async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack
     assert not load.failures()
 
 
-async def test_a_triton_that_drains_by_itself_costs_no_request(stack: Stack) -> None:
-    async with steady_load(stack.url, clients=CLIENTS) as load:
-        # As a pod that is deleted before discovery says so: SIGTERM, and Triton answers that it has no versions.
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Literal["grpc", "http"]) -> None:
+    """As a pod that is deleted before discovery says so: SIGTERM, with a queue at every worker."""
+    async with steady_load(stack.url, clients=64, protocol=protocol) as load:
+        await eventually(lambda: load.finished > 300, "requests served")
         stack.tritons[2].process.terminate()
         await stack.tritons[2].wait()
         after = load.finished
         await eventually(lambda: load.finished > after + 200, "requests served by the others")
     assert not load.failures()
+
+
+async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -> None:
+    """What executed there is gone, and what waited in its queue as well: Envoy does not send either a second time."""
+    victim, clients = stack.tritons[0], 48
+    async with steady_load(stack.url, clients=clients) as load:
+        await eventually(lambda: load.finished > 300, "requests served")
+        page = await stack.get("/workers")
+        there = next(worker for worker in page["workers"] if worker["worker"] == victim.name)["in_flight"]
+        load.marks.mark("dying")
+        await victim.kill()
+        load.marks.mark("dead")
+        so_far = load.finished
+        await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
+    assert load.result is not None
+    failures, phases = load.failures(), load.result.phases(load.marks)
+    assert failures.total() <= there + len(phases["dying"]), failures

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +37,9 @@ class Load:
 
 
 @asynccontextmanager
-async def steady_load(url: str, model: str = "emulated_tft", clients: int = 6) -> AsyncIterator[Load]:
+async def steady_load(
+    url: str, model: str = "emulated_tft", clients: int = 6, protocol: Literal["grpc", "http"] = "grpc"
+) -> AsyncIterator[Load]:
     """Keep `clients` requests in flight while the block runs; then wait for the last answers."""
     workload = Workload((model,), np.zeros(1), np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, np.inf))
     load, stop, flowing = Load(), asyncio.Event(), asyncio.Event()
@@ -46,7 +49,7 @@ async def steady_load(url: str, model: str = "emulated_tft", clients: int = 6) -
         if now.finished:
             flowing.set()
 
-    options = DriveOptions(concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05)
+    options = DriveOptions(protocol=protocol, concurrency=clients, duration_s=_LONGEST_S, progress_every_s=0.05)
     task = asyncio.create_task(drive(url, workload, options, marks=load.marks, on_progress=progress, stop=stop))
     try:
         waiting = asyncio.create_task(flowing.wait())

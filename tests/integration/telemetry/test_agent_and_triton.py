@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
 from support.reports import Heard, collecting
+from support.stack import eventually
 
 from balancer.core.events import ModelReport, Report, ReportsLost
 from balancer.stack.ports import free_ports
 from balancer.stack.tritonserver import TritonServer
 from balancer.telemetry.agent import AgentOptions, run_agent
+from balancer.telemetry.control import drain
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +52,7 @@ async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
 
 
 @contextlib.asynccontextmanager
-async def agent_beside(triton: TritonServer, *balancers: str) -> AsyncIterator[None]:
+async def agent_beside(triton: TritonServer, *balancers: str, control: Path | None = None) -> AsyncIterator[None]:
     options = AgentOptions(
         worker="w",
         balancers=balancers,
@@ -58,6 +61,7 @@ async def agent_beside(triton: TritonServer, *balancers: str) -> AsyncIterator[N
         triton_http=triton.http_endpoint,
         device="T4",
         memory_bytes=16 << 30,
+        control=control,
     )
     stop = asyncio.Event()
     agent = asyncio.create_task(run_agent(options, stop))
@@ -164,6 +168,39 @@ async def test_a_terminating_triton_drains_before_it_refuses(
     await asyncio.gather(*requests)
     await heard.report(lambda report: not report.ready)
     await triton.wait()
+
+
+async def test_a_drained_worker_is_known_to_every_balancer_and_has_nothing_left(
+    triton: TritonServer, client: Any
+) -> None:
+    first, second = Heard(), Heard()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "agent.sock"
+        async with (
+            collecting(first) as (_, one),
+            collecting(second) as (_, other),
+            agent_beside(triton, one, other, control=path),
+        ):
+            await client.infer("seconds", seconds(0.3))
+            await first.report(lambda report: report.ready and report.balancers == 2)
+            requests = [asyncio.ensure_future(client.infer("seconds", seconds(0.3))) for _ in range(24)]
+            await first.report(lambda report: model_of(report).pending > 0)
+            assert "not drained after 0 s" in await drain(path, 0.0)
+            assert await drain(path, 30.0) == ""
+            assert all(request.done() for request in requests)
+            for heard in (first, second):
+                assert any(isinstance(event, Report) and event.draining for event in heard.events)
+            # It still serves who comes past the balancers, and goes on draining.
+            await client.infer("plain", seconds_unbatched(0.0))
+            await first.report(lambda report: report.draining and report.ready, after=len(first.events))
+
+
+async def test_a_worker_of_which_no_balancer_hears_is_not_drained(triton: TritonServer) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "agent.sock"
+        async with agent_beside(triton, f"127.0.0.1:{free_ports(1)[0]}", control=path):
+            await eventually(path.exists, "the agent listens")
+            assert "no balancer is connected" in await drain(path, 30.0)
 
 
 async def test_a_triton_that_returns_drains_no_more(heard: Heard, triton: TritonServer, tmp_path: Path) -> None:

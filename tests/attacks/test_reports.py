@@ -1,0 +1,221 @@
+"""Attacks by whoever may send reports, on a real balancer process with its agents' port open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import resource
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+from support.reports import report_of
+from support.stack import eventually
+
+from balancer.core import bounds
+from balancer.stack.child import Child
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.telemetry import report_pb2
+from balancer.telemetry.codec import ReportEncoder
+from balancer.telemetry.streams import METHOD
+from balancer.yaml_document import dump
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
+HUGE_INCARNATION = bounds.MAX_COUNT
+MEBIBYTE = 2**20
+
+
+class Balancer:
+    """A balancer process alone, that knows one worker, `w`."""
+
+    def __init__(self, directory: Path) -> None:
+        envoy, self.reports = f"127.0.0.1:{free_port_range(2)}", f"127.0.0.1:{free_ports(1)[0]}"
+        self.admin = f"http://127.0.0.1:{(admin := free_ports(1)[0])}"
+        config = directory / "balancer.yaml"
+        worker = {"name": "w", "address": "127.0.0.1", "grpc_port": 1, "http_port": 2}
+        listen = {"envoy": envoy, "reports": self.reports, "admin": f"127.0.0.1:{admin}"}
+        config.write_text(dump({"listen": listen, "discovery": {"workers": [worker]}}))
+        self.process = Child(["serve", "--config", str(config)], log_path=directory / "balancer.log")
+
+    async def metric(self, name: str, **labels: str) -> float:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.admin}/metrics") as response:
+            families = text_string_to_metric_families(await response.text())
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    async def worker(self) -> Any:
+        """What the admin page says of the worker; None while the page cannot be had."""
+        with contextlib.suppress(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as session, session.get(f"{self.admin}/workers") as response:
+                return (await response.json())["workers"][0]
+        return None
+
+    def resident_bytes(self) -> int:
+        return int(Path(f"/proc/{self.process.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[Call]:
+        """A report stream on a connection of its own."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(self.reports, options=options) as channel:
+            method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
+            method = channel.stream_stream(
+                METHOD,
+                request_serializer=report_pb2.WorkerReport.SerializeToString,
+                response_deserializer=report_pb2.ReportAck.FromString,
+            )
+            yield method()
+
+    async def refuses(self, message: report_pb2.WorkerReport) -> str:
+        """Why it ends the stream that carries this message first; fails where it does not."""
+        async with self.stream() as call:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(message)
+            async with asyncio.timeout(20):
+                assert await call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return await call.details() or ""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def balancer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Balancer]:
+    """One for all attacks: each is to leave it as it was."""
+    balancer = Balancer(tmp_path_factory.mktemp("attacked"))
+    try:
+        await balancer.process.start()
+        await eventually(balancer.worker, "the balancer serves")
+        yield balancer
+    finally:
+        await balancer.process.stop()
+
+
+@contextlib.asynccontextmanager
+async def honest_agent(balancer: Balancer) -> AsyncIterator[None]:
+    """Reports 50 times a second, and comes back when its stream is ended, as an agent does."""
+
+    async def report() -> None:
+        while True:
+            encoder, number = ReportEncoder(), 0
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                async with balancer.stream() as call:
+                    while not call.done():
+                        await call.write(encoder.encode(report_of("w", number)))
+                        number += 1
+                        await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def message(**fields: Any) -> report_pb2.WorkerReport:
+    defaults: dict[str, Any] = {"worker": "w", "incarnation": 1, "all_models": True, "ready": True}
+    return report_pb2.WorkerReport(**(defaults | fields))
+
+
+def model(**fields: Any) -> report_pb2.ModelReport:
+    defaults: dict[str, Any] = {"model": "m", "version": "1", "ready": True}
+    return report_pb2.ModelReport(**(defaults | fields))
+
+
+@pytest.mark.parametrize("incarnation", [HUGE_INCARNATION, 2**64 - 1], ids=["within bounds", "beyond"])
+async def test_a_stranger_cannot_lock_an_agent_out_by_a_forged_incarnation(
+    balancer: Balancer, incarnation: int
+) -> None:
+    async with balancer.stream() as forged:
+        await forged.write(message(incarnation=incarnation, number=HUGE_INCARNATION, ready=False))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await forged.read()
+        async with honest_agent(balancer):
+
+            async def ready() -> bool:
+                return (await balancer.worker())["ready"]
+
+            await eventually(ready, "the honest agent speaks for the worker", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("models.pending", message(models=[model(pending=math.nan)])),
+        ("models.pending", message(models=[model(pending=math.inf)])),
+        ("models.pending", message(models=[model(pending=3e38)])),
+        ("models.executing", message(models=[model(executing=3e38)])),
+        ("models.max_batch_rows", message(models=[model(max_batch_rows=2**32 - 1)])),
+        ("models.instances", message(models=[model(instances=2**32 - 1)])),
+        (
+            "models.batches.compute_s",
+            message(models=[model(batches=[report_pb2.BatchStatistics(rows=1, executions=9, compute_s=1e308)])]),
+        ),
+        (
+            "models.batches.rows",
+            message(models=[model(batches=[report_pb2.BatchStatistics(rows=2**32 - 1, executions=9, compute_s=1)])]),
+        ),
+    ],
+)
+async def test_a_stranger_cannot_poison_estimators(
+    balancer: Balancer, field: str, bad: report_pb2.WorkerReport
+) -> None:
+    before = await balancer.metric("balancer_refused_inputs_total", message="report", field=field)
+    why = await balancer.refuses(bad)
+    assert why.startswith(f"{field}: ")
+
+    async def counted() -> bool:
+        now = await balancer.metric("balancer_refused_inputs_total", message="report", field=field)
+        return now == before + 1
+
+    await eventually(counted, "the refusal is counted")
+    worker = await balancer.worker()
+    assert all(math.isfinite(value) and value >= 0 for name, value in worker.items() if name in ("pending", "tokens"))
+
+
+@pytest.mark.parametrize(
+    "bloated",
+    [
+        pytest.param(message(models=[model(model=f"m{i}") for i in range(12_000)]), id="models"),
+        pytest.param(message(models=[model(version=f"{i}") for i in range(1000)]), id="versions"),
+        pytest.param(message(models=[model(model="m" * 500_000)]), id="name"),
+        pytest.param(message(device="d" * 500_000), id="device"),
+        pytest.param(message(worker="w" * 500_000), id="worker"),
+        pytest.param(
+            message(models=[model(batches=[report_pb2.BatchStatistics(rows=i + 1) for i in range(20_000)])]), id="sizes"
+        ),
+        pytest.param(message(device="d" * 3 * MEBIBYTE), id="message"),
+    ],
+)
+async def test_a_stranger_cannot_bloat_the_balancer(balancer: Balancer, bloated: report_pb2.WorkerReport) -> None:
+    async with honest_agent(balancer):
+        for _ in range(10):  # So that buffers have their size.
+            await balancer.refuses(bloated)
+        before = balancer.resident_bytes()
+        for _ in range(20):
+            await balancer.refuses(bloated)
+        assert balancer.resident_bytes() < before + 16 * MEBIBYTE
+
+        async def ready() -> bool:
+            return (await balancer.worker())["ready"]
+
+        await eventually(ready, "the honest agent speaks for the worker", 10.0)
+
+
+async def test_a_stranger_cannot_fill_logs_and_metrics_with_made_up_names(balancer: Balancer) -> None:
+    series, logged = len(await _series(balancer)), balancer.process.log_path.stat().st_size
+    for i in range(300):
+        await balancer.refuses(message(worker=f"w{i}", models=[model(model=f"m{i}", pending=-1)]))
+    assert len(await _series(balancer)) <= series + 2
+    assert balancer.process.log_path.stat().st_size < logged + 50_000
+
+
+async def _series(balancer: Balancer) -> set[str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{balancer.admin}/metrics") as response:
+        return {line.rpartition(" ")[0] for line in (await response.text()).splitlines() if not line.startswith("#")}

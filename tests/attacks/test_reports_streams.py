@@ -1,0 +1,115 @@
+"""Attacks by whoever may open report streams, on a real collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+from support.reports import Heard, collecting, report_of
+from support.stack import eventually
+
+from balancer.core import bounds
+from balancer.core.events import Report, ReportsLost
+from balancer.telemetry import report_pb2
+from balancer.telemetry.codec import ReportEncoder
+from balancer.telemetry.streams import METHOD, Replicas
+
+Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
+
+
+@contextlib.asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Method]:
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel.stream_stream(
+            METHOD,
+            request_serializer=report_pb2.WorkerReport.SerializeToString,
+            response_deserializer=report_pb2.ReportAck.FromString,
+        )
+
+
+async def test_a_stranger_cannot_hold_thousands_of_streams_on_one_connection() -> None:
+    async with collecting(Heard()) as (collector, address), connected(address) as method:
+        calls = [method() for _ in range(10 * bounds.MAX_STREAMS_PER_CONNECTION)]
+        await eventually(lambda: collector.counts.streams == bounds.MAX_STREAMS_PER_CONNECTION, "streams are open")
+        # An agent on a connection of its own is served meanwhile, by when all those calls were tried.
+        async with connected(address) as honest:
+            call = honest()
+            await call.write(ReportEncoder().encode(report_of("w", 0)))
+            assert await call.read() == report_pb2.ReportAck(received=1)
+        assert collector.counts.streams <= bounds.MAX_STREAMS_PER_CONNECTION + 1
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_stranger_cannot_hold_more_streams_than_there_may_be() -> None:
+    refused: list[str] = []
+    async with (
+        collecting(Heard(), max_streams=8, refused=refused.append) as (collector, address),
+        connected(address) as method,
+    ):
+        calls = [method() for _ in range(20)]
+        await eventually(lambda: collector.counts.too_many == 12, "what is too much is refused")
+        assert collector.counts.streams == 8
+        done = [call for call in calls if call.done()]
+        assert {await call.code() for call in done} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        for call in calls:
+            call.cancel()
+    assert refused == ["streams"] * 12
+
+
+async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
+    async with collecting(Heard(), silence_s=0.2) as (collector, address), connected(address) as method:
+        calls = [method() for _ in range(20)]
+        assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert collector.counts.streams == 0
+
+
+async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
+    """A real agent's stream is ended by a newer one, and is back by itself: it is the worker again."""
+    heard = Heard()
+    async with collecting(heard) as (collector, address), connected(address) as method:
+        replicas = Replicas([address])
+
+        async def offer() -> None:
+            number = 0
+            while True:
+                replicas.offer(report_of("w", number := number + 1))
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
+        try:
+            await heard.report(lambda report: report.stream == 1)
+            forger = method()
+            forged = report_of("w", 1_000_000_000, incarnation=bounds.MAX_COUNT)
+            await forger.write(ReportEncoder().encode(forged))
+            await heard.report(lambda report: report.stream == 2)
+            again = await heard.report(lambda report: report.stream == 3)
+            assert again.incarnation == 1
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await forger.read() is not grpc.aio.EOF:
+                    pass
+            assert await forger.code() is grpc.StatusCode.ABORTED
+            assert collector.counts.taken_over == 2
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    # Nobody was without a stream in between, but at the end.
+    lost = [index for index, event in enumerate(heard.events) if isinstance(event, ReportsLost)]
+    reports = [index for index, event in enumerate(heard.events) if isinstance(event, Report)]
+    assert all(index > reports[-1] for index in lost)
+
+
+async def test_a_report_that_nobody_can_read_says_what_it_is_not() -> None:
+    refused: list[str] = []
+    async with (
+        collecting(Heard(), refused=refused.append) as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
+        call = method()
+        await call.write(b"\xff\xff\xff")
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused == ["message"]

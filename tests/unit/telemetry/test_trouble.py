@@ -1,0 +1,182 @@
+"""What an agent says of a balancer that it cannot reach: over real connections, refused for each reason."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from support.reports import Heard, report_of
+from support.stack import eventually
+
+from balancer.stack.ports import free_ports
+from balancer.telemetry.collector import SERVER_OPTIONS, Collector
+from balancer.telemetry.streams import BalancerTls, Replicas
+from balancer.telemetry.trouble import Said, Trouble
+
+NAME = "balancer.test"
+
+
+class Authority:
+    """Signs certificates and writes them to files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca = trustme.CA()
+        self.directory = directory
+        self.file = directory / "ca.pem"
+        directory.mkdir(exist_ok=True)
+        self.ca.cert_pem.write_to_path(self.file)
+
+    def issue(self, file: str, name: str) -> tuple[Path, Path]:
+        """Certificate and key."""
+        issued = self.ca.issue_cert(name)
+        chain, key = self.directory / f"{file}.pem", self.directory / f"{file}.key"
+        issued.cert_chain_pems[0].write_to_path(chain)
+        issued.private_key_pem.write_to_path(key)
+        return chain, key
+
+
+@contextlib.asynccontextmanager
+async def balancer(heard: Heard, tls: grpc.ServerCredentials | None, port: int = 0) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    Collector(heard).add_to(server)
+    address = f"127.0.0.1:{port}"
+    port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def credentials(authority: Authority, *, clients: Authority | None = None, name: str = NAME) -> grpc.ServerCredentials:
+    chain, key = authority.issue("server", name)
+    client_ca = clients.file.read_bytes() if clients else None
+    pair = (key.read_bytes(), chain.read_bytes())
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=clients is not None)
+
+
+@contextlib.asynccontextmanager
+async def agent(address: str, tls: BalancerTls | None = None) -> AsyncIterator[Replicas]:
+    replicas = Replicas([address], tls)
+
+    async def offer() -> None:
+        number = 0
+        while True:
+            replicas.offer(report_of("w", number := number + 1))
+            await asyncio.sleep(0.01)
+
+    tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
+    try:
+        yield replicas
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("nobody", "nothing listens there"),
+        ("no socket", "nothing listens there"),
+        ("another service", "no reports are taken there"),
+        ("plain to TLS", "hangs up on plain text; give --tls-ca and --tls-name"),
+        ("TLS to plain", "speaks plain text and not TLS; leave --tls-ca out"),
+        ("wrong authority", "not signed by what --tls-ca holds"),
+        ("wrong name", "does not name what --tls-name says"),
+        ("no certificate", "give --tls-cert and --tls-key"),
+        ("foreign certificate", "hangs up on the certificate shown"),
+        ("not PEM", "hold no usable certificate or key"),
+        ("no file", "cannot be read"),
+    ],
+)
+async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
+    case: str, expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, foreign = Authority(tmp_path / "ours"), Authority(tmp_path / "foreign")
+    junk = tmp_path / "junk.pem"
+    junk.write_text("no certificate")
+    server = {
+        "plain to TLS": credentials(ours),
+        "wrong authority": credentials(ours),
+        "wrong name": credentials(ours, name="other.test"),
+        "no certificate": credentials(ours, clients=ours),
+        "foreign certificate": credentials(ours, clients=ours),
+        "not PEM": credentials(ours),
+        "no file": credentials(ours),
+    }.get(case)
+    tls = {
+        "TLS to plain": BalancerTls(ours.file, NAME),
+        "wrong authority": BalancerTls(foreign.file, NAME),
+        "wrong name": BalancerTls(ours.file, NAME),
+        "no certificate": BalancerTls(ours.file, NAME),
+        "foreign certificate": BalancerTls(ours.file, NAME, *foreign.issue("client", "agent")),
+        "not PEM": BalancerTls(junk, NAME),
+        "no file": BalancerTls(tmp_path / "missing.pem", NAME),
+    }.get(case)
+    async with contextlib.AsyncExitStack() as stack:
+        if case == "nobody":
+            address = f"127.0.0.1:{free_ports(1)[0]}"
+        elif case == "no socket":
+            address = f"unix:{tmp_path}/none.sock"
+        elif case == "another service":
+            other = grpc.aio.server()
+            address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+            await other.start()
+            stack.push_async_callback(other.stop, None)
+        else:
+            address = await stack.enter_async_context(balancer(Heard(), server))
+        with caplog.at_level(logging.WARNING, "balancer.telemetry.trouble"):
+            async with agent(address, tls):
+                await eventually(lambda: caplog.messages, "the agent says what is wrong")
+                await asyncio.sleep(0.5)  # Some more attempts, which say nothing.
+    (said,) = caplog.messages
+    assert expected in said
+    assert address in said
+
+
+def test_trouble_is_said_again_each_minute_and_at_once_where_its_cause_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = Said("balancer:9003")
+    with caplog.at_level(logging.WARNING):
+        for second in range(130):
+            said.trouble(Trouble("one cause"), float(second))
+        assert len(caplog.messages) == 3
+        said.trouble(Trouble("another cause"), 131.0)
+    assert caplog.messages[-1] == "no reports to balancer balancer:9003: another cause"
+
+
+async def test_renewed_certificates_are_used_by_the_next_connection(tmp_path: Path) -> None:
+    """The authority itself is replaced, so that nothing of the old files will do."""
+    authority = Authority(tmp_path / "tls")
+    chain, key = authority.issue("client", "agent")
+    tls = BalancerTls(authority.file, NAME, chain, key)
+    first, second = Heard(), Heard()
+    async with contextlib.AsyncExitStack() as stack:
+        async with balancer(first, credentials(authority, clients=authority)) as address:
+            await stack.enter_async_context(agent(address, tls))
+            await first.report(lambda report: True)
+            renewed = Authority(tmp_path / "tls")
+            renewed.issue("client", "agent")
+        async with balancer(second, credentials(renewed, clients=renewed), int(address.rpartition(":")[2])):
+            await second.report(lambda report: True)
+
+
+async def test_a_balancer_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
+    heard = Heard()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    Collector(heard).add_to(server)
+    address = f"unix:{tmp_path}/reports.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        async with agent(address) as replicas:
+            await heard.report(lambda report: True)
+            await eventually(lambda: replicas.connected == 1, "connected")
+    finally:
+        await server.stop(None)
