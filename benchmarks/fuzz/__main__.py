@@ -52,11 +52,12 @@ def main(inputs: int, seed: int, names: tuple[str, ...], replay: str | None, out
     (out / "table.md").write_text("\n".join(table.markdown() for table in tables))
     for table in tables:
         console.print(table.rich(), "")
-    for finding in report.findings:
+    problems = [*report.findings, *report.grown]
+    for finding in problems:
         console.print(finding, style="bold red", markup=False, highlight=False, soft_wrap=True)
-    held = "" if report.findings else "; the gateway held"
+    held = "" if problems else "; the gateway held"
     say(f"{sum(report.inputs.values()):,} inputs, {report.took_s:.0f} s, seed {seed}{held}; {out / 'results.json'}")
-    sys.exit(1 if report.findings else 0)
+    sys.exit(1 if problems else 0)
 
 
 async def _run(inputs: int, seed: int, kinds: tuple[attack.Kind, ...], say: Say) -> Report:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from balancer.schema import split_address
-from benchmarks.fuzz import hostile, wire
+from benchmarks.fuzz import hostile, messages, wire
 from benchmarks.fuzz.rig import Target
 
 _PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -68,22 +68,22 @@ class Attacker:
 
     async def process(self, rng: Random) -> str:
         """A stream of ext_proc."""
-        messages = _damaged(rng, hostile.processing_requests(rng))
+        sent = _damaged(rng, messages.processing_requests(rng))
         metadata = (("x-ext-proc-headers-only", "true"),) if rng.random() < 0.7 else ()
-        return await _stream(self._envoy, _PROCESS, messages, metadata)
+        return await _stream(self._envoy, _PROCESS, sent, metadata)
 
     async def report(self, rng: Random) -> str:
         """A stream of reports."""
-        return await _stream(self._agents, _REPORTS, _damaged(rng, hostile.reports(rng, self.workers)))
+        return await _stream(self._agents, _REPORTS, _damaged(rng, messages.reports(rng, self.workers)))
 
     async def outcomes(self, rng: Random) -> str:
         """A stream of Envoy's access log."""
-        messages = [hostile.access_logs(rng, self.upstreams, _ENTRIES)]
-        return await _stream(self._envoy, _OUTCOMES, _damaged(rng, messages))
+        entries = messages.access_logs(rng, self.upstreams, _ENTRIES)
+        return await _stream(self._envoy, _OUTCOMES, _damaged(rng, [entries]))
 
     async def discovery(self, rng: Random) -> str:
         """A stream of ADS."""
-        return await _stream(self._envoy, _DISCOVERY, _damaged(rng, hostile.discovery_requests(rng)))
+        return await _stream(self._envoy, _DISCOVERY, _damaged(rng, messages.discovery_requests(rng)))
 
     async def admin(self, rng: Random) -> str:
         """A connection to the admin pages."""
@@ -125,18 +125,18 @@ def generator(seed: int, kind: Kind, number: int) -> Random:
     return Random(f"{seed}/{kind.name}/{number}")
 
 
-def _damaged(rng: Random, messages: list[bytes]) -> list[bytes]:
+def _damaged(rng: Random, sent: list[bytes]) -> list[bytes]:
     if rng.random() < _GARBLED:
-        at = rng.randrange(len(messages))
-        messages[at] = hostile.garbled(rng, messages[at])
-    return messages
+        at = rng.randrange(len(sent))
+        sent[at] = hostile.garbled(rng, sent[at])
+    return sent
 
 
-async def _stream(channel: grpc.aio.Channel, method: str, messages: list[bytes], metadata: Any = ()) -> str:
+async def _stream(channel: grpc.aio.Channel, method: str, contents: list[bytes], metadata: Any = ()) -> str:
     """Send all, close, and return the status that ended the call."""
 
     async def sent() -> AsyncIterator[bytes]:
-        for each in messages:
+        for each in contents:
             yield each
 
     open_stream: Any = channel.stream_stream(method)

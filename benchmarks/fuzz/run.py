@@ -47,8 +47,10 @@ class Report:
     deaths: list[str] = field(default_factory=list)
     bypassed: dict[str, int] = field(default_factory=dict)
     """Calls that are never balanced and yet reached a worker, by path."""
+    grown: list[str] = field(default_factory=list)
+    """Processes that are larger than they were."""
     findings: list[str] = field(default_factory=list)
-    """All that is not as it must be; empty: the gateway held."""
+    """All else that is not as it must be; both empty: the gateway held."""
 
     def as_json(self) -> dict[str, Any]:
         """For the file of results."""
@@ -167,7 +169,7 @@ class Run:
         ]
         assert report.before is not None
         assert report.after is not None
-        found += checks.growth(report.before, report.after)
+        report.grown = checks.growth(report.before, report.after)
         for worker in target.workers:
             for path, count in worker.bypassed.items():
                 report.bypassed[path] = report.bypassed.get(path, 0) + count

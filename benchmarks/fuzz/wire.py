@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from random import Random
 
-from benchmarks.fuzz import hostile
+from benchmarks.fuzz import hostile, messages
 
 _ANSWER_S = 0.5
 _PARTS_S = 0.05
@@ -108,7 +108,7 @@ def http2_call(rng: Random) -> bytes:
     """A gRPC or REST call in HTTP/2, header by header as given: a library would refuse to send most of them."""
     grpc = rng.random() < 0.8
     path = rng.choice(hostile.GRPC_PATHS if grpc else hostile.REST_PATHS)
-    content = hostile.inference(rng) if grpc else hostile.octets(rng, 2000)
+    content = messages.inference(rng) if grpc else hostile.octets(rng, 2000)
     if rng.random() < 0.1:
         content = hostile.garbled(rng, content)
     body = b"\0" + len(content).to_bytes(4, "big") + content if grpc else content

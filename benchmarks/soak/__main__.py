@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from benchmarks.soak.report import Soak
 from benchmarks.soak.sampler import Sampler
 from benchmarks.soak.schedule import Schedule
 from benchmarks.stack import REPOSITORY, Tritons
+from benchmarks.usage import CpuMeter
 
 _INTERRUPTED = 130
 _SAY_EVERY_S = 10.0
@@ -71,6 +73,8 @@ def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, *
         console.print(each.rich(), "")
     for what, count in results["unexplained"].items():
         console.print(f"unexplained, {count} x {what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    if results["cpu_us"]:
+        say("CPU a request, us: " + ", ".join(f"{name} {spent:,.0f}" for name, spent in results["cpu_us"].items()))
     say(f"{results['rate_per_s']:,.0f} requests/s; {out / 'results.json'}, {out / 'soak.png'}, {out / 'faults.jsonl'}")
     sys.exit(1 if results["unexplained"] or results["not_recovered"] else 0)
 
@@ -106,11 +110,16 @@ async def _run(
         helpers = [asyncio.create_task(sampler.run()), asyncio.create_task(_progress(load, schedule, say))]
         breaking = asyncio.create_task(schedule.run(not no_overlap) if faults else asyncio.sleep(0))
         loading = asyncio.create_task(load.run())
+        cpu = CpuMeter(
+            {name: [part.process.pid] for name, part in deployment.parts().items()} | {"client": [os.getpid()]}
+        )
         try:
             await asyncio.wait(
                 [loading, *([breaking] if faults else [])], timeout=_LONGEST_S, return_when="FIRST_COMPLETED"
             )
             took_s = time.time() - began_s
+            # Of parts that were not restarted: one that was has no pid to ask.
+            spent = {} if faults else _cpu_by_kind(cpu, load)
             if breaking.done() and faults:
                 breaking.result()
             # A fault that is under way is mended under load, or its clients would never see it mended.
@@ -129,7 +138,22 @@ async def _run(
         if deployment.failures_path.exists():
             kept.write_bytes(deployment.failures_path.read_bytes())
         (out / "balancer.log").write_bytes(deployment.log_path.read_bytes())
-        return Soak(seed, requests, took_s, load, schedule.events, sampler.samples, deployment.upstreams(), kept)
+        return Soak(
+            seed, requests, took_s, load, schedule.events, sampler.samples, deployment.upstreams(), kept, cpu_us=spent
+        )
+
+
+def _cpu_by_kind(cpu: CpuMeter, load: Load) -> dict[str, float]:
+    """CPU of a request in microseconds, by what spent it."""
+    kinds: dict[str, float] = {}
+    own_children_s = 0.0
+    for name, spent_s in cpu.spent_s().items():
+        kind = "agents" if name.startswith("agent") else "Tritons" if name.startswith("worker") else name
+        kinds[kind] = kinds.get(kind, 0.0) + spent_s / load.done * 1e6
+        own_children_s += spent_s if name != "client" else 0.0
+    # The client's process started all others.
+    kinds["client"] -= own_children_s / load.done * 1e6
+    return kinds
 
 
 async def _progress(load: Load, schedule: Schedule, say: Any) -> None:

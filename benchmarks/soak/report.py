@@ -54,7 +54,8 @@ class Soak:
     upstreams: Mapping[str, str]
     """Worker by `host:port`."""
     envoy_log: Path
-    notes: list[str] = field(default_factory=list)
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    """Of a request, by what spent it; only known where nothing was restarted."""
 
     def explained(self) -> list[Explained]:
         """Every failure with its cause."""
@@ -154,7 +155,7 @@ class Soak:
             "not_recovered": [f"{e.kind} {e.target}: {e.failed}" for e in self.events if e.failed],
             "growth": self.growth(),
             "by_fault": self.by_fault(explained),
-            "notes": self.notes,
+            "cpu_us": self.cpu_us,
         }
 
     def _overlapped(self, event: Event) -> bool:

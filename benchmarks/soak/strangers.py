@@ -13,7 +13,7 @@ import grpc
 
 from balancer.schema import split_address
 from benchmarks.client import INFER
-from benchmarks.fuzz import hostile, wire
+from benchmarks.fuzz import messages, wire
 from benchmarks.stack import MODEL
 
 _UPLOADS = 10
@@ -49,7 +49,7 @@ async def _fickle(channel: grpc.aio.Channel, rng: Random, answers: Counter[str])
     """Calls whose client leaves at any moment."""
     infer: Any = channel.unary_unary(INFER)
     while True:
-        call = infer(hostile.inference(rng)[:3000])
+        call = infer(messages.inference(rng)[:3000])
         await asyncio.sleep(rng.random() * _GIVES_UP_S)
         call.cancel()
         answers["given up"] += 1
