@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import click
-import uvloop
 from rich.console import Console
 
 from balancer.demo.stack import interruptible
@@ -38,9 +37,9 @@ def main(inputs: int, seed: int, names: tuple[str, ...], replay: str | None, out
     kinds = tuple(kind for kind in attack.KINDS if not names or kind.name in names)
     try:
         if replay is not None:
-            uvloop.run(interruptible(_replay(seed, replay, say)))
+            asyncio.run(interruptible(_replay(seed, replay, say)))
             return
-        report = uvloop.run(interruptible(_run(inputs, seed, kinds, say)))
+        report = asyncio.run(interruptible(_run(inputs, seed, kinds, say)))
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
     except asyncio.CancelledError:

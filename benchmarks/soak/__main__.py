@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.console import Console
 
 from balancer.demo.stack import interruptible
@@ -60,7 +59,8 @@ def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, *
         if only_table:
             table.put(_read(out / "results.json"), REPOSITORY / "README.md")
             return
-        soak = uvloop.run(interruptible(_run(out, faults, say, **options)))
+        # Not uvloop: it forks, and what gRPC does about forks ends the child now and then while calls are under way.
+        soak = asyncio.run(interruptible(_run(out, faults, say, **options)))
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
     except asyncio.CancelledError:

@@ -26,6 +26,19 @@ ID_HEADER = "x-soak-id"
 _POLL_S = 0.02
 _PAGE_S = 1.0
 _READY_S = 60.0
+_NOT_WELL: tuple[dict[str, Any], ...] = (
+    {"response_flag_filter": {}},
+    {"status_code_filter": {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "soak.status"}}}},
+    # A good answer over REST has no gRPC status, which this filter takes for a bad one.
+    {
+        "and_filter": {
+            "filters": [
+                {"header_filter": {"header": {"name": "content-type", "string_match": {"prefix": "application/grpc"}}}},
+                {"grpc_status_filter": {"statuses": ["OK"], "exclude": True}},
+            ]
+        }
+    },
+)
 _LOGGED = {
     "id": f"%REQ({ID_HEADER.upper()})%",
     "upstream": "%UPSTREAM_HOST%",
@@ -157,7 +170,7 @@ def _failure_logger(path: Path) -> dict[str, Any]:
     """Of requests that did not end well: a line for each would cost what is measured."""
     return {
         "name": "envoy.access_loggers.file",
-        "filter": {"grpc_status_filter": {"statuses": ["OK"], "exclude": True}},
+        "filter": {"or_filter": {"filters": [*_NOT_WELL]}},
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
             "path": str(path),

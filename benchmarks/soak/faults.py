@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.soak.client import Load
-from benchmarks.soak.deployment import POLICY, Deployment, hang, until
+from benchmarks.soak.deployment import POLICY, Deployment, NotSoError, hang, until
 from benchmarks.soak.strangers import annoy
 
 _GARBAGE = (
@@ -31,7 +31,7 @@ _OTHER_POLICIES = (
     "token_bucket",
     "learned",
 )
-_AGENT_DRAIN_S = 10.0
+_START_S = 60.0
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Event:
     mended_s: float | None = None
     """When what caused it was undone."""
     recovered_s: float | None = None
-    """When all was as before."""
+    """When all was as before: what was broken takes part again."""
     killed: list[tuple[str, float]] = field(default_factory=list)
     """Parts that were ended without warning, and when."""
     down: list[tuple[str, float, float]] = field(default_factory=list)
@@ -98,25 +98,29 @@ class Site:
             return not await self.deployment.why_not(self.name)
 
         await until(used, f"{self.name} may be picked")
+        self.event.recovered_s = time.time()
         served = self.load.by_worker[self.name.encode()]
 
         async def serves() -> bool:
             return self.load.by_worker[self.name.encode()] > served
 
         await until(serves, f"{self.name} answers")
+        self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
 
     async def picks(self) -> None:
         """Wait until the balancer picks."""
-        before = await self.deployment.picks_now()
+        deployment = self.deployment
+
+        async def answers() -> bool:
+            return await deployment.picks_now() >= 0
+
+        await until(answers, "the balancer answers", _START_S)
+        before = await deployment.picks_now()
 
         async def more() -> bool:
-            now = await self.deployment.picks_now()
-            return before >= 0 and now > before
+            return await deployment.picks_now() > before
 
-        while before < 0:
-            await asyncio.sleep(0.02)
-            before = await self.deployment.picks_now()
-        await until(more, "the balancer picks")
+        await until(more, "the balancer picks", _START_S)
 
 
 async def balancer_killed(site: Site) -> None:
@@ -140,10 +144,12 @@ async def _end_balancer(site: Site, ending: Awaitable[None]) -> None:
         page = await site.deployment.page("/workers")
         return bool(page) and all(worker["ready"] for worker in page["workers"])
 
+    site.event.recovered_s = time.time()
     # A worker that another fault holds is not waited for.
     try:
         await until(every, "every worker reports", 5.0)
-    except Exception:
+        site.event.said["all_report_after_s"] = round(time.time() - site.event.recovered_s, 3)
+    except NotSoError:
         site.event.said["note"] = "not every worker reported within 5 s"
 
 

@@ -106,7 +106,7 @@ class Schedule:
         except NotSoError as error:
             event.failed = str(error)
             self.say(f"  {fault.name} {target}: {error}")
-        event.recovered_s = time.time()
+        event.recovered_s = event.recovered_s or time.time()
         self._write("recovered", event)
 
     def _allowed(self, fault: Fault, number: int) -> bool:
