@@ -19,9 +19,10 @@ from balancer.demo.stack import interruptible
 from balancer.errors import OperatorError
 from benchmarks.results import Aim, Table, aims_table
 from benchmarks.soak import plot, report, table
+from benchmarks.soak.certificates import Certificates
 from benchmarks.soak.client import Load
 from benchmarks.soak.deployment import Deployment
-from benchmarks.soak.faults import FAULTS, Fault
+from benchmarks.soak.faults import FAULTS, Fault, certificates_rotated
 from benchmarks.soak.report import Soak
 from benchmarks.soak.sampler import Sampler
 from benchmarks.soak.schedule import Schedule
@@ -41,6 +42,7 @@ _LONGEST_S = 3600.0
 @click.option("--workers", type=click.IntRange(min=2, max=9), default=4, show_default=True, help="Real Tritons.")
 @click.option("--fault", "names", multiple=True, type=click.Choice([f.name for f in FAULTS]), help="Default: all.")
 @click.option("--no-faults", is_flag=True, help="The load alone: how fast is it?")
+@click.option("--plain", is_flag=True, help="Without TLS between Envoy, agents and the balancer.")
 @click.option("--no-overlap", is_flag=True, help="One fault at a time.")
 @click.option(
     "--gentle-from", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="No restarts after this share."
@@ -88,6 +90,7 @@ async def _run(
     seed: int,
     workers: int,
     no_overlap: bool,
+    plain: bool,
     gentle_from: float,
 ) -> Soak:
     out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,10 @@ async def _run(
         running.push_async_callback(tritons.stop)
         say(f"starting {workers} Tritons with agents, the balancer and Envoy ...")
         await tritons.start()
-        deployment = Deployment(directory / "gateway", tritons)
+        names = [server.name for server in tritons.servers]
+        certificates = None if plain else Certificates(directory / "tls", names)
+        faults = [fault for fault in faults if certificates or fault.happen is not certificates_rotated]
+        deployment = Deployment(directory / "gateway", tritons, certificates=certificates)
         running.push_async_callback(deployment.stop)
         await deployment.start()
         warm = Load(deployment.endpoint, _WARM_UP_REQUESTS)

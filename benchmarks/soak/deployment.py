@@ -16,9 +16,11 @@ import yaml
 
 from balancer.discovery.file import dump_workers
 from balancer.envoy_bootstrap import render
+from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import LocalProcess
 from balancer.stack.tritonserver import TritonServer
+from benchmarks.soak.certificates import Certificates
 from benchmarks.stack import MODEL, POLICY, Gateway
 
 ID_HEADER = "x-soak-id"
@@ -60,6 +62,8 @@ class Deployment(Gateway):
 
     draining: set[str] = field(default_factory=set, init=False)
     """Workers that discovery lists as such."""
+    certificates: Certificates | None = None
+    """For mutual TLS between the parts; None: plain text on loopback."""
     unlisted: set[str] = field(default_factory=set, init=False)
     """And those that it leaves out."""
 
@@ -157,6 +161,20 @@ class Deployment(Gateway):
                 return await self.picks()
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return -1
+
+    def write_config(self, policy: str, **sections: Any) -> None:
+        """As the gateway's, with mutual TLS."""
+        if self.certificates is not None:
+            ours = self.certificates.sections()
+            envoy = self._addresses["envoy"] | {"balancer_tls": ours["balancer_tls"]}
+            sections = {"tls": ours["tls"], "envoy": envoy} | sections
+        super().write_config(policy, **sections)
+
+    def _agent(self, triton: TritonServer, balancers: list[str]) -> Child:
+        agent = super()._agent(triton, balancers)
+        if self.certificates is not None:
+            agent.arguments = [*agent.arguments, *self.certificates.agent_arguments(triton.name)]
+        return agent
 
     def _new_envoy(self) -> EnvoyProcess:
         options = self.config.bootstrap_options()

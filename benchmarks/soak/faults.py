@@ -343,6 +343,27 @@ async def envoy_killed(site: Site) -> None:
     await site.picks()
 
 
+async def certificates_rotated(site: Site) -> None:
+    """New certificates and keys for every part; one agent comes back with its new one."""
+    deployment = site.deployment
+    assert deployment.certificates is not None, "drawn only where there are certificates"
+    deployment.certificates.rotate()
+    served = deployment.certificates.is_served
+
+    async def new_one() -> bool:
+        try:
+            return await asyncio.to_thread(served, deployment.config.own_envoy_address(0))
+        except OSError:
+            return False
+
+    await until(new_one, "the balancer shows its new certificate")
+    site.event.noticed()
+    await deployment.agents[site.number].stop()
+    await deployment.start_agent(site.number)
+    site.event.mended()
+    await site.answers()
+
+
 async def strangers(site: Site) -> None:
     """Hostile clients for some seconds."""
     answers = await annoy(site.deployment.endpoint, site.rng, site.span(2.0, 5.0))
@@ -364,22 +385,32 @@ class Fault:
     """The process whose memory cannot be watched across it."""
     noticed_by: str = ""
     """Who knew, for the table."""
+    remedy: str = ""
+    """What an operator does, for the table."""
 
 
 FAULTS = (
-    Fault("balancer killed", balancer_killed, "balancer", "balancer", "Envoy, at once"),
+    Fault("balancer killed", balancer_killed, "balancer", "balancer", "Envoy, at once", "restart it"),
     Fault("balancer restarted", balancer_restarted, "balancer", "balancer", "Envoy, at once"),
-    Fault("balancer hangs", balancer_hung, "balancer", "", "Envoy's health check"),
-    Fault("agent killed", agent_killed, "worker", "agent", "its stream ends"),
-    Fault("agent hangs", agent_hung, "worker", "", "its silence"),
-    Fault("all agents killed", all_agents_killed, "workers", "agents", "`balancer_worker_report_age_seconds`"),
-    Fault("Triton killed", triton_killed, "worker", "", "the next report"),
-    Fault("Triton stops by itself (SIGTERM)", triton_stopped, "worker", "", "report"),
-    Fault("Triton hangs", triton_hung, "worker", "", "report"),
+    Fault("balancer hangs", balancer_hung, "balancer", "", "Envoy's health check", "by itself, or restart it"),
+    Fault("agent killed", agent_killed, "worker", "agent", "its stream ends", "restart it"),
+    Fault("agent hangs", agent_hung, "worker", "", "its silence", "by itself, or restart it"),
+    Fault(
+        "all agents killed",
+        all_agents_killed,
+        "workers",
+        "agents",
+        "`balancer_worker_report_age_seconds`",
+        "restart them",
+    ),
+    Fault("Triton killed", triton_killed, "worker", "", "the next report", "restart it under its name"),
+    Fault("Triton stops by itself (SIGTERM)", triton_stopped, "worker", "", "report", "restart it under its name"),
+    Fault("Triton hangs", triton_hung, "worker", "", "report", "by itself, or restart it"),
     Fault("worker drained, removed, listed again", worker_removed, "worker", "", "discovery"),
     Fault("policy swapped", policy_swapped, "config", "", "`serve`"),
-    Fault("bad config", config_broken, "config", "", "the log"),
-    Fault("list of workers bad", list_broken, "workers", "", "the log"),
-    Fault("Envoy killed", envoy_killed, "envoy", "envoy", "whatever is in front"),
+    Fault("bad config", config_broken, "config", "", "the log", "correct it"),
+    Fault("list of workers bad", list_broken, "workers", "", "the log", "correct it"),
+    Fault("certificates rotated", certificates_rotated, "worker", "agent", "`serve`"),
+    Fault("Envoy killed", envoy_killed, "envoy", "envoy", "whatever is in front", "restart it"),
     Fault("hostile clients", strangers, "", "", ""),
 )

@@ -16,20 +16,16 @@ _BEGIN, _END = "<!-- when a part dies -->", "<!-- /when a part dies -->"
 def markdown(results: Mapping[str, Any]) -> str:
     """The table and what it was made of."""
     lines = [
-        "| what happens | times | requests failed | longest request | noticed | well again after |",
-        "| --- | ---: | --- | ---: | --- | ---: |",
+        "| what happens | times | requests failed | longest request | noticed | well again |",
+        "| --- | ---: | --- | ---: | --- | --- |",
     ]
     found = {row["kind"]: row for row in results["by_fault"]}
     for fault in FAULTS:
-        if fault.name in found:
-            row = found[fault.name]
-            noticed = _seconds(row["noticed_s"])
+        if row := found.get(fault.name):
             cells = (
                 *(fault.name, f"{row['times']:,}", _failed(row), _seconds(row["longest_s"])),
-                *(
-                    f"{fault.noticed_by}: {noticed}" if noticed != "-" else fault.noticed_by,
-                    _seconds(row["recovered_s"]),
-                ),
+                _said(fault.noticed_by, row["noticed_s"], ": within "),
+                _said(fault.remedy, row["recovered_s"], ": after "),
             )
             lines.append(f"| {' | '.join(cells)} |")
     total = sum(results["failures"].values())
@@ -61,7 +57,12 @@ def _failed(row: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [causes, f"{unexplained:,} {UNEXPLAINED}" if unexplained else ""]))
 
 
-def _seconds(seconds: float | None) -> str:
+def _said(words: str, seconds: float | None, between: str) -> str:
+    """Words, seconds, or both."""
     if seconds is None:
-        return "-"
+        return words
+    return f"{words}{between}{_seconds(seconds)}" if words else f"{between.removeprefix(': ')}{_seconds(seconds)}"
+
+
+def _seconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
