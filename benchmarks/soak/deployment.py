@@ -77,6 +77,11 @@ class Deployment(Gateway):
         """Of the workers."""
         return [server.name for server in self.tritons.servers]
 
+    @property
+    def envoy_listener(self) -> str:
+        """Where the balancer listens for Envoy."""
+        return str(self._addresses["listen"]["envoy"])
+
     def upstreams(self) -> dict[str, str]:
         """Worker by `host:port`, gRPC and HTTP."""
         ports = [(spec.name, port) for spec in self.tritons.specs for port in (spec.grpc_port, spec.http_port)]

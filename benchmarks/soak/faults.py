@@ -6,12 +6,11 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.soak.client import Load
-from benchmarks.soak.deployment import POLICY, Deployment, NotSoError, hang, until
+from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
+from benchmarks.soak.site import Site
 from benchmarks.soak.strangers import annoy
 
 _GARBAGE = (
@@ -31,96 +30,6 @@ _OTHER_POLICIES = (
     "token_bucket",
     "learned",
 )
-_START_S = 60.0
-
-
-@dataclass
-class Event:
-    """One fault, as it went."""
-
-    kind: str
-    target: str
-    began_s: float
-    """Seconds since the epoch, as all times here."""
-    noticed_s: float | None = None
-    """When somebody in the deployment knew of it."""
-    mended_s: float | None = None
-    """When what caused it was undone."""
-    recovered_s: float | None = None
-    """When all was as before: what was broken takes part again."""
-    killed: list[tuple[str, float]] = field(default_factory=list)
-    """Parts that were ended without warning, and when."""
-    down: list[tuple[str, float, float]] = field(default_factory=list)
-    """Parts that were not there, from and to."""
-    said: dict[str, Any] = field(default_factory=dict)
-    failed: str = ""
-    """What did not happen in time; empty: all did."""
-
-    def noticed(self) -> None:
-        """Now, unless it was before."""
-        self.noticed_s = self.noticed_s or time.time()
-
-    def mended(self) -> None:
-        """Now."""
-        self.mended_s = time.time()
-
-
-@dataclass
-class Site:
-    """What a fault may use."""
-
-    deployment: Deployment
-    load: Load
-    rng: Random
-    event: Event
-    number: int
-    """Of the worker that it concerns."""
-
-    @property
-    def name(self) -> str:
-        """Of that worker."""
-        return self.deployment.names[self.number]
-
-    def span(self, least_s: float, most_s: float) -> float:
-        """Some seconds."""
-        return self.rng.uniform(least_s, most_s)
-
-    async def left_out(self) -> None:
-        """Wait until the balancer sends the worker nothing."""
-        await until(lambda: self.deployment.why_not(self.name), f"{self.name} is left out")
-        self.event.noticed()
-        self.event.said["why"] = await self.deployment.why_not(self.name)
-
-    async def answers(self) -> None:
-        """Wait until the worker answers honest requests again, picked by the balancer."""
-
-        async def used() -> bool:
-            return not await self.deployment.why_not(self.name)
-
-        await until(used, f"{self.name} may be picked")
-        self.event.recovered_s = time.time()
-        served = self.load.by_worker[self.name.encode()]
-
-        async def serves() -> bool:
-            return self.load.by_worker[self.name.encode()] > served
-
-        await until(serves, f"{self.name} answers")
-        self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
-
-    async def picks(self) -> None:
-        """Wait until the balancer picks."""
-        deployment = self.deployment
-
-        async def answers() -> bool:
-            return await deployment.picks_now() >= 0
-
-        await until(answers, "the balancer answers", _START_S)
-        before = await deployment.picks_now()
-
-        async def more() -> bool:
-            return await deployment.picks_now() > before
-
-        await until(more, "the balancer picks", _START_S)
 
 
 async def balancer_killed(site: Site) -> None:
@@ -352,7 +261,7 @@ async def certificates_rotated(site: Site) -> None:
 
     async def new_one() -> bool:
         try:
-            return await asyncio.to_thread(served, deployment.config.own_envoy_address(0))
+            return await asyncio.to_thread(served, deployment.envoy_listener)
         except OSError:
             return False
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soak.client import Failure, Load
-from benchmarks.soak.faults import Event
 from benchmarks.soak.sampler import Sample
+from benchmarks.soak.site import Event
 
 ON_KILLED_TRITON = "executing or queued on a killed Triton"
 ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"

@@ -12,7 +12,8 @@ from random import Random
 
 from benchmarks.soak.client import Load
 from benchmarks.soak.deployment import Deployment, NotSoError
-from benchmarks.soak.faults import Event, Fault, Site
+from benchmarks.soak.faults import Fault
+from benchmarks.soak.site import Event, Site
 
 _PAUSE_S = (0.5, 2.0)
 _SECOND_PAUSE_S = (3.0, 12.0)
