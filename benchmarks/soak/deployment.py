@@ -179,7 +179,17 @@ class Deployment(Gateway):
         agent = super()._agent(triton, balancers)
         if self.certificates is not None:
             agent.arguments = [*agent.arguments, *self.certificates.agent_arguments(triton.name)]
+        if self.drains(agent):
+            agent.arguments = [*agent.arguments, "--control", str(self.control(triton.name))]
         return agent
+
+    def drains(self, agent: Child) -> bool:
+        """Whether the agent can be told to drain its worker."""
+        return "--control" in agent.arguments
+
+    def control(self, name: str) -> Path:
+        """Socket of the worker's agent."""
+        return self.directory / f"{name}.sock"
 
     def _new_envoy(self) -> EnvoyProcess:
         options = self.config.bootstrap_options()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from balancer.stack.child import Child
 from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
 from benchmarks.soak.site import Site
 from benchmarks.soak.strangers import annoy
@@ -139,6 +140,27 @@ async def triton_stopped(site: Site) -> None:
     site.event.said["took_s"] = round(time.time() - site.event.began_s, 2)
     await triton.kill()
     await site.deployment.start_triton(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def worker_told_to_drain(site: Site) -> None:
+    """`balancer agent drain`, then SIGTERM to its Triton, as a pre-stop hook does; and a new one."""
+    deployment = site.deployment
+    command = Child(
+        ["agent", "drain", "--control", str(deployment.control(site.name)), "--timeout", "30"],
+        log_path=deployment.directory / f"{site.name}-drain.log",
+    )
+    await command.start()
+    await site.left_out()
+    if status := await command.wait():
+        raise NotSoError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
+    site.event.said["drained_s"] = round(time.time() - site.event.began_s, 3)
+    triton = deployment.tritons.servers[site.number]
+    triton.process.send_signal(signal.SIGTERM)
+    await triton.wait()
+    await triton.kill()
+    await deployment.start_triton(site.number)
     site.event.mended()
     await site.answers()
 
@@ -314,6 +336,7 @@ FAULTS = (
     ),
     Fault("Triton killed", triton_killed, "worker", "", "the next report", "restart it under its name"),
     Fault("Triton stops by itself (SIGTERM)", triton_stopped, "worker", "", "report", "restart it under its name"),
+    Fault("`balancer agent drain`, then SIGTERM", worker_told_to_drain, "worker", "", "the command", "restart it"),
     Fault("Triton hangs", triton_hung, "worker", "", "report", "by itself, or restart it"),
     Fault("worker drained, removed, listed again", worker_removed, "worker", "", "discovery"),
     Fault("policy swapped", policy_swapped, "config", "", "`serve`"),
