@@ -115,7 +115,12 @@ async def all_agents_killed(site: Site) -> None:
     for number in range(len(deployment.agents)):
         await deployment.start_agent(number)
     site.event.mended()
-    await site.answers()
+
+    async def fresh() -> bool:
+        ages = [(await deployment.worker(name)).get("report_age_s") for name in deployment.names]
+        return all(age is not None and age < 0.5 for age in ages)
+
+    await until(fresh, "every worker reports")
 
 
 async def triton_killed(site: Site) -> None:

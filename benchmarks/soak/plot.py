@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import matplotlib as mpl
@@ -31,11 +32,18 @@ def draw(soak: Soak, path: Path) -> None:
     for part in dict.fromkeys(sample.part for sample in soak.samples):
         if part.startswith("worker"):
             continue
-        points = [(s.at_s - start_s, s.rss_bytes / 1e6) for s in soak.samples if s.part == part]
-        memory.plot(*zip(*points, strict=True), label=part, linewidth=1)
+        samples = [sample for sample in soak.samples if sample.part == part]
+        # A gap where one process ended and the next began.
+        new = [before.pid != after.pid for before, after in itertools.pairwise([samples[0], *samples])]
+        memory.plot(
+            [sample.at_s - start_s for sample in samples],
+            [np.nan if gap else sample.rss_bytes / 1e6 for sample, gap in zip(samples, new, strict=True)],
+            label=part,
+            linewidth=1,
+        )
     memory.set(ylabel="resident memory, MB")
     memory.set_ylim(bottom=0)
-    memory.legend(loc="upper left", ncols=3, fontsize=8)
+    memory.legend(loc="lower right", ncols=3, fontsize=8)
     kinds = list(dict.fromkeys(event.kind for event in soak.events))
     for event in soak.events:
         at, colour = kinds.index(event.kind), _COLOURS[kinds.index(event.kind) % len(_COLOURS)]

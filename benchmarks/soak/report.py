@@ -124,6 +124,7 @@ class Soak:
                     "causes": dict(causes),
                     "longest_s": max(self.load.longest_s(e.began_s, e.recovered_s or e.began_s) for e in alone),
                     "noticed_s": _most(e.noticed_s - e.began_s for e in alone if e.noticed_s),
+                    "answers_s": _most(e.said["answers_after_s"] for e in alone if "answers_after_s" in e.said),
                     "recovered_s": _most((e.recovered_s or 0) - e.mended_s for e in alone if e.mended_s),
                     "not_in_time": [event.failed for event in events if event.failed],
                 }
