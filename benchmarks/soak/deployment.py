@@ -23,6 +23,7 @@ from balancer.stack.tritonserver import TritonServer
 from benchmarks.soak.certificates import Certificates
 from benchmarks.stack import MODEL, POLICY, Gateway
 
+_ANSWERS = "http.inference.ext_proc.stream_msgs_received"
 ID_HEADER = "x-soak-id"
 """Numbers the requests of the load, so that a failure is found in Envoy's log."""
 _POLL_S = 0.02
@@ -159,13 +160,10 @@ class Deployment(Gateway):
                 return bool(hosts) and all(host["health_status"].get("failed_active_health_check") for host in hosts)
         return False
 
-    async def picks_now(self) -> int:
-        """Picks so far; -1 where the balancer does not answer."""
-        try:
-            async with asyncio.timeout(_PAGE_S):
-                return await self.picks()
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return -1
+    async def answered(self) -> int:
+        """Answers of the balancer that Envoy got so far; -1 where Envoy does not say."""
+        page = await _get(f"{self.envoy.admin_url}/stats?format=json&filter=^{_ANSWERS}$")
+        return int(page["stats"][0]["value"]) if page and page.get("stats") else -1
 
     def write_config(self, policy: str, **sections: Any) -> None:
         """As the gateway's, with mutual TLS."""

@@ -87,16 +87,10 @@ class Site:
         self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
 
     async def picks(self) -> None:
-        """Wait until the balancer picks."""
-        deployment = self.deployment
-
-        async def answers() -> bool:
-            return await deployment.picks_now() >= 0
-
-        await until(answers, "the balancer answers", _START_S)
-        before = await deployment.picks_now()
+        """Wait until Envoy gets answers of the balancer."""
+        before = await self.deployment.answered()
 
         async def more() -> bool:
-            return await deployment.picks_now() > before
+            return await self.deployment.answered() > before
 
-        await until(more, "the balancer picks", _START_S)
+        await until(more, "Envoy gets answers of the balancer", _START_S)
