@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from balancer import logs
+from balancer import identity, logs
 from balancer.admin import Admin
 from balancer.config import Config
 from balancer.config_sections import DecisionLogSection
@@ -24,8 +24,6 @@ from balancer.decision_log.files import DecisionFiles
 from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.errors import OperatorError
-from balancer.frontends import ads
 from balancer.frontends.access_log import AccessLog
 from balancer.frontends.ads import Ads, Endpoint, State
 from balancer.frontends.pick.endpoints import Endpoints
@@ -33,10 +31,10 @@ from balancer.frontends.pick.kserve import HeaderNames
 from balancer.frontends.pick.picker import Picker
 from balancer.frontends.pick.service import SERVICE, ExternalProcessor
 from balancer.listener_probe import ListenerProbe
+from balancer.listeners import AddressInUseError, Listeners
 from balancer.metrics import Metrics
 from balancer.news import News
 from balancer.recorder import Recorder
-from balancer.telemetry import collector
 from balancer.telemetry.collector import Collector
 from balancer.yaml_document import ConfigError
 from policies.base import Policy
@@ -50,10 +48,6 @@ _SETTLE_S = 2.0
 """After a start, how long to wait for workers whose agents do not report before picks are made without them."""
 
 
-class AddressInUseError(OperatorError):
-    """A port that the config names is taken."""
-
-
 class App:
     """One process of the balancer, from its config to its ports."""
 
@@ -63,14 +57,18 @@ class App:
         source: Path | None,
         process: int = 0,
         overrides: Callable[[Config], Config] = lambda config: config,
+        serving: Callable[[], None] = lambda: None,
     ) -> None:
         """`source`: the config file, watched if there is one; `process`: the number of this process, from 0;
-        `overrides`: what is set over every later content of the file, as it already is over `config`.
+        `overrides`: what is set over every later content of the file, as it already is over `config`, called in a
+        thread; `serving`: called once all listeners are open. Reads the certificates: ConfigError where one cannot be
+        used.
         """
         self.state = ConfigState(config, str(source) if source else "defaults", time.time())
         self._source = source
         self._process = process
         self._overrides = overrides
+        self._serving = serving
         self._clock = time.monotonic
         self._started_s = self._clock()
         self._workers: tuple[WorkerSpec, ...] | None = None
@@ -79,7 +77,9 @@ class App:
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
         self.router = Router(config.build_policy(), config.settings(), self._seed)
-        self._picker = Picker(self.router, self._clock, number)
+        # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
+        self._run = secrets.token_hex(8)
+        self._picker = Picker(self.router, self._clock, number, self._run)
         self.metrics = Metrics(self.router, self._clock, number)
         self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
@@ -93,6 +93,7 @@ class App:
         self._strangers: set[str] = set()
         """Workers that reported and are not listed; each is warned of once."""
         self._listener = ListenerProbe(config)
+        self._listeners = Listeners(config, process, self.metrics)
         self.admin = Admin(
             self.router,
             self.metrics,
@@ -100,6 +101,8 @@ class App:
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=lambda: self._recorder.recent.summary(self._clock()),
             config=self.state.as_json,
+            section=config.admin,
+            client_san=self._listeners.role("admin"),
         )
         self._apply(config)
 
@@ -127,51 +130,59 @@ class App:
         Raises:
             AddressInUseError: naming the field of the config, the address and the remedy.
         """
-        server = await self._serve_grpc()
         config = self.state.config
         try:
-            try:
-                port = await self.admin.start(config.admin_address(self._process))
-            except OSError as error:
-                raise _in_use("listen.admin", config.admin_address(self._process)) from error
-            where = {"grpc": config.listen.grpc, "admin_port": port, "process_number": self._process}
-            logger.info("serving", extra=where)
+            await self._serve_grpc()
+            port = await self._serve_admin()
+            where = {"grpc": config.own_envoy_address(self._process), "admin_port": port}
+            logger.info("serving", extra={**where, "process_number": self._process})
+            self._serving()
             async with asyncio.TaskGroup() as tasks:
                 followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
                 if self._source is not None:
                     followers.append(tasks.create_task(self._follow_config(self._source, stop)))
+                followed = self._listeners.certificates.values()
+                followers.extend(tasks.create_task(certificates.follow(stop)) for certificates in followed)
                 await stop.wait()
                 for follower in followers:
                     follower.cancel()
         finally:
             await self._health.enter_graceful_shutdown()
             await self.admin.stop()
-            await server.stop(grace=0.5)
+            await self._listeners.stop()
             self._stop_recording(_LAST_WRITE_S)
 
-    async def _serve_grpc(self) -> grpc.aio.Server:
-        config = self.state.config
-        # Several processes share the port; a single one wants to be told when somebody else has it.
-        options = [*ads.SERVER_OPTIONS, *collector.SERVER_OPTIONS, ("grpc.so_reuseport", int(config.processes > 1))]
-        server = grpc.aio.server(options=options)
+    async def _serve_grpc(self) -> None:
         processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, self._may_pick)
-        server.add_generic_rpc_handlers((processor.handler(),))
-        AccessLog(self._recorder.outcomes).add_to(server)
-        self._ads.add_to(server)
-        Collector(self._observe).add_to(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        collector = Collector(
+            self._observe,
+            refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
+            failed=self.metrics.handler_errors.labels("report").inc,
+            may_speak=identity.speaker(self._listeners.role("reports")),
+        )
+        self.metrics.watch(collector.counts, self._ads, self.state)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
-        for address in dict.fromkeys((config.listen.grpc, config.own_grpc_address(self._process))):
-            try:
-                if config.tls is None:
-                    server.add_insecure_port(address)
-                else:
-                    server.add_secure_port(address, _credentials(config))
-            except RuntimeError as error:
-                raise _in_use("listen.grpc", address) from error
-        await server.start()
-        return server
+        await self._listeners.start(
+            envoy=(
+                lambda server: server.add_generic_rpc_handlers((processor.handler(),)),
+                AccessLog(self._recorder, self._run).add_to,
+                self._ads.add_to,
+                lambda server: health_pb2_grpc.add_HealthServicer_to_server(self._health, server),
+            ),
+            reports=(collector.add_to,),
+        )
+
+    async def _serve_admin(self) -> int:
+        """Returns the port."""
+        address = self.state.config.admin_address(self._process)
+        certificates = self._listeners.certificates.get("admin")
+        try:
+            if certificates is None:
+                return await self.admin.start(address)
+            return await self.admin.start(address, tls=certificates.ssl_context())
+        except OSError as error:
+            raise AddressInUseError("listen.admin", address) from error
 
     def _may_pick(self) -> bool:
         """Asked for each request, so what was found at the last tick holds; only from not ready to ready at once."""
@@ -247,11 +258,6 @@ class App:
             self._decision_files = None
 
     def _accept(self, config: Config) -> None:
-        try:
-            config = self._overrides(config)
-        except ConfigError as error:
-            self._refuse(error)
-            return
         if self.state.accept(config, time.time()):
             self._apply(config)
             if config.discovery.file is None:
@@ -268,7 +274,8 @@ class App:
         logger.error("config refused, the last good one stays in force: %s", error)
 
     async def _follow_config(self, source: Path, stop: asyncio.Event) -> None:
-        await watch(source, self._accept, self._refuse, stop, running=self.state.config)
+        running = self.state.config
+        await watch(source, self._accept, self._refuse, stop, running=running, overrides=self._overrides)
 
     async def _follow_workers(self, stop: asyncio.Event) -> None:
         config = self.state.config
@@ -314,14 +321,20 @@ class App:
     async def _tick(self, stop: asyncio.Event) -> None:
         """What has to happen with time alone: forgetting, and telling others what has changed."""
         while not stop.is_set():
-            now_s = self._clock()
-            self.router.tick(now_s)
-            self._news.tick(self.router.steering, now_s)
-            self._tell_envoy()
-            await self._announce_readiness()
-            if not self.not_ready():
-                await self._listener.look()
+            try:
+                await self._let_time_pass(self._clock())
+            except Exception as error:  # what fails once may well do so at each tick, and requests go on meanwhile
+                self._recorder.mistakes.caught("tick", error)
             await asyncio.sleep(_TICK_S)
+
+    async def _let_time_pass(self, now_s: float) -> None:
+        self.router.tick(now_s)
+        self.metrics.forget_models(self.router.fleet.forgotten)
+        self._news.tick(self.router.steering, now_s)
+        self._tell_envoy()
+        await self._announce_readiness()
+        if not self.not_ready():
+            await self._listener.look()
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()
@@ -339,18 +352,3 @@ def _state(worker: WorkerSpec, ready: bool, settled: bool) -> State:
     if worker.draining:
         return "draining"
     return "healthy" if ready or not settled else "unhealthy"
-
-
-def _in_use(field: str, address: str) -> AddressInUseError:
-    return AddressInUseError(
-        f"{field}: cannot listen on {address}; something else does, or the address is not this machine's. "
-        "Stop it or name another address in the config"
-    )
-
-
-def _credentials(config: Config) -> grpc.ServerCredentials:
-    tls = config.tls
-    assert tls is not None  # the caller looked
-    pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
-    authority = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
-    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

@@ -11,25 +11,27 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from balancer.config_listen import ListenSection, TlsSection, is_unix
 from balancer.config_sections import (
+    AdminSection,
     BalancerTlsSection,
     DecisionLogSection,
     DiscoverySection,
     EnvoySection,
+    EnvoyTlsSection,
     EstimatorsSection,
     LimitsSection,
-    ListenSection,
     LogSection,
     ModelSection,
     PolicySection,
     RequestsSection,
     TelemetrySection,
-    TlsSection,
 )
 from balancer.config_steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.steering import Plan
-from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls
+from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.envoy_tls import BalancerTls, ListenerTls
 from balancer.policy_options import policy_class
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file
@@ -40,7 +42,7 @@ def _path(name: str | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-def _listener_tls(tls: TlsSection | None) -> ListenerTls | None:
+def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
     if tls is None:
         return None
     return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
@@ -50,6 +52,13 @@ def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
     if tls is None:
         return None
     return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
+
+
+def _reachable(address: str) -> str:
+    if is_unix(address):
+        return address
+    host, port = split_address(address)
+    return join_address(reachable(host), port)
 
 
 def _same(one: PolicySection, other: PolicySection) -> bool:
@@ -81,8 +90,10 @@ class Config(StrictModel):
     """Which workers exist."""
     listen: ListenSection = ListenSection()
     """Where the balancer listens."""
-    tls: TlsSection | None = None
-    """TLS of the balancer's gRPC port; null: plain text."""
+    admin: AdminSection = AdminSection()
+    """Limits and token of the admin pages."""
+    tls: TlsSection = TlsSection()
+    """Who may connect where it listens."""
     processes: int = Field(default=1, ge=1, le=64)
     """Balancer processes, a core each. Every one decides alone, by the same policy."""
     first_process: int = Field(default=0, ge=0)
@@ -99,20 +110,7 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _ports_apart(self) -> Self:
-        (grpc_host, grpc_port), (admin_host, admin_port) = map(split_address, (self.listen.grpc, self.listen.admin))
-        if self.processes > 1 and 0 in (grpc_port, admin_port):
-            raise field_error(("processes",), self.processes, "must be 1 where a port of listen is 0; name the ports")
-        if max(grpc_port, admin_port) + self.processes > 65535:
-            rule = "needs one port for each process above those that listen names; name lower ones"
-            raise field_error(("processes",), self.processes, rule)
-        grpc_ports = range(grpc_port, grpc_port + self.processes + 1)
-        admin_ports = range(admin_port, admin_port + self.processes)
-        shared = sorted(set(grpc_ports) & set(admin_ports)) if grpc_port and admin_port else []
-        if shared and grpc_host == admin_host:
-            rule = (
-                f"port {shared[0]} is needed for listen.grpc, which takes {grpc_ports[0]} to {grpc_ports[-1]}; move it"
-            )
-            raise field_error(("listen", "admin"), self.listen.admin, rule)
+        self.listen.check(self.processes)
         return self
 
     @model_validator(mode="after")
@@ -131,10 +129,18 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _tls_on_both_sides(self) -> Self:
-        if (self.tls is None) != (self.envoy.balancer_tls is None):
-            rule = "must be set exactly where the balancer's tls is: they are the two ends of one connection"
+        if (self.tls.envoy is None) != (self.envoy.balancer_tls is None):
+            rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
             value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
             raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _admin_has_a_lock(self) -> Self:
+        tls = self.tls.admin
+        if tls is not None and tls.client_ca_file is None and self.admin.token_file is None:
+            rule = "may be left out only where admin.token_file is set; name the authority of the clients' certificates"
+            raise field_error(("tls", "admin", "client_ca_file"), None, rule)
         return self
 
     @property
@@ -161,7 +167,7 @@ class Config(StrictModel):
             baseline=baseline,
             shadow=None if self.shadow is None else self.shadow.built,
             shadow_share=0.0 if self.shadow is None else self.shadow.share,
-            rollout=None if self.rollout is None else self.rollout.settings(self.guard.margins.margins()),
+            rollout=None if self.rollout is None else self.rollout.settings(self.guard.settings()),
             new=new,
             guard_new=guard(new),
         )
@@ -185,15 +191,17 @@ class Config(StrictModel):
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
 
-    def own_grpc_address(self, process: int) -> str:
-        """The address that process number `process` (from 0) alone listens on, beside the shared one."""
-        host, port = split_address(self.listen.grpc)
-        return join_address(host, port + 1 + process if port else 0)
+    def own_envoy_address(self, process: int) -> str:
+        """The address that process number `process` (from 0) alone listens on for Envoy, beside the shared one."""
+        return self.listen.envoy_addresses(process)[-1]
+
+    def reports_address(self, process: int) -> str:
+        """Where process number `process` (from 0) takes reports."""
+        return self.listen.reports_address(process)
 
     def admin_address(self, process: int) -> str:
         """The admin address of process number `process` (from 0)."""
-        host, port = split_address(self.listen.admin)
-        return join_address(host, port + process if port else 0)
+        return self.listen.admin_address(process)
 
     def bootstrap_options(self) -> BootstrapOptions:
         """What Envoy's bootstrap is printed from."""
@@ -210,6 +218,9 @@ class Config(StrictModel):
             health_timeout_s=self.envoy.health_timeout_s,
             flush_interval_s=self.envoy.access_log_flush_s,
             request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
+            request_timeout_s=self.envoy.request_timeout_s,
+            max_connections=self.envoy.max_connections,
+            max_heap_bytes=int(self.envoy.max_heap_bytes),
             access_log=self.envoy.access_log or "",
             listener_tls=_listener_tls(self.envoy.tls),
             balancer_tls=_balancer_tls(self.envoy.balancer_tls),
@@ -217,8 +228,7 @@ class Config(StrictModel):
 
     def _balancers(self) -> tuple[str, ...]:
         """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
-        addresses = map(split_address, map(self.own_grpc_address, range(self.processes)))
-        return tuple(join_address(reachable(host), port) for host, port in addresses)
+        return tuple(_reachable(self.own_envoy_address(process)) for process in range(self.processes))
 
     def discovery_file(self, config_path: Path) -> Path | None:
         """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""
@@ -229,7 +239,7 @@ class Config(StrictModel):
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
-RESTART_FIELDS = ("discovery.file", "listen", "tls", "processes", "first_process", "envoy")
+RESTART_FIELDS = ("discovery.file", "listen", "admin", "tls", "processes", "first_process", "envoy")
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,8 @@ from pydantic import (
 
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
-from balancer.envoy_bootstrap import BootstrapOptions
+from balancer.envoy_bootstrap import BootstrapOptions, check_balancers
+from balancer.frontends.pick.kserve import HeaderNames
 from balancer.policy_options import build_policy, checked_options, policy_class
 from balancer.profile_file import load_profile
 from balancer.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
@@ -35,6 +36,7 @@ _LIMITS = Limits()
 _ESTIMATORS = EstimatorSettings()
 _TOKENS = TokenSettings()
 _BOOTSTRAP = BootstrapOptions()
+_NAMES = HeaderNames()
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -57,11 +59,18 @@ def _texts(value: Any) -> Any:
     return tuple(str(item) if type(item) is int else item for item in value)
 
 
+def _reachable(balancers: tuple[str, ...]) -> tuple[str, ...]:
+    check_balancers(balancers)
+    return balancers
+
+
 PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class PolicySection(StrictModel):
-    """The rule that picks a worker."""
+    """The rule that picks a worker. A name alone, such as `policy: wlpr`, is short for `{name: wlpr}`."""
+
+    short_for: ClassVar[str] = "name"
 
     name: PolicyName = "expected_latency"
     """One of `balancer policies`."""
@@ -177,22 +186,25 @@ class EstimatorsSection(StrictModel):
 class RequestsSection(StrictModel):
     """What is read of a request, and how its worker is chosen beside the policy.
 
-    A header wins over what Envoy extracted from the message, and is the only way for what the message does not say.
+    A header stands in for what Envoy could not read in the message. It can narrow and never widen: of priority and
+    deadline the stricter one counts, and limits, pins and the model table hold whatever a header says. null: no header
+    is read for it.
     """
 
-    model_header: HeaderName = "x-model-name"
-    """Header with the model's name."""
-    rows_header: HeaderName = "x-batch-rows"
+    model_header: HeaderName | None = _NAMES.model
+    """Header with the model's name, for gateways that do not extract it from the message and set the header themselves;
+    never used where path or message name a model."""
+    rows_header: HeaderName | None = _NAMES.rows
     """Header with the batch size, in rows; over HTTP nothing else tells."""
-    routing_key_header: HeaderName = "x-routing-key"
+    routing_key_header: HeaderName | None = _NAMES.key
     """Header whose value keeps requests together; `consistent_hash` and `sticky_keys` go by it."""
-    sequence_header: HeaderName = "x-sequence-id"
+    sequence_header: HeaderName | None = _NAMES.sequence
     """Header with the sequence id of a stateful model; over HTTP nothing else tells."""
-    priority_header: HeaderName = "x-priority"
+    priority_header: HeaderName | None = _NAMES.priority
     """Header with the priority as Triton numbers it: 1 is the highest, 0 the model's default."""
-    deadline_header: HeaderName = "x-deadline-ms"
+    deadline_header: HeaderName | None = _NAMES.deadline
     """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
-    tenant_header: HeaderName = "x-tenant"
+    tenant_header: HeaderName | None = _NAMES.tenant
     """Header with the tenant's name."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
@@ -226,18 +238,26 @@ class DiscoverySection(StrictModel):
         return self
 
 
-class ListenSection(StrictModel):
-    """Where the balancer listens; port 0 takes any free one, with a single process."""
+class AdminSection(StrictModel):
+    """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
 
-    grpc: Address = "127.0.0.1:9002"
-    """Picks (ext_proc), endpoints (ADS), access log and reports. All processes share the port (SO_REUSEPORT), and
-    process i, counted from 0, has its own as well: this port + 1 + i."""
-    admin: Address = "127.0.0.1:8090"
-    """HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port + i."""
+    max_connections: int = Field(default=64, ge=1, le=4096)
+    """Connections at once; for one more, the one that has kept its place longest is cut off."""
+    request_timeout_s: Annotated[float, Field(gt=0, le=300)] = 5.0
+    """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
+    token_file: str | None = None
+    """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
+    answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
+
+    @field_validator("token_file")
+    @classmethod
+    def _absolute(cls, token_file: str | None, info: ValidationInfo) -> str | None:
+        folder: Path = (info.context or {}).get("folder", Path())
+        return None if token_file is None else str(folder / token_file)
 
 
-class TlsSection(StrictModel):
-    """Certificate of a listener, in PEM files."""
+class EnvoyTlsSection(StrictModel):
+    """Certificate of Envoy's listener, in PEM files that Envoy reads."""
 
     cert_file: str
     """Certificate chain of the server."""
@@ -282,20 +302,30 @@ class EnvoySection(StrictModel):
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
     """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
     the model's name out of a message holds the message until it is complete."""
+    request_timeout_s: Positive = _BOOTSTRAP.request_timeout_s
+    """Seconds that a request may take to arrive. An answer that begins before ends the count, so a stream of
+    inferences lives on once it was answered; an inference that is complete may take any time."""
+    max_connections: int = Field(default=_BOOTSTRAP.max_connections, ge=1, lt=2**31)
+    """Connections of clients that Envoy holds; one more is closed at once."""
+    max_heap_bytes: Annotated[ByteSize, Field(ge=2**26)] = ByteSize(_BOOTSTRAP.max_heap_bytes)
+    """Memory at which Envoy is full, in bytes or as text such as `2GiB`; keep it under what its container may use. From
+    90% on it turns new requests away (503, UNAVAILABLE), then resets the streams that hold most."""
     access_log: str | None = None
-    """File, or `/dev/stdout`, for one JSON object a request; null: none."""
+    """File, or `/dev/stdout`, for one JSON object a request; null: none. To rotate a file, move it and POST
+    `/reopen_logs` to Envoy's admin interface."""
     ready_after_listener: bool = False
     """Whether /ready waits until the listener answers too; `balancer up` sets it. Envoy may start after the balancer,
     so picks do not wait for it."""
     node_id: str = _BOOTSTRAP.node_id
     """Tells Envoys apart in the balancer's logs."""
-    balancers: tuple[Address, ...] = ()
-    """The gRPC address of each balancer process as Envoy reaches it, in the order of their numbers; empty: where the
-    processes of `listen.grpc` listen, on the same machine where that says all interfaces."""
-    tls: TlsSection | None = None
+    balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
+    `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
+    `listen.envoy`, on the same machine where that says all interfaces."""
+    tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
-    """TLS towards the balancer; needed exactly where the balancer's `tls` is set."""
+    """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
 
 
 class LogSection(StrictModel):

@@ -5,6 +5,7 @@ As in `config_sections`, the text under a field is its documentation, and defaul
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -111,12 +112,18 @@ class RolloutSection(PolicySection):
     name: PolicyName
     """The new policy, one of `balancer policies`."""
     shares: tuple[Share, ...] = Field(default=_ROLLOUT.shares, min_length=1)
-    """Of the requests that the new policy decides, step by step, ascending; at 1 the rollout is finished: then write
-    the new policy into `policy`, and remove this section."""
+    """Of the requests that the new policy decides, step by step, ascending. At 1 it is watched against the old policy
+    until it has proven itself. Then the rollout is finished: write the new policy into `policy`, and remove this
+    section."""
     step_s: Positive = _ROLLOUT.step_s
-    """Least duration of a step, in seconds."""
+    """Least duration of a step, in seconds. No step is taken while there is evidence against the new policy."""
     min_requests: int = Field(default=_ROLLOUT.min_requests, ge=1)
-    """Requests of the new policy that must have ended before the next step."""
+    """Requests of the new policy, and as many of the old one, that must have ended in a step before the next."""
+    watch_s: Positive = _ROLLOUT.watch_s
+    """The new policy has proven itself when there was no evidence against it for so many seconds at share 1, and"""
+    watch_pairs: int = Field(default=_ROLLOUT.watch_pairs, ge=30)
+    """in so many pairs of windows, one of the new policy and one of the old; `guard.window_s` and what belongs to it
+    say how long and how often. Whatever `guard.enabled` is."""
 
     @field_validator("shares")
     @classmethod
@@ -125,6 +132,10 @@ class RolloutSection(PolicySection):
             raise ValueError("must ascend, such as [0.01, 0.1, 0.5, 1.0]")
         return shares
 
-    def settings(self, margins: Margins) -> RolloutSettings:
-        """What the core is configured with."""
-        return RolloutSettings(self.shares, self.step_s, self.min_requests, margins)
+    def settings(self, guard: GuardSettings) -> RolloutSettings:
+        """What the core is configured with; `guard` as the section guard says, though a rollout always has windows."""
+        if not guard.window_s:
+            guard = dataclasses.replace(
+                guard, window_s=_GUARD.window_s, settle_s=_GUARD.settle_s, window_every_s=_GUARD.window_every_s
+            )
+        return RolloutSettings(self.shares, self.step_s, self.min_requests, self.watch_s, self.watch_pairs, guard)

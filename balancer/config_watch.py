@@ -11,6 +11,11 @@ from typing import Any
 
 from balancer.config import Config, ConfigError, needs_restart, parse
 from balancer.file_watch import versions
+from balancer.off_loop import OffLoop
+from balancer.yaml_document import Problem
+
+_PARSE_LIMIT_S = 60.0
+"""For a file of the largest size, with the profiles and weights that it names."""
 
 
 async def watch(
@@ -20,27 +25,41 @@ async def watch(
     stop: asyncio.Event,
     *,
     running: Config | None = None,
+    overrides: Callable[[Config], Config] = lambda config: config,
 ) -> None:
     """Report every content of the config file at `path` until `stop` is set, on the event loop's thread.
 
     A content that fits goes to `on_change`, also where its effective config is the one in force (a comment edited, a
     bad file put right); one that does not, or a file that cannot be read, goes to `on_error`. What the file says at
     the start is reported only where it is not `running`, so that nothing written between load and watch is lost.
+    `overrides` is called on every config, in a thread: it may validate, and read the files that the config names.
     """
     first = True
+    parser: OffLoop[Config] = OffLoop(_PARSE_LIMIT_S)
     async with contextlib.aclosing(versions(path, stop)) as contents:
         async for content in contents:
             try:
                 if isinstance(content, ConfigError):
                     raise content
-                # In a thread: parsing takes milliseconds, for which requests need not wait.
-                config = await asyncio.to_thread(parse, content, str(path))
+                config = await _parsed(parser, content, path, overrides)
             except ConfigError as error:
                 on_error(error)
             else:
                 if not (first and config == running):
                     on_change(config)
             first = False
+
+
+async def _parsed(parser: OffLoop[Config], content: bytes, path: Path, overrides: Callable[[Config], Config]) -> Config:
+    """The config of a content. Where a file that it names hangs, that is waited for no longer than the limit."""
+    # Off the loop: parsing takes milliseconds, for which requests need not wait.
+    try:
+        return await parser.run(lambda: overrides(parse(content, str(path))))
+    except TimeoutError:
+        message = (
+            f"was not read within {parser.limit_s:g} s; does a file that it names lie on a file system that is gone?"
+        )
+        raise ConfigError([Problem(str(path), None, "", message)]) from None
 
 
 @dataclass(slots=True)

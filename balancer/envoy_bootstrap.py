@@ -10,49 +10,25 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.resources
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import yaml
 
+from balancer.envoy_tls import BalancerTls, ListenerTls, Node, Secrets, balancer_socket, listener_socket
 from balancer.errors import OperatorError
+from balancer.schema import split_address
 
 _FIELDS = "envoy.filters.http.grpc_field_extraction"
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
 """
-_TLS_NAME = "envoy.transport_sockets.tls"
-_TLS_TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3."
-
-Node = dict[str, Any]
-"""A mapping of the bootstrap, as YAML gives it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerTls:
-    """TLS towards clients. Paths are read by Envoy, at its start."""
-
-    certificate: Path
-    """Chain, PEM."""
-    private_key: Path
-    """PEM."""
-    client_ca: Path | None = None
-    """PEM; clients must then show a certificate that it signed (mTLS)."""
-
-
-@dataclass(frozen=True, slots=True)
-class BalancerTls:
-    """TLS towards the balancer, on all of its gRPC services. Paths are read by Envoy, at its start."""
-
-    ca: Path
-    """PEM; what signed the balancer's certificate."""
-    server_name: str
-    """Sent as SNI, and required in the certificate's alternative names."""
-    certificate: Path | None = None
-    """Chain, PEM, that Envoy shows; None: none is shown."""
-    private_key: Path | None = None
-    """PEM; with `certificate`, or neither."""
+_HEAP = "envoy.resource_monitors.fixed_heap"
+_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
+UNIX = "unix:"
+"""How the address of a Unix socket begins; the socket's path follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +44,11 @@ class BootstrapOptions:
     admin_address: str = "127.0.0.1"
     admin_port: int = 9901
     balancers: tuple[str, ...] = ("127.0.0.1:9003",)
-    """`host:port` of each balancer process, in the order of their numbers (`balancer.process` in metadata).
+    """`host:port` or `unix:/path` of each balancer process, in the order of their numbers (`balancer.process` in
+    metadata).
 
-    A name may resolve to several addresses; brackets around IPv6.
+    A name may resolve to several addresses, but beside a Unix socket only IP addresses may stand; brackets around
+    IPv6.
     """
     node_id: str = "gateway"
     """Tells Envoys apart in the balancer's logs."""
@@ -81,7 +59,13 @@ class BootstrapOptions:
     flush_interval_s: float = 0.005
     """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
-    """Largest gRPC message, also the largest request that can be retried; 16 MiB of HTTP/2 window pass in any case."""
+    """Largest gRPC message, also the largest request that can be retried; 2 MiB of HTTP/2 window pass in any case."""
+    request_timeout_s: float = 300.0
+    """How long a request may take to arrive, unless its answer begins before that."""
+    max_connections: int = 10_000
+    """Connections of clients; one more is closed at once."""
+    max_heap_bytes: int = 2 * 2**30
+    """Memory at which Envoy is full; it sheds from 80% of it on."""
     access_log: str = ""
     """File (or /dev/stdout) for one JSON object per request; empty: none."""
     listener_tls: ListenerTls | None = None
@@ -92,7 +76,10 @@ class BootstrapOptions:
             port = getattr(self, name)
             if not 0 <= port <= 65535:
                 raise OperatorError(f"{name}: {port} is no TCP port; give 1 to 65535, or 0 for any free one")
-        for name in ("message_timeout_s", "health_timeout_s", "flush_interval_s", "request_buffer_limit_bytes"):
+        for name in (
+            *("message_timeout_s", "health_timeout_s", "flush_interval_s", "request_timeout_s"),
+            *("request_buffer_limit_bytes", "max_connections", "max_heap_bytes"),
+        ):
             value = getattr(self, name)
             if not value > 0:
                 raise OperatorError(f"{name}: {value} must be greater than 0")
@@ -102,8 +89,10 @@ class BootstrapOptions:
             )
         if not self.balancers:
             raise OperatorError("balancers: empty; give the host:port of at least one balancer process")
-        for balancer in self.balancers:
-            _host_and_port(balancer)
+        try:
+            check_balancers(self.balancers)
+        except ValueError as error:
+            raise OperatorError(f"balancers: {error}") from error
         if self.balancer_tls is not None:
             if bool(self.balancer_tls.certificate) != bool(self.balancer_tls.private_key):
                 raise OperatorError("balancer_tls: certificate and private_key go together; give both or neither")
@@ -117,13 +106,39 @@ def template() -> str:
 
 
 def render(options: BootstrapOptions) -> str:
-    """The bootstrap of `options`, YAML, complete in itself: nothing else is read but the TLS files it names."""
+    """The bootstrap of `options`, YAML, complete in itself: nothing else is read but the TLS files it names.
+
+    Envoy reads those at its start only.
+    """
+    return _rendered(options, Secrets(None))
+
+
+def render_with_secrets(options: BootstrapOptions, folder: Path) -> tuple[str, dict[str, str]]:
+    """The bootstrap of `options`, and the files that it expects in `folder`, text by name.
+
+    Through these Envoy reads certificates anew when their files are replaced. Without TLS there are none.
+    """
+    secrets = Secrets(folder)
+    bootstrap = _rendered(options, secrets)
+    return bootstrap, {name: _dump(content) for name, content in secrets.files.items()}
+
+
+def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     bootstrap = copy.deepcopy(_parsed_template())
     bootstrap["node"]["id"] = options.node_id
     _set_address(bootstrap["admin"], options.admin_address, options.admin_port)
-    _fill_listener(bootstrap["static_resources"]["listeners"][0], options)
-    _fill_clusters(bootstrap["static_resources"]["clusters"], options)
-    return _HEADER + yaml.dump(bootstrap, Dumper=_WithoutAliases, sort_keys=False, width=120)
+    _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
+    _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
+    limits = {
+        monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
+    }
+    limits[_HEAP]["max_heap_size_bytes"] = options.max_heap_bytes
+    limits[_CONNECTIONS]["max_active_downstream_connections"] = options.max_connections
+    return _dump(bootstrap)
+
+
+def _dump(content: Node) -> str:
+    return _HEADER + yaml.dump(content, Dumper=_WithoutAliases, sort_keys=False, width=120)
 
 
 class _WithoutAliases(yaml.SafeDumper):
@@ -138,12 +153,49 @@ def _parsed_template() -> Node:
     return cast(Node, yaml.safe_load(template()))
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise OperatorError(f"balancers: {text!r} is not host:port, for example 10.0.0.7:9000")
-    return host, int(port)
+def check_balancers(balancers: tuple[str, ...]) -> None:
+    """Whether Envoy can reach these addresses.
+
+    Raises:
+        ValueError: it cannot; the message names the address and the remedy.
+    """
+    for balancer in balancers:
+        _address(balancer)
+    _discovery_type(balancers)
+
+
+def _address(balancer: str) -> Node:
+    """Envoy's address of a balancer process."""
+    if balancer.startswith(UNIX):
+        path = balancer.removeprefix(UNIX)
+        if not path.startswith("/"):
+            raise ValueError(f"{balancer!r} has no absolute path; write unix:/run/balancer/0.sock")
+        return {"pipe": {"path": path}}
+    try:
+        host, port = split_address(balancer)
+    except ValueError as error:
+        raise ValueError(f"{balancer!r} is no address; {error}, or unix:/path") from error
+    if port == 0:
+        raise ValueError(f"{balancer!r} has port 0; give the port that the balancer listens on")
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _discovery_type(balancers: tuple[str, ...]) -> str:
+    """How Envoy finds these: it resolves names, or takes Unix sockets, but not both in one cluster."""
+    if not any(balancer.startswith(UNIX) for balancer in balancers):
+        return "STRICT_DNS"
+    for balancer in balancers:
+        if not (balancer.startswith(UNIX) or _is_ip(split_address(balancer)[0])):
+            raise ValueError(f"{balancer!r} is a name, which cannot stand beside a Unix socket; give its IP address")
+    return "STATIC"
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _set_address(holder: Node, address: str, port: int) -> None:
@@ -155,12 +207,13 @@ def _seconds(value: float) -> str:
     return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
 
 
-def _fill_listener(listener: Node, options: BootstrapOptions) -> None:
+def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) -> None:
     _set_address(listener, options.listener_address, options.listener_port)
     chain = listener["filter_chains"][0]
     if options.listener_tls is not None:
-        chain["transport_socket"] = _listener_tls(options.listener_tls)
+        chain["transport_socket"] = listener_socket(options.listener_tls, secrets)
     manager = chain["filters"][0]["typed_config"]
+    manager["request_timeout"] = _seconds(options.request_timeout_s)
     (first_logger,) = manager["access_log"]
     first_logger["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(options.flush_interval_s)
     manager["access_log"] = [_outcome_logger(first_logger, process) for process in range(len(options.balancers))]
@@ -190,6 +243,7 @@ def _json_logger(path: str) -> Node:
                 "json_format": {
                     "time": "%START_TIME%",
                     "request_id": "%REQ(X-REQUEST-ID)%",
+                    "gateway_request_id": "%REQ(X-GATEWAY-REQUEST-ID)%",
                     "triton_request_id": f"%CEL(metadata.filter_metadata['{_FIELDS}']['id'][0])%",
                     "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
                     "method": "%REQ(:METHOD)%",
@@ -199,8 +253,13 @@ def _json_logger(path: str) -> Node:
                     "flags": "%RESPONSE_FLAGS%",
                     "details": "%RESPONSE_CODE_DETAILS%",
                     "duration_ms": "%DURATION%",
+                    "received_ms": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:ms)%",
+                    "pick_us": "%FILTER_STATE(envoy.filters.http.ext_proc:FIELD:request_header_latency_us)%",
+                    "worker_first_byte_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%",
+                    "worker_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_END:ms)%",
                     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
                     "picked": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%",
+                    "worker": "%UPSTREAM_HOST_NAME_WITHOUT_PORT%",
                     "served": "%UPSTREAM_HOST%",
                     "request_bytes": "%BYTES_RECEIVED%",
                     "response_bytes": "%BYTES_SENT%",
@@ -210,7 +269,7 @@ def _json_logger(path: str) -> Node:
     }
 
 
-def _fill_clusters(clusters: list[Node], options: BootstrapOptions) -> None:
+def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Secrets) -> None:
     everyone = next(cluster for cluster in clusters if cluster["name"] == "balancer")
     one = next(cluster for cluster in clusters if cluster["name"] == "balancer_0")
     clusters.remove(one)
@@ -224,50 +283,11 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions) -> None:
         ours.append(cluster)
     if options.balancer_tls is not None:
         for cluster in ours:
-            cluster["transport_socket"] = _balancer_tls(options.balancer_tls)
+            cluster["transport_socket"] = balancer_socket(options.balancer_tls, secrets)
 
 
 def _set_endpoints(cluster: Node, name: str, balancers: tuple[str, ...]) -> None:
     cluster["name"] = name
-    endpoints = []
-    for balancer in balancers:
-        host, port = _host_and_port(balancer)
-        endpoints.append({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
+    cluster["type"] = _discovery_type(balancers)
+    endpoints = [{"endpoint": {"address": _address(balancer)}} for balancer in balancers]
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
-
-
-def _listener_tls(tls: ListenerTls) -> Node:
-    context: Node = {
-        "tls_certificates": [_certificate(tls.certificate, tls.private_key)],
-        "alpn_protocols": ["h2", "http/1.1"],
-    }
-    socket: Node = {"@type": f"{_TLS_TYPE}DownstreamTlsContext", "common_tls_context": context}
-    if tls.client_ca is not None:
-        context["validation_context"] = {"trusted_ca": {"filename": str(tls.client_ca)}}
-        socket["require_client_certificate"] = True
-    return {"name": _TLS_NAME, "typed_config": socket}
-
-
-def _balancer_tls(tls: BalancerTls) -> Node:
-    context: Node = {
-        "validation_context": {
-            "trusted_ca": {"filename": str(tls.ca)},
-            "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}],
-        },
-        # gRPC servers insist on it.
-        "alpn_protocols": ["h2"],
-    }
-    if tls.certificate is not None and tls.private_key is not None:
-        context["tls_certificates"] = [_certificate(tls.certificate, tls.private_key)]
-    return {
-        "name": _TLS_NAME,
-        "typed_config": {
-            "@type": f"{_TLS_TYPE}UpstreamTlsContext",
-            "sni": tls.server_name,
-            "common_tls_context": context,
-        },
-    }
-
-
-def _certificate(chain: Path, key: Path) -> Node:
-    return {"certificate_chain": {"filename": str(chain)}, "private_key": {"filename": str(key)}}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import watchfiles
 
-from balancer.yaml_document import ConfigError, read_file
+from balancer.off_loop import OffLoop
+from balancer.yaml_document import ConfigError, Problem, read_file
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ _DEBOUNCE_MS = 50
 _SETTLE_S = 0.03
 """A content is believed when it reads the same twice this far apart: writers truncate first."""
 _MAX_SETTLES = 20
+READ_LIMIT_S = 5.0
+"""A read that takes longer, as on a network file system that is gone, is told once; nothing else waits for it."""
 _POLL_S = 1.0
 """Bind mounts and network file systems may not notify, so the file is read this often anyway."""
 
@@ -33,32 +36,40 @@ async def versions(path: Path, stop: asyncio.Event) -> AsyncGenerator[bytes | Co
     a complete file over the old one is always seen whole.
     """
     last: bytes | str | None = None
+    reader: OffLoop[bytes | ConfigError] = OffLoop(READ_LIMIT_S)
     async with contextlib.aclosing(_wakes(path.parent, stop)) as wakes:
         async for _ in wakes:
-            content = await _settled(path)
+            content = await _settled(path, reader)
             seen = _comparable(content)
             if seen != last:
                 last = seen
                 yield content
 
 
-async def _settled(path: Path) -> bytes | ConfigError:
+async def _settled(path: Path, reader: OffLoop[bytes | ConfigError]) -> bytes | ConfigError:
     """The content of `path` once it has stopped changing, or why it cannot be read."""
-    content = _read(path)
+    content = await _read(path, reader)
     for _ in range(_MAX_SETTLES):
         await asyncio.sleep(_SETTLE_S)
-        again = _read(path)
+        again = await _read(path, reader)
         if _comparable(again) == _comparable(content):
             break
         content = again
     return content
 
 
-def _read(path: Path) -> bytes | ConfigError:
+async def _read(path: Path, reader: OffLoop[bytes | ConfigError]) -> bytes | ConfigError:
+    def read() -> bytes | ConfigError:
+        try:
+            return read_file(path)
+        except ConfigError as error:
+            return error
+
     try:
-        return read_file(path)
-    except ConfigError as error:
-        return error
+        return await reader.run(read)
+    except TimeoutError:
+        message = f"was not read within {reader.limit_s:g} s; is the file system that it is on still there?"
+        return ConfigError([Problem(str(path), None, "", message)])
 
 
 def _comparable(content: bytes | ConfigError) -> bytes | str:

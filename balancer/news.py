@@ -32,7 +32,7 @@ class News:
             logger.info("guard: policy back in service, no cause seen for the quiet period", extra=extra)
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
-        """One line at each step, at the end and at the return."""
+        """One line at each step, one that is held, the watch, the end and the return."""
         extra = {"policy": policy, "share": change.share}
         if change.finding is not None:
             self._metrics.rollout_returns.labels(policy, change.finding.reason).inc()
@@ -41,8 +41,15 @@ class News:
                 change.finding.words,
                 extra=extra | {"reason": change.finding.reason},
             )
+        elif change.held is not None:
+            level = logging.WARNING if change.held.reason == "evidence" else logging.INFO
+            extra |= {"reason": change.held.reason}
+            logger.log(level, "rollout: step held: %s", change.held.words, extra=extra)
+        elif change.state == "watched":
+            logger.info("rollout: the new policy decides all, watched against the old one in windows", extra=extra)
         elif change.state == "finished":
-            logger.info("rollout: finished; write the new policy into policy, and remove rollout", extra=extra)
+            words = "the new policy has proven itself; write it into policy, and remove rollout"
+            logger.info("rollout: finished, %s", words, extra=extra)
         else:
             logger.info("rollout: next step", extra=extra)
 

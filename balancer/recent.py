@@ -21,6 +21,7 @@ class Summary:
     """NaN where nothing was measured."""
     p99_s: float
     errors: int
+    """Inferences that a worker or the gateway failed."""
     picked: int
     """Of the requests in the window, those whose worker this process picked."""
     without_pick: int
@@ -28,14 +29,17 @@ class Summary:
 
 
 class Recent:
-    """A sliding window over outcomes."""
+    """A sliding window over the outcomes of inferences; probes and questions about models are no traffic."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
         self._outcomes: deque[tuple[float, float, bool, bool]] = deque(maxlen=_MOST)
 
     def add(self, now_s: float, latency_s: float | None, ok: bool, picked: bool) -> None:
-        """Take in one outcome; without a latency it counts towards rate and errors alone."""
+        """Take in the outcome of one inference; without a latency it counts towards rate and errors alone.
+
+        `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
+        """
         self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok, picked))
 
     def summary(self, now_s: float) -> Summary:

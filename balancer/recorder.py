@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import Router
 from balancer.decision_log.recording import Recording
-from balancer.frontends.access_log import NOT_PICKED, REFUSED, Outcome, worker_fault
+from balancer.frontends.access_log import NOT_PICKED, Outcome, verdict_of
 from balancer.frontends.pick.kserve import Call, Kind
 from balancer.frontends.pick.picker import Pick, Picker
 from balancer.frontends.pick.service import Served
+from balancer.frontends.verdict import verdict
 from balancer.logs import DecisionLines, Reason
 from balancer.metrics import Metrics
+from balancer.mistakes import Mistakes
 from balancer.recent import Recent
 
 logger = logging.getLogger(__name__)
@@ -41,9 +45,10 @@ class Recorder:
         self._metrics = metrics
         self._clock = clock
         self._process = process
+        self.mistakes = Mistakes(metrics.handler_errors, clock)
         self._failures = 0
         self._unheard: dict[str, int] = {}
-        """Decision numbers by request id, oldest first."""
+        """Decision numbers by the gateway's own id of the request, oldest first."""
         self.decision_lines = DecisionLines(0.0)
         self._recording: Recording | None = None
         self.recent = Recent()
@@ -59,21 +64,36 @@ class Recorder:
         decision = pick.decision
         if decision is not None:
             metrics.decisions_of(decision.policy).inc()
-            self._remember(call.request_id, decision.number)
+            if call.gateway_id:
+                self._remember(call.gateway_id, decision.number)
             if self._recording is not None and call.kind in _QUESTIONS:
                 self._recording.no_inference(decision.number)
         else:
             metrics.refusals.labels(_REASONS[type(pick.error)] if pick.error else "per_server").inc()
-        if self.decision_lines.wants(decision.number if decision else 0):
+        # A refusal has a number of its own only where a policy was asked: the router's next one serves as well.
+        if self.decision_lines.wants(decision.number if decision else self._router.next_number):
             self._log(call, pick)
         failures = self._router.failures.total()
         if failures != self._failures:
             self._failures = failures
             logger.error("policy gave no valid answer, another stood in: %s", self._router.last_failure)
 
-    def _remember(self, request_id: str, number: int) -> None:
+    def refused(self, error: OutOfBoundsError) -> None:
+        """Count a request that was out of bounds."""
+        self._metrics.refused_inputs.labels("request", error.field).inc()
+        self._metrics.refusals.labels("invalid").inc()
+
+    def out_of_bounds(self, field: str) -> None:
+        """Count a value of an outcome that was out of bounds."""
+        self._metrics.refused_inputs.labels("outcome", field).inc()
+
+    def mistaken(self, error: Exception) -> None:
+        """Count a mistake of ours, which cost one request its answer, or one outcome."""
+        self.mistakes.caught("pick", error)
+
+    def _remember(self, gateway_id: str, number: int) -> None:
         """Keep a pick until its outcome is heard: Envoy may tell of it under the request's id alone."""
-        self._unheard[request_id] = number
+        self._unheard[gateway_id] = number
         if len(self._unheard) > _MOST_UNHEARD:
             del self._unheard[next(iter(self._unheard))]
 
@@ -95,70 +115,74 @@ class Recorder:
         """Envoy says how requests ended."""
         now_s = self._clock()
         for outcome in outcomes:
-            self._outcome(outcome, now_s)
+            try:
+                self._outcome(outcome, now_s)
+            except Exception as error:  # one that cannot be counted must not keep the others from it
+                self.mistakes.caught("outcome", error)
 
     def _outcome(self, outcome: Outcome, now_s: float) -> None:
-        method = outcome.path.partition("?")[0]
-        fault = worker_fault(outcome)
-        worker = self._picker.endpoints.name(outcome.upstream)
         grpc = outcome.grpc_status >= 0
         status = f"grpc_{outcome.grpc_status}" if grpc else f"http_{outcome.http_status}"
-        inference = method.endswith(_INFERENCE)
+        inference = outcome.path.partition("?")[0].endswith(_INFERENCE)
         number = outcome.number
-        dropped = self._unheard.pop(outcome.request_id, None)
+        dropped = self._unheard.pop(outcome.gateway_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
             self._observe(Withdrawn(dropped), now_s)
         if not outcome.upstream:
-            self._unserved(outcome, status, now_s)
+            self._unserved(outcome, status, inference, now_s)
             return
         if number == NOT_PICKED and self._process != FIRST_PROCESS:
             # All processes hear of what none picked for, so that the one whose pick was dropped does. One counts it.
             return
-        self._finish(
-            Finished(number, worker, outcome.latency_s if inference else None, not fault),
-            outcome.model,
-            status,
-            now_s,
-        )
+        ok, void = verdict_of(outcome)
+        measured = inference and math.isfinite(outcome.latency_s)
+        worker = self._picker.endpoints.name(outcome.upstream)
+        latency_s = outcome.latency_s if measured else None
+        self._finish(Finished(number, worker, latency_s, ok, void), outcome.model, status, inference, now_s)
         if number == NOT_PICKED:
             self._metrics.fallbacks.labels("no_pick").inc()
         elif outcome.attempts > 1:
             self._metrics.fallbacks.labels("retried").inc()
 
-    def _unserved(self, outcome: Outcome, status: str, now_s: float) -> None:
+    def _unserved(self, outcome: Outcome, status: str, inference: bool, now_s: float) -> None:
         """A request that no worker got: it was refused, its client left, or Envoy knew of no worker."""
         if outcome.number >= 0:
             self._observe(Withdrawn(outcome.number), now_s)
         elif outcome.number == NOT_PICKED and self._process != FIRST_PROCESS:
             return
-        if outcome.number != REFUSED and outcome.http_status:
+        ok, void = verdict(outcome.grpc_status, outcome.http_status)
+        if inference and not ok and not void:
             self.recent.add(now_s, None, False, outcome.number >= 0)
         self._metrics.requests_of(self._metrics.model_label(outcome.model), "", status).inc()
 
     def served(self, call: Call, served: Served) -> None:
         """A gateway without our access log says how a request ended."""
         decision = served.decision
-        self._unheard.pop(call.request_id, None)
+        self._unheard.pop(call.gateway_id, None)
         worker = self._picker.endpoints.name(served.endpoint) if served.endpoint else decision.worker
         measured = call.kind is Kind.INFERENCE
-        ok = 0 < served.status < 500
-        finished = Finished(decision.number, worker, served.latency_s if measured else None, ok)
-        self._finish(finished, call.request.model, f"http_{served.status}", self._clock())
+        ok, void = verdict(served.grpc_status, served.status)
+        grpc = served.grpc_status >= 0
+        status = f"grpc_{served.grpc_status}" if grpc else f"http_{served.status}"
+        inference = call.kind not in _QUESTIONS
+        finished = Finished(decision.number, worker, served.latency_s if measured else None, ok, void)
+        self._finish(finished, call.request.model, status, inference, self._clock())
 
     def _observe(self, event: Finished | Withdrawn, now_s: float) -> None:
         self._router.observe(event, now_s)
         if self._recording is not None:
             self._recording.ended(event, now_s)
 
-    def _finish(self, finished: Finished, model: str, status: str, now_s: float) -> None:
+    def _finish(self, finished: Finished, model: str, status: str, inference: bool, now_s: float) -> None:
         metrics = self._metrics
         label = metrics.model_label(model)
+        fault = not finished.ok and not finished.void
         self._observe(finished, now_s)
-        self.recent.add(now_s, finished.latency_s, finished.ok, finished.number >= 0)
+        if inference:
+            self.recent.add(now_s, finished.latency_s if finished.ok else None, not fault, finished.number >= 0)
         metrics.requests_of(label, finished.worker, status).inc()
-        if not finished.ok:
-            metrics.errors.labels(label, finished.worker).inc()
+        if fault:
+            metrics.errors_of(label, finished.worker).inc()
         if finished.latency_s is not None and finished.ok and finished.worker:
-            metrics.model_latency_of(label).observe(finished.latency_s)
-            metrics.worker_latency_of(finished.worker).observe(finished.latency_s)
+            metrics.latency_of(label, finished.worker).observe(finished.latency_s)

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticCustomError
@@ -25,6 +25,9 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    short_for: ClassVar[str] = ""
+    """The field that a text in the section's place stands for; empty: a section is a mapping."""
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -94,10 +97,28 @@ def validate(model: type[ModelT], document: Document) -> ModelT:
     try:
         # Through JSON, because a strict model takes a list for a tuple from JSON only.
         context = {"folder": pathlib.Path(document.source).resolve().parent}
-        return model.model_validate_json(json.dumps(document.data), context=context)
+        return model.model_validate_json(json.dumps(_spelled_out(model, document.data)), context=context)
     except ValidationError as error:
         problems = _problems(error.errors(include_url=False), model, (), document)
         raise ConfigError(problems) from error
+
+
+def _spelled_out(model: type[BaseModel], value: Any) -> Any:
+    """The value of a section with every text that is short for a section in its long form.
+
+    Not a validator: pydantic hands those plain data, after which a strict model takes no list for a tuple.
+    """
+    short_for = model.short_for if issubclass(model, StrictModel) else ""
+    if short_for and isinstance(value, str):
+        return {short_for: value}
+    if not isinstance(value, Mapping):
+        return value
+    found = dict(value)
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if name in found and isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = _spelled_out(kind, found[name])
+    return found
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
-import multiprocessing
 import os
 import signal
-import threading
-import time
-from collections.abc import Mapping
-from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from balancer import exposure
 from balancer.app import App
 from balancer.config import Config, from_mapping, load
 from balancer.logs import configure
+from balancer.supervisor import Supervisor
 from balancer.yaml_document import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
 
-_RESTART_S = 1.0
-"""Between the death of a process and its replacement: a process that cannot start must not spin."""
 _PARENT_CHECK_S = 0.5
 
 
@@ -73,24 +69,35 @@ def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the config does not fit.
         AddressInUseError: a port is taken.
+        OperatorError: a process ended before it served; the message is its own.
     """
     overrides = Overrides(values)
     config = overrides(load(config_path) if config_path else Config())
-    if config.processes == 1:
-        _run(config_path, overrides, config, 0)
-        return
-    _supervise(config_path, overrides, config)
-
-
-def _run(config_path: Path | None, overrides: Overrides, config: Config, process: int) -> None:
     configure(config.log)
-    app = App(config, config_path, process, overrides)
-    # What the start made stays for good; a full collection that looked through it would hold requests for over 10 ms.
-    gc.collect()
-    gc.freeze()
+    for warning in exposure.warnings(config):
+        logger.warning("%s", warning)
+    if config.processes == 1:
+        _run(config_path, overrides, config)
+    else:
+        Supervisor(config.processes, functools.partial(_run, config_path, overrides, config)).run()
+
+
+def _run(
+    config_path: Path | None,
+    overrides: Overrides,
+    config: Config,
+    process: int = 0,
+    serving: Callable[[], None] = lambda: None,
+) -> None:
+    configure(config.log)
     parent = os.getppid() if process or config.processes > 1 else None
 
     async def main() -> None:
+        app = App(config, config_path, process, overrides, serving)
+        # What the start made stays for good; a full collection that looked through it would hold requests for over
+        # 10 ms.
+        gc.collect()
+        gc.freeze()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,41 +115,3 @@ async def _stop_with_parent(parent: int, stop: asyncio.Event) -> None:
     while os.getppid() == parent:
         await asyncio.sleep(_PARENT_CHECK_S)
     stop.set()
-
-
-def _supervise(config_path: Path | None, overrides: Overrides, config: Config) -> None:
-    """Keep `config.processes` processes running until told to stop."""
-    configure(config.log)
-    context = multiprocessing.get_context("spawn")
-    stop = threading.Event()
-    wake_read, wake_write = os.pipe()
-
-    def on_signal(number: int, _: object) -> None:
-        stop.set()
-        os.write(wake_write, b"x")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-
-    def start(process: int) -> SpawnProcess:
-        child = context.Process(target=_run, args=(config_path, overrides, config, process), daemon=True)
-        child.start()
-        return child
-
-    children = {process: start(process) for process in range(config.processes)}
-    while not stop.is_set():
-        connection.wait([*(child.sentinel for child in children.values()), wake_read])
-        if stop.is_set():
-            break
-        time.sleep(_RESTART_S)
-        for process, child in children.items():
-            if not child.is_alive():
-                died = {"process_number": process, "exit_status": child.exitcode}
-                logger.error("process died, starting another", extra=died)
-                children[process] = start(process)
-    for child in children.values():
-        child.terminate()
-    for child in children.values():
-        child.join(timeout=5)
-        if child.is_alive():
-            child.kill()

@@ -15,12 +15,15 @@ from typing import Any
 import yaml
 
 from balancer.errors import OperatorError
+from balancer.regular_file import UnreadableError, read_regular
 
 Path = tuple[str | int, ...]
 """Where in a document: keys and list positions from the top."""
 
 _MAX_NODES = 200_000
 """Aliases of aliases grow exponentially; ten thousand workers need less than this."""
+_MAX_DEPTH = 100
+"""Of lists and mappings in each other. libyaml's composer recurses in C: without a bound, depth ends the process."""
 
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
 _MAP_TAG = "tag:yaml.org,2002:map"
@@ -75,7 +78,11 @@ class Document:
         return Problem(self.source, line, name or dotted(path), message)
 
 
-class _Loader(yaml.SafeLoader):
+# libyaml where PyYAML has it: pure Python takes half a minute for 10 MB.
+_BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_BaseLoader):  # type: ignore[misc]  # one of two classes, by what is installed
     """SafeLoader with the resolvers of `_resolvers`."""
 
 
@@ -158,6 +165,26 @@ class _Reader:
         return mapping
 
 
+def _check_size(text: str, source: str) -> None:
+    """Refuse what is too deep or has too many values before any of it is made."""
+    events = _Loader(text)
+    depth = nodes = 0
+    while (event := events.get_event()) is not None:
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        nodes += isinstance(event, yaml.NodeEvent)
+        line = event.start_mark.line + 1
+        if depth > _MAX_DEPTH:
+            message = f"nested too deeply, in more than {_MAX_DEPTH} lists and mappings; no field needs that"
+            raise ConfigError([Problem(source, line, "", message)])
+        if nodes > 2 * _MAX_NODES:  # a key and its value are a node each
+            raise ConfigError([Problem(source, line, "", f"more than {_MAX_NODES} values; write fewer")])
+        if isinstance(event, yaml.StreamEndEvent):
+            return
+
+
 def _text(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
@@ -171,13 +198,12 @@ def read_file(path: pathlib.Path) -> bytes:
     """The content of a file.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, is no regular file, or is too long.
     """
     try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}; put the file there or name another"
-        raise ConfigError([Problem(str(path), None, "", message)]) from error
+        return read_regular(path)
+    except UnreadableError as error:
+        raise ConfigError([Problem(str(path), None, "", str(error))]) from error
 
 
 def read_document(content: bytes | str, source: str) -> Document:
@@ -187,7 +213,9 @@ def read_document(content: bytes | str, source: str) -> Document:
         ConfigError: not UTF-8, empty, not YAML, several documents, a duplicate key, or the top is no mapping.
     """
     try:
-        loader = _Loader(content if isinstance(content, str) else _text(content, source))
+        text = content if isinstance(content, str) else _text(content, source)
+        _check_size(text, source)
+        loader = _Loader(text)
         node = loader.get_single_node()
         reader = _Reader(loader, source)
         data = None if node is None else reader.value(node, ())

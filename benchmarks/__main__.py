@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, swap
+from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, scrape, swap
 from benchmarks.client import find_h2load
 from benchmarks.results import Section, aims_table
 from benchmarks.stack import Bench, bench
@@ -23,6 +23,7 @@ from benchmarks.stack import Bench, bench
 WITHOUT_STACK: dict[str, Callable[[bool], Section]] = {
     "decisions": lambda quick: decisions.measure(300 if quick else 2000),
     "reports": report_cost.measure,
+    "scrape": scrape.measure,
     "engine": engine.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {

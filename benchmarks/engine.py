@@ -24,7 +24,7 @@ COMPILED = {
     "round_robin": (picks.ROUND_ROBIN, (0.0, 0.0)),
     "random": (picks.RANDOM, (0.0, 0.0)),
     "least_requests": (picks.LEAST_REQUESTS, (0.0, 0.0)),
-    "wlpr": (picks.WLPR, (0.0, 0.0)),
+    "wlpr": (picks.WLPR, (1.0, 0.0)),
     "expected_latency": (picks.EXPECTED_LATENCY, (0.02, 1.0)),
 }
 """Policies that the engine decides as itself, with their options' defaults."""

@@ -14,7 +14,7 @@ import aiohttp
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.stack.child import Child
-from balancer.stack.ports import free_ports
+from balancer.stack.ports import free_port_range, free_ports
 from balancer.yaml_document import dump
 from benchmarks import reports
 from benchmarks.results import Section, Table
@@ -46,14 +46,18 @@ async def measure(bench: Bench) -> Section:
 async def _balancer_bytes(directory: Path, workers: int) -> int:
     """Of `balancer serve` once every worker of a fleet has reported."""
     directory.mkdir()
-    grpc_port, admin_port = free_ports(2)
+    reports_port, admin_port = free_ports(2)
     specs = tuple(
         WorkerSpec(name=f"worker-{n}", address="127.0.0.1", grpc_port=1 + 2 * n, http_port=2 + 2 * n)
         for n in range(workers)
     )
     (directory / "workers.yaml").write_text(dump_workers(specs))
     config = {
-        "listen": {"grpc": f"127.0.0.1:{grpc_port}", "admin": f"127.0.0.1:{admin_port}"},
+        "listen": {
+            "envoy": f"127.0.0.1:{free_port_range(2)}",
+            "reports": f"127.0.0.1:{reports_port}",
+            "admin": f"127.0.0.1:{admin_port}",
+        },
         "discovery": {"file": "workers.yaml"},
     }
     (directory / "balancer.yaml").write_text(dump(config))
@@ -66,7 +70,7 @@ async def _balancer_bytes(directory: Path, workers: int) -> int:
         sender = await asyncio.create_subprocess_exec(
             sys.executable,
             reports.__file__,
-            *("--send-to", f"127.0.0.1:{grpc_port}"),
+            *("--send-to", f"127.0.0.1:{reports_port}"),
             *("--workers", str(workers)),
             *("--pause", "0.5"),
         )

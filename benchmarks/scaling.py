@@ -85,7 +85,7 @@ async def _through_envoy(gateway: Gateway, body: Path, seconds: float) -> tuple[
 
 async def _direct(gateway: Gateway, body: Path, seconds: float) -> tuple[float, float]:
     """A client for each process, so that both get the same."""
-    addresses = [gateway.config.own_grpc_address(process) for process in range(gateway.processes)]
+    addresses = [gateway.config.own_envoy_address(process) for process in range(gateway.processes)]
     clients = _CLIENTS // len(addresses)
     meter = CpuMeter({"python": [gateway.balancer.process.pid]})
     answers = await asyncio.gather(*(load(each, body, seconds, clients, 2, _PATH) for each in addresses))

@@ -17,6 +17,7 @@ from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.envoy_bootstrap import BootstrapOptions, render
 from balancer.errors import OperatorError
+from balancer.exposition import PERIOD_S
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -93,7 +94,8 @@ class Gateway:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses: dict[str, Any] = {
             "listen": {
-                "grpc": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
                 "admin": f"127.0.0.1:{free_port_range(self.processes)}",
             },
             "envoy": {
@@ -109,7 +111,7 @@ class Gateway:
         self.config = load(self.config_path)
         self._envoy = self._new_envoy()
         await self.start_balancer()
-        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        balancers = [self.config.reports_address(process) for process in range(self.processes)]
         self.agents = [self._agent(triton, balancers) for triton in self.tritons.servers]
         await asyncio.gather(self.envoy.start(), *(agent.start() for agent in self.agents))
         await self.envoy.wait_ready(_READY_S)
@@ -140,6 +142,8 @@ class Gateway:
     async def picks(self) -> int:
         """Requests that the balancer picked a worker for so far."""
         total = 0.0
+        # The text is made once a second, so what is served may be as old.
+        await asyncio.sleep(PERIOD_S)
         async with aiohttp.ClientSession() as session:
             for process in range(self.processes):
                 async with session.get(f"http://{self.config.admin_address(process)}/metrics") as response:
@@ -183,6 +187,8 @@ class Gateway:
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+            *("--triton-http", triton.http_endpoint),
+            *("--control", ""),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
         ]
         return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")

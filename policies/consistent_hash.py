@@ -16,8 +16,9 @@ class ConsistentHash(Policy):
     """The worker that wins the request's key, unless it is too busy; then the key's next.
 
     All balancers agree without talking, a worker that comes or goes moves only its own share of the keys, and no worker
-    holds more than `balance_factor` times its weighted share of the load (rounded up to a whole request). A request
-    without a key is hashed by its number, which spreads but sticks to nothing.
+    holds more than `balance_factor` times its weighted share of the load (rounded up to a whole request), but for the
+    first `floor` requests: few are no imbalance, and keys stay where they are at low load. A request without a key is
+    hashed by its number, which spreads but sticks to nothing; it has no reason to wait, and goes without the floor.
     """
 
     name: ClassVar[str] = "consistent_hash"
@@ -35,7 +36,7 @@ class ConsistentHash(Policy):
         "pending", "What is bounded: pending (all balancers' requests, from reports) or in_flight (own, exact)"
     )
     floor: float = option(
-        0.0, "Requests that a worker may hold whatever the others' load: few requests alone are no imbalance", ge=0.0
+        8.0, "Requests that a worker may hold whatever the others' load, so that keys stay at low load", ge=0.0
     )
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
@@ -52,4 +53,7 @@ class ConsistentHash(Policy):
         total_load = np.add.reduce(load, axis=-1, keepdims=True) + 1.0
         share = self.balance_factor * total_load / np.where(total_weight > 0.0, total_weight, 1.0)
         # Somebody has room: if all were at their bounds, the loads would sum to more than they do.
-        return least(cost, (load < np.maximum(np.ceil(share * weight), self.floor)) & eligible)
+        most = np.ceil(share * weight)
+        if request.key is not None:
+            most = np.maximum(most, self.floor)
+        return least(cost, (load < most) & eligible)

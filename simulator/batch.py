@@ -172,7 +172,10 @@ class Batch:
         keyed = np.asarray(request.key) != 0
         with_key = dataclasses.replace(request, key=np.where(keyed, request.key, request.number))
         if policy.needs_key:
-            return policy.probabilities(with_key, view)
+            answer = policy.probabilities(with_key, view)
+            if keyed.all():
+                return answer
+            return np.where(keyed, answer, policy.probabilities(dataclasses.replace(request, key=None), view))
         answer = policy.probabilities(request, view)
         if not self.sticky(policy):
             return answer

@@ -12,34 +12,58 @@ import uvloop
 from balancer.config_sections import LogSection
 from balancer.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
+from balancer.telemetry.control import MAX_TIMEOUT_S, default_path
+from balancer.telemetry.control import drain as ask_to_drain
 from balancer.telemetry.streams import BalancerTls
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9003",))
+_DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))
 
 _EPILOG = """\b
 Examples:
-  balancer agent --worker triton-0 --balancer 10.0.0.5:9003
-  balancer agent --worker "$POD_NAME" --balancer balancer-headless:9003 --report-hz 100
+  balancer agent --worker triton-0 --balancer 10.0.0.5:9102
+  balancer agent --worker "$POD_NAME" --balancer balancer-headless:9102 --report-hz 100
+  balancer agent drain --timeout 60     a pre-stop hook: nothing new, and wait for what there is
 
-A balancer of several processes has a port for each, listen.grpc + 1 and up: name them all. A name that stands for
+A balancer of several processes has a port for each, listen.reports and up: name them all. A name that stands for
 several addresses, as that of a headless service does, stands for all of them. Neither a missing Triton nor a missing
 balancer ends the agent. Ctrl-C or SIGTERM does.
 """
+_DRAIN_EPILOG = """\b
+Example, of a pod's container:
+  lifecycle: {preStop: {exec: {command: [balancer, agent, drain, --timeout, "60"]}}}
+
+The worker drains until its Triton, or the agent, starts anew.
+"""
 
 
-@click.command(epilog=_EPILOG)
-@click.option("--worker", metavar="NAME", required=True, help="This worker's name, as discovery lists it.")
+_control = click.option(
+    "--control",
+    metavar="PATH",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=default_path,
+    help=f"Socket for `balancer agent drain`, for this user only; empty: none [default: {default_path()}].",
+)
+
+
+@click.group(epilog=_EPILOG, invoke_without_command=True, subcommand_metavar="[drain]")
+@click.option("--worker", metavar="NAME", help="This worker's name, as discovery lists it.  [required]")
 @click.option(
     "--balancer",
     "balancers",
-    metavar="HOST:PORT",
-    required=True,
+    metavar="ADDRESS",
     multiple=True,
-    help="Where a balancer takes reports; repeat for several.",
+    help="Where a balancer takes reports: host:port or unix:/path; repeat for several.  [required]",
 )
 @click.option("--triton-grpc", metavar="HOST:PORT", default=_DEFAULTS.triton_grpc, show_default=True)
 @click.option("--triton-metrics", metavar="HOST:PORT", default=_DEFAULTS.triton_metrics, show_default=True)
+@click.option(
+    "--triton-http",
+    metavar="HOST:PORT",
+    default=_DEFAULTS.triton_http,
+    show_default=True,
+    help="Closes first when Triton stops, so it is watched; empty: a stop is noticed later.",
+)
 @click.option(
     "--report-hz",
     type=click.FloatRange(MIN_REPORT_HZ, MAX_REPORT_HZ),
@@ -53,14 +77,18 @@ balancer ends the agent. Ctrl-C or SIGTERM does.
 @click.option("--tls-name", metavar="NAME", help="Name in the balancers' certificates; with --tls-ca.")
 @click.option("--tls-cert", type=_FILE, help="Certificate to show, where the balancers ask for one.")
 @click.option("--tls-key", type=_FILE, help="Its private key.")
+@_control
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
+@click.pass_context
 def agent(
-    worker: str,
+    context: click.Context,
+    worker: str | None,
     balancers: tuple[str, ...],
     triton_grpc: str,
     triton_metrics: str,
+    triton_http: str,
     report_hz: float,
     device: str,
     memory_bytes: int,
@@ -68,24 +96,52 @@ def agent(
     tls_name: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    control: Path,
     log_level: str,
 ) -> None:
     """Read the Triton beside it 20 to 100 times a second, and report to every balancer.
 
     Reports say what is ready, queued and executing, how long batches take, and how the device fares.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if worker is None or not balancers:
+        raise click.UsageError("give --worker and --balancer: on whom to report, and to whom")
     options = AgentOptions(
         worker=worker,
         balancers=balancers,
         triton_grpc=triton_grpc,
         triton_metrics=triton_metrics,
+        triton_http=triton_http,
         report_hz=report_hz,
         device=device,
         memory_bytes=memory_bytes,
         tls=_tls(tls_ca, tls_name, tls_cert, tls_key),
+        control=control if control.name else None,
     )
     configure(LogSection.model_validate({"level": log_level}))
     uvloop.run(_run(options))
+
+
+@agent.command(epilog=_DRAIN_EPILOG)
+@_control
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, MAX_TIMEOUT_S),
+    default=30.0,
+    show_default=True,
+    help="Give up after that.",
+)
+def drain(control: Path, timeout_s: float) -> None:
+    """Before a Triton stops: have its agent tell the balancers, and wait until nothing is left to do.
+
+    Ends with 0 once every connected balancer has acknowledged that this worker gets nothing new, and Triton is idle.
+    Else with 1, and says why.
+    """
+    if why := asyncio.run(ask_to_drain(control, timeout_s)):
+        raise click.ClickException(why)
 
 
 def _tls(ca: Path | None, name: str | None, certificate: Path | None, key: Path | None) -> BalancerTls | None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from balancer import config as configs
+from balancer import exposure
 from balancer.discovery.file import load_workers
+from balancer.preflight import check_files
 
 _EPILOG = """\b
 Examples:
@@ -25,8 +27,9 @@ Every field is explained in docs/config.md.
 def check(file: Path) -> None:
     """Validate the config FILE (- for stdin) and print it with all defaults filled in.
 
-    Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Where the config names
-    a file of workers that exists here, that is validated too.
+    Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
+    are opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and
+    the list of workers where there is one. Listeners that are open to strangers are warned of.
     """
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     workers_file = config.discovery_file(file)
@@ -35,5 +38,8 @@ def check(file: Path) -> None:
         click.echo(f"{workers_file}: {len(workers)} workers", err=True)
     elif workers_file is not None:
         click.echo(f"{workers_file}: not here, so not checked", err=True)
+    check_files(config, file)
+    for warning in exposure.warnings(config):
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"# {file}, hash {config.hash}")
     click.echo(configs.effective_yaml(config), nl=False)

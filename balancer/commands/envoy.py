@@ -7,12 +7,14 @@ from pathlib import Path
 import click
 
 from balancer import config as configs
-from balancer.envoy_bootstrap import render
+from balancer.envoy_bootstrap import render, render_with_secrets
+from balancer.errors import OperatorError
 
 _EPILOG = """\b
 Examples:
   balancer envoy balancer.yaml > envoy.yaml
   envoy -c envoy.yaml
+  balancer envoy balancer.yaml --secrets /etc/envoy/secrets > envoy.yaml
 
 What each part of it is for is explained in envoy/README.md and the comments of envoy/bootstrap.yaml.
 """
@@ -20,10 +22,27 @@ What each part of it is for is explained in envoy/README.md and the comments of 
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
-def envoy(file: Path | None) -> None:
+@click.option(
+    "--secrets",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write files into this folder through which Envoy reads certificates anew when they are replaced. Without it "
+    "Envoy reads them at its start only.",
+)
+def envoy(file: Path | None, secrets: Path | None) -> None:
     """Print the Envoy bootstrap for the config FILE; without one, for the defaults.
 
     Listener, TLS, timeouts and the balancer's addresses come from the config's sections envoy, listen and processes.
     """
     config = configs.load(file) if file is not None else configs.Config()
-    click.echo(render(config.bootstrap_options()), nl=False)
+    options = config.bootstrap_options()
+    if secrets is None:
+        click.echo(render(options), nl=False)
+        return
+    bootstrap, files = render_with_secrets(options, secrets.absolute())
+    try:
+        secrets.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (secrets / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"--secrets: cannot write into {secrets}: {error.strerror}; name another folder") from error
+    click.echo(bootstrap, nl=False)

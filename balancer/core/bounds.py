@@ -11,18 +11,32 @@ MAX_TEXT_BYTES = 256
 """Of a name, version, id or key, as UTF-8."""
 MAX_ROWS = 65_536
 """Of one request or batch."""
-MAX_PRIORITY = 2**32 - 1
-"""Triton's own type for it is uint32."""
+MAX_PRIORITY = 32_767
+"""More levels than any model has."""
+MAX_PARAMETERS = 256
+"""Of one request."""
 MAX_DEADLINE_S = 1e9
 """Of a header; later ones mean none."""
+MAX_IN_FLIGHT = 200_000
+"""Requests of one balancer process whose outcome is awaited; for one more, the oldest counts as expired."""
 MAX_LATENCY_S = 86_400.0
 """Of one outcome; Envoy ends a stream that is silent for an hour."""
 MAX_MODELS = 1024
-"""Versions of models in one report; the models of the whole fleet are four times as many at most."""
+"""Versions of models in one report."""
+MAX_FLEET_MODELS = 4096
+"""Models of the whole fleet; a worker is not asked for those beyond."""
 MAX_VERSIONS = 64
 """Of one model in one report."""
 MAX_BATCH_SIZES = 1024
 """Different ones of one version of a model in one report."""
+MAX_REPORT_BATCH_SIZES = 8192
+"""Of all models of one report together."""
+MAX_REPORT_BYTES = 2**20
+"""Of one report on the wire; the largest that keeps all other bounds takes some 850,000."""
+MAX_REPORT_STREAMS = 4096
+"""Open at one balancer process at once; each is an agent's."""
+MAX_STREAMS_PER_CONNECTION = 64
+"""Of reports; an agent's connection carries one."""
 MAX_COUNT = 2**53
 """Of any counter: beyond it, floats have gaps."""
 MAX_PENDING = 1e9
@@ -33,6 +47,8 @@ MAX_BALANCERS = 1024
 """That one agent reports to."""
 MAX_COMPUTE_S = 1e12
 """Seconds of compute, cumulative, of one batch size."""
+MAX_FILE_BYTES = 16 * 2**20
+"""Of a file that an operator names: config, workers, profile, certificate."""
 _SHOWN_CHARACTERS = 60
 
 

@@ -52,10 +52,17 @@ def remove_worker(state: Any, worker: int) -> None:
         setattr(state, f.name, np.delete(getattr(state, f.name), worker, axis=0))
 
 
-def add_model(state: Any) -> None:
-    """Append a column at fill values to every per-model array."""
+def add_models(state: Any, count: int) -> None:
+    """Append `count` columns at fill values to every per-model array."""
     for f in dataclasses.fields(state):
         if f.metadata["model_axis"]:
             array = getattr(state, f.name)
-            column = np.full((*array.shape[:-1], 1), f.metadata["fill"])
-            setattr(state, f.name, np.concatenate([array, column], axis=-1))
+            added = np.full((*array.shape[:-1], count), f.metadata["fill"])
+            setattr(state, f.name, np.concatenate([array, added], axis=-1))
+
+
+def clear_model(state: Any, model: int) -> None:
+    """Set a column of every per-model array back to its fill value."""
+    for f in dataclasses.fields(state):
+        if f.metadata["model_axis"]:
+            getattr(state, f.name)[..., model] = f.metadata["fill"]

@@ -25,13 +25,18 @@ class Evidence:
     """Before the observation that is under way."""
     _factor: float = field(default=1.0, init=False)
 
+    @property
+    def now(self) -> float:
+        """The sum, with the observation that is under way."""
+        return max(self.sum, 1.0) * self._factor
+
     def bet(self, x: float) -> None:
         """Take a bet of mean 0 or less under equality, in [-1, 1]; several may make one observation."""
         self._factor *= 1.0 + x
 
     def close(self) -> bool:
         """End the observation; whether the arm is worse by it and all before."""
-        self.sum = max(self.sum, 1.0) * self._factor
+        self.sum = self.now
         self._factor = 1.0
         return self.sum >= self.limit
 

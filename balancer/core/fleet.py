@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
-from balancer.core import columns, latency, queue, service, tokens
+from balancer.core import bounds, columns, latency, queue, service, tokens
 from balancer.core.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
-from balancer.core.settings import ModelSettings, Settings
+from balancer.core.settings import Settings
+from balancer.core.worker import Worker, objections
 from policies.base import BoolArray, UintArray
 from policies.hashing import key_of
 
@@ -20,35 +20,10 @@ ANY_MODEL = "*"
 """Column 0: calls that concern a server and no model, and every model where no reports are required, so that names
 that nobody checked cannot grow the state."""
 
+FORGET_MODEL_S = 300.0
+"""How long the numbers of a model are kept that no worker has any more: it may only be reloading."""
 _FADE_PERIOD_S = 1.0
 WARM_UP_EXECUTIONS = 3
-_MOST_MASKS = 4096
-"""Clients may name any version."""
-
-
-@dataclass
-class Worker:
-    """What is known of one worker beside the estimators' numbers."""
-
-    name: str
-    weight: float = 1.0
-    device: str = ""
-    memory_bytes: int = 0
-    draining: bool = False
-    """Discovery says so."""
-    stopping: bool = False
-    """Its agent says so."""
-    ready: bool = False
-    stream: int = -1
-    """That carried the last report; -1: there was none."""
-    incarnation: int = -1
-    number: int = -1
-    utilisation: float = float("nan")
-    memory_used_bytes: int = 0
-    versions: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Ready versions of each loaded model."""
-    batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
-    """The cumulative counters last seen for each (model, version, rows)."""
 
 
 class Fleet:
@@ -70,12 +45,21 @@ class Fleet:
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
+        self.forgotten: list[str] = []
+        """Models whose columns were given up, for whoever keeps something by model; theirs to clear."""
+        self._free: list[int] = []
+        """Columns without a model."""
+        self._wanted_s: dict[str, float] = {}
+        """When each model with a column was last reported by any worker."""
+        # Models and versions that some worker has, so clients cannot add to them.
+        self._known: set[tuple[str, str]] = set()
         self._servable: dict[tuple[str, str], BoolArray] = {}
+        self._members: dict[tuple[str, str], BoolArray] = {}
         self._eligible: dict[tuple[str, str], BoolArray] = {}
         self._fresh: BoolArray = np.zeros(0, bool)
         self._fresh_from_s, self._fresh_until_s = math.inf, -math.inf
         """Between these times `_fresh` holds, and what was made of it."""
-        self.model_column(ANY_MODEL)
+        self.add_models([ANY_MODEL])
 
     @property
     def names(self) -> list[str]:
@@ -89,16 +73,45 @@ class Fleet:
         self._take_profiles(range(len(self.workers)), self.models)
         self._fade(0.0)
 
-    def model_column(self, model: str) -> int:
-        """The column of a model, made on first sight."""
-        column = self.models.get(model)
-        if column is None:
-            column = self.models[model] = len(self.models)
+    def add_models(self, models: Collection[str]) -> None:
+        """Give each of the models, which have none yet, a column, as far as there may be more."""
+        columns_left = bounds.MAX_FLEET_MODELS - len(self.models)
+        new = list(models)[:columns_left]
+        if len(new) < len(models):
+            self.reports["models_left_out"] += len(models) - len(new)
+        made = max(len(new) - len(self._free), 0)
+        if made:
+            size = self.service.fixed_s.shape[1]
             for state in (self.queue, self.service):
-                columns.add_model(state)
-            self._take_profiles(range(len(self.workers)), (model,))
+                columns.add_models(state, made)
+            self._free.extend(range(size + made - 1, size - 1, -1))
+        for model in new:
+            self.models[model] = self._free.pop()
+        if new:
+            self._take_profiles(range(len(self.workers)), new)
             self._fade(0.0)
-        return column
+
+    def _forget_models(self, now_s: float) -> None:
+        """Give up the columns of models that no worker has had for a while, and nothing is in flight for.
+
+        What the last report of a silent worker listed, it has.
+        """
+        due = [
+            model
+            for model, wanted_s in self._wanted_s.items()
+            if now_s - wanted_s > FORGET_MODEL_S and (model, "") not in self._known
+        ]
+        for model in due:
+            column = self.models[model]
+            if self.queue.own_rows[:, column].any():
+                continue
+            del self.models[model], self._wanted_s[model]
+            for state in (self.queue, self.service):
+                columns.clear_model(state, column)
+            for worker in self.workers:
+                worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
+            self._free.append(column)
+            self.forgotten.append(model)
 
     def add(self, event: WorkerAdded) -> None:
         """A worker appears, or discovery's word about a known one changes; its state stays then."""
@@ -138,6 +151,13 @@ class Fleet:
 
     def _forget_masks(self) -> None:
         self._servable.clear()
+        self._members.clear()
+        self._known = {
+            (model, version)
+            for worker in self.workers
+            for model, versions in worker.versions.items()
+            for version in ("", *versions)
+        }
         self._fresh_until_s = -math.inf
 
     def _changed(self) -> None:
@@ -211,8 +231,14 @@ class Fleet:
     def _take_queue(self, row: int, worker: Worker, event: Report, now_s: float) -> None:
         """Queues and service times."""
         pending = executing = work_s = 0.0
+        new = {model.model for model in event.models} - self.models.keys()
+        if new:
+            self.add_models(sorted(new))
         for model in event.models:
-            column = self.model_column(model.model)
+            column = self.models.get(model.model)
+            if column is None:
+                continue
+            self._wanted_s[model.model] = now_s
             self.service.max_batch_rows[row, column] = max(model.max_batch_rows, 1)
             self.service.instances[row, column] = max(model.instances, 1)
             if self._learn(row, column, worker, model):
@@ -236,7 +262,10 @@ class Fleet:
             key = (model.model, model.version, rows)
             before = worker.batches.get(key, (0, 0.0))
             new = executions - before[0]
-            if new > 0:
+            if new < 0 or seconds < before[1]:
+                # Counters that fall belong to another Triton than they say: they are a new beginning and no measure.
+                worker.batches[key] = (executions, seconds)
+            elif new > 0:
                 memory = self.settings.estimators.service_memory
                 worker.batches[key] = (executions, seconds)
                 if warm:
@@ -271,6 +300,7 @@ class Fleet:
         if elapsed_s < _FADE_PERIOD_S:
             return
         self._faded_s = now_s
+        self._forget_models(now_s)
         self._fade(-math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / self.settings.estimators.service_memory_s))
 
     def _fade(self, share: float) -> None:
@@ -287,14 +317,25 @@ class Fleet:
 
     def servable(self, model: str, version: str) -> BoolArray:
         """Workers that may serve the model by what changes rarely, `(n,)`; cached until an event changes it."""
-        mask = self._servable.get((model, version))
+        return self._mask(self._servable, model, version, drain=False)
+
+    def members(self, model: str, version: str) -> BoolArray:
+        """Workers that a sequence may belong to, `(n,)`: those that drain and those that report late too, since its
+        worker must not change for that."""
+        return self._mask(self._members, model, version, drain=True)
+
+    def _mask(self, kept: dict[tuple[str, str], BoolArray], model: str, version: str, *, drain: bool) -> BoolArray:
+        mask = kept.get((model, version))
         if mask is None:
-            reasons = (next(self.objections(worker, model, version), None) for worker in self.workers)
+            reasons = (next(self.objections(worker, model, version, drain=drain), None) for worker in self.workers)
             mask = np.array([reason is None for reason in reasons], bool)
-            if len(self._servable) >= _MOST_MASKS:
-                self._servable.clear()
-            self._servable[model, version] = mask
+            if self._may_keep(model, version):
+                kept[model, version] = mask
         return mask
+
+    def _may_keep(self, model: str, version: str) -> bool:
+        """Whether masks of the model and version are kept: clients may name anything."""
+        return not model or (model, version) in self._known
 
     def eligible(self, model: str, version: str, now_s: float) -> BoolArray:
         """Servable workers, stale ones only where no fresh one is left, `(n,)`; cached while no event and no time that
@@ -305,11 +346,11 @@ class Fleet:
             self._look_who_is_fresh(now_s)
         mask = self._eligible.get((model, version))
         if mask is None:
-            if len(self._eligible) >= _MOST_MASKS:
-                self._eligible.clear()
             servable = self.servable(model, version)
             fresh = servable & self._fresh
-            mask = self._eligible[model, version] = fresh if fresh.any() else servable
+            mask = fresh if fresh.any() else servable
+            if self._may_keep(model, version):
+                self._eligible[model, version] = mask
         return mask
 
     def _look_who_is_fresh(self, now_s: float) -> None:
@@ -321,40 +362,5 @@ class Fleet:
         self._eligible.clear()
 
     def objections(self, worker: Worker, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
-        """Why a worker may not serve a model, in words; none: it may. `drain`: one that is draining may as well.
-
-        An empty model stands for calls that concern the server and not a model.
-        """
-        if (worker.draining or worker.stopping) and not drain:
-            yield "draining"
-        if not self.settings.reports_required and worker.number < 0:
-            return
-        if worker.number < 0:
-            yield "no report from its agent yet"
-            return
-        if not worker.ready:
-            yield "not ready"
-        if not model:
-            return
-        loaded = worker.versions.get(model, frozenset())
-        if not loaded:
-            yield f"model {model} is not loaded"
-        elif version and version not in loaded:
-            yield f"version {version} of {model} is not loaded (it has {', '.join(sorted(loaded))})"
-        yield from _table_objections(worker, self.settings.models.get(model), model, version, loaded)
-
-
-def _table_objections(
-    worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: frozenset[str]
-) -> Iterator[str]:
-    """What the model table holds against a worker."""
-    if row is None:
-        return
-    # A request that names no version is served the latest by Triton, so that is the one to be permitted.
-    served = version or max(loaded, key=lambda v: (len(v), v), default="")
-    if row.versions and served and served not in row.versions:
-        yield f"version {served} of {model} is not permitted (pinned to {', '.join(row.versions)})"
-    if row.devices and worker.device and worker.device not in row.devices:
-        yield f"device {worker.device} is not one of {', '.join(row.devices)}"
-    if row.memory_bytes and worker.memory_bytes and row.memory_bytes > worker.memory_bytes:
-        yield f"needs {row.memory_bytes} bytes of device memory, has {worker.memory_bytes}"
+        """As `worker.objections`, by the settings in force."""
+        return objections(worker, self.settings, model, version, drain=drain)

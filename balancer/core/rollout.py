@@ -1,5 +1,8 @@
 """Moves traffic from one policy to another in steps, and back where the new one does worse.
 
+A rollout is `running` while lots compare the two, `watched` once the new policy decides all but the windows that
+compare it with the old one, and `finished` when it has proven itself; the first two may end in `returned`, for good.
+
 Which of the two decides request k is drawn by lot: a hash of the seed and k, so that both meet the same queues, models
 and clients at all times, and the lot is the only reason for any difference. (A hash of the tenant or of a key would
 compare tenants.) A request with a routing key goes to the key's worker under either.
@@ -12,7 +15,10 @@ fair where both do the same, since then c does not depend on z. The outcomes of 
 
 Both arms send to the same workers, so each queues behind the other's requests: a new policy that makes the queues worse
 makes them worse for both. The comparison sees what a request gains by its own pick, and not the whole of what the
-fleet gains or loses: on that, compare before and after, or the guard's windows.
+fleet gains or loses: that is for the windows, which begin when all requests are the new policy's.
+
+A step is held while there is evidence against the new policy, far below what returns it, since after the last step
+there are no more lots, and the evidence so far goes on in the windows.
 """
 
 from __future__ import annotations
@@ -27,13 +33,15 @@ import numpy as np
 
 from balancer.core.evidence import Evidence
 from balancer.core.settings import RolloutSettings
-from balancer.core.switchback import METRICS, Finding
+from balancer.core.switchback import METRICS, Arm, Finding, Switchback, WindowTicket
 from policies.hashing import mix, unit
 
-State = Literal["running", "finished", "returned"]
+State = Literal["running", "watched", "finished", "returned"]
 _BLOCK_S = 1.0
 _FALSE_ALARM_BLOCKS = 100_000.0
 """Mean number of seconds, at least, from one false alarm to the next: 28 hours."""
+_HOLDS = 10.0
+"""Evidence from which on no step is taken, and nothing is proven: equal policies seldom have so much."""
 _OVERDUE_S = 10.0
 """A request without outcome for so long counts as slow, and as late where it had a deadline."""
 _GAIN = 0.02
@@ -42,7 +50,7 @@ _KEPT = 2000
 
 
 class RolloutChange(NamedTuple):
-    """A step, the end, or the return."""
+    """A step, one that is held, the beginning of the watch, the end, or the return."""
 
     at_s: float
     state: State
@@ -50,6 +58,8 @@ class RolloutChange(NamedTuple):
     """Of the requests, from now on."""
     finding: Finding | None
     """Why it returned."""
+    held: Finding | None = None
+    """Why the next step is not taken, though its time has come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +72,7 @@ class RolloutTicket:
     model: str
     deadline_s: float
     at_s: float
+    step: int
 
     def ended(self, latency_s: float | None, ok: bool, now_s: float) -> None:
         """The request ended; `latency_s`: None where that is no measure of the worker."""
@@ -112,15 +123,27 @@ class Rollout:
         """Why it returned."""
         self._step = -1
         self._step_s = -math.inf
+        self._held: Finding | None = None
+        self._held_told = ""
+        self._windows: Switchback | None = None
+        """Once the rollout is watched."""
+        self._quiet_s, self._quiet_pair, self._seen_pair = math.inf, 0, 0
         self._block_s = -math.inf
-        margins = settings.margins
+        margins = settings.guard.margins
         self._margins = {"late": margins.late, "tail": margins.tail * _SLOW_SHARE, "errors": margins.errors}
         self._evidence = {metric: Evidence(len(METRICS) * _FALSE_ALARM_BLOCKS) for metric in METRICS}
         self._usual_cost = dict.fromkeys(METRICS, 0.0)
         self._slow_s: dict[str, float] = {}
         """By model, the latency that one request in ten exceeds."""
         self._open: dict[int, RolloutTicket] = {}
+        self._compared_step = -1
         self._sums = {new: _Sums() for new in (False, True)}
+        """Of the last step that compared by lot."""
+
+    @property
+    def over(self) -> bool:
+        """Whether one of the two decides for good."""
+        return self.state in ("finished", "returned")
 
     @property
     def share(self) -> float:
@@ -131,22 +154,30 @@ class Rollout:
 
     def takes(self, number: int, now_s: float) -> bool:
         """Whether the new policy decides the request of that number."""
+        if self._open:
+            self._close_block(now_s)
         if self.state == "running":
             self._advance(now_s)
+        if self.state == "watched":
+            return self._watch(now_s)
         share = self.share
         return share >= 1 or (share > 0 and unit(mix(self._seed ^ number)) < share)
 
-    def ticket(self, new: bool, model: str, deadline_s: float, now_s: float) -> RolloutTicket | None:
-        """For a request that `takes` was asked about; None: nothing is compared any more."""
+    def ticket(self, new: bool, model: str, deadline_s: float, now_s: float) -> RolloutTicket | WindowTicket | None:
+        """For a request that `takes` was asked about; None: it is not compared."""
+        if self.state == "watched" and self._windows is not None:
+            return self._windows.ticket(model, deadline_s, now_s)
         if self.state != "running":
             return None
-        ticket = RolloutTicket(self, new, self.share, model, deadline_s, now_s)
+        ticket = RolloutTicket(self, new, self.share, model, deadline_s, now_s, self._step)
         self._open[id(ticket)] = ticket
         return ticket
 
     def give_up(self, finding: Finding, now_s: float) -> None:
-        """Return to the old policy, for good."""
-        self.state, self.finding = "returned", finding
+        """Return to the old policy, for good; nothing where the rollout is over."""
+        if self.over:
+            return
+        self.state, self.finding, self._held = "returned", finding, None
         self._open.clear()
         self.on_change(RolloutChange(now_s, "returned", 0.0, finding))
 
@@ -158,7 +189,8 @@ class Rollout:
         """A request ended."""
         if self._open.pop(id(ticket), None) is None:
             return
-        sums = self._sums[ticket.new]
+        # A request of the step before says nothing of this one's share, though it is evidence.
+        sums = self._sums[ticket.new] if ticket.step == self._compared_step else _Sums()
         sums.requests += 1
         sums.errors += not ok
         self._bet(ticket, "errors", float(not ok))
@@ -173,18 +205,20 @@ class Rollout:
             self._learn(ticket.model, latency_s)
         self._close_block(now_s)
 
-    def explain(self) -> dict[str, Any]:
+    def explain(self, now_s: float) -> dict[str, Any]:
         """For people."""
         return {
             "state": self.state,
             "share": self.share,
             "step": self._step + 1,
             "steps": len(self._settings.shares),
+            "held": self._held.words if self._held else "",
             "reason": self.finding.reason if self.finding else "",
             "why": self.finding.words if self.finding else "",
             "old": self._sums[False].shown(),
             "new": self._sums[True].shown(),
             "evidence_against_new": {metric: each.sum for metric, each in self._evidence.items()},
+            "watch": self._watch_shown(now_s),
         }
 
     def _bet(self, ticket: RolloutTicket, metric: str, cost: float) -> None:
@@ -210,7 +244,7 @@ class Rollout:
             if math.isfinite(ticket.deadline_s):
                 self._bet(ticket, "late", 1.0)
         worse = [metric for metric, evidence in self._evidence.items() if evidence.close()]
-        if worse and self.state == "running":
+        if worse:
             self.give_up(Finding(worse[0], self._words(worse[0])), now_s)
 
     def _words(self, metric: str) -> str:
@@ -225,13 +259,72 @@ class Rollout:
 
     def _advance(self, now_s: float) -> None:
         settings = self._settings
-        enough = self._step < 0 or self._sums[True].requests >= settings.min_requests
-        if now_s - self._step_s < settings.step_s or not enough:
+        if now_s - self._step_s < settings.step_s:
+            return
+        self._held = None if self._step < 0 else self._objection()
+        if self._held is not None:
+            if self._held.reason != self._held_told:
+                self._held_told = self._held.reason
+                self.on_change(RolloutChange(now_s, self.state, self.share, None, self._held))
             return
         self._step += 1
-        self._step_s = now_s
-        self._sums = {new: _Sums() for new in (False, True)}
+        self._step_s, self._held_told = now_s, ""
         if self.share >= 1:
+            self._begin_watch(now_s)
+        else:
+            self._compared_step = self._step
+            self._sums = {new: _Sums() for new in (False, True)}
+        self.on_change(RolloutChange(now_s, self.state, self.share, None))
+
+    def _objection(self) -> Finding | None:
+        """Why the next step is not to be taken now."""
+        metric, most = max(((name, each.now) for name, each in self._evidence.items()), key=lambda found: found[1])
+        if most >= _HOLDS:
+            return Finding("evidence", f"evidence {most:.0f} that {self._words(metric)}")
+        old, new = (self._sums[arm].requests for arm in (False, True))
+        least = self._settings.min_requests
+        if min(old, new) >= least:
+            return None
+        words = f"{new} requests of the new policy and {old} of the old one ended; min_requests is {least}"
+        return Finding("outcomes", words)
+
+    def _begin_watch(self, now_s: float) -> None:
+        """Windows take over from the lots; what was decided by lot and has not ended yet still counts."""
+        self.state = "watched"
+        self._quiet_s = now_s
+        guard = self._settings.guard
+        self._windows = Switchback(guard, self._seed, "the old policy", self._evidence, stretches=True)
+
+    def _watch(self, now_s: float) -> bool:
+        """Whether the new policy decides now, in or out of a window."""
+        windows = self._windows
+        assert windows is not None  # since it is watched
+        new = windows.arm(now_s) is Arm.POLICY
+        if windows.pairs == self._seen_pair:
+            return new
+        self._seen_pair = windows.pairs
+        if windows.finding is not None:
+            self.give_up(windows.finding, now_s)
+            return False
+        if max(each.now for each in self._evidence.values()) >= _HOLDS:
+            self._quiet_s, self._quiet_pair = now_s, windows.pairs
+        elif self._quiet_for(now_s) == (self._settings.watch_s, self._settings.watch_pairs):
             self.state = "finished"
             self._open.clear()
-        self.on_change(RolloutChange(now_s, self.state, self.share, None))
+            self.on_change(RolloutChange(now_s, self.state, self.share, None))
+            return True
+        return new
+
+    def _quiet_for(self, now_s: float) -> tuple[float, int]:
+        """Seconds and pairs without evidence, at most as many as are wanted."""
+        pairs = self._windows.pairs if self._windows is not None else 0
+        wanted = self._settings
+        return min(now_s - self._quiet_s, wanted.watch_s), min(pairs - self._quiet_pair, wanted.watch_pairs)
+
+    def _watch_shown(self, now_s: float) -> dict[str, float] | None:
+        """How far the proof is; None: the new policy is not watched alone now."""
+        if self.state != "watched":
+            return None
+        quiet_s, pairs = self._quiet_for(now_s)
+        wanted = self._settings
+        return {"quiet_s": quiet_s, "watch_s": wanted.watch_s, "pairs": pairs, "watch_pairs": wanted.watch_pairs}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from balancer.core import bounds
 from balancer.core.asking import ask
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
@@ -23,7 +24,7 @@ from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.settings import Settings
 from balancer.core.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
-from policies.base import BoolArray, FloatArray, Policy, Request, least
+from policies.base import FloatArray, Policy, Request, least
 from policies.consistent_hash import ConsistentHash
 from policies.hashing import mix, unit
 
@@ -103,6 +104,11 @@ class Router:
         self._unbounded = ConsistentHash(balance_factor=math.inf)
 
     @property
+    def next_number(self) -> int:
+        """Of the next request."""
+        return self._number
+
+    @property
     def settings(self) -> Settings:
         """What is in force."""
         return self.fleet.settings
@@ -145,9 +151,7 @@ class Router:
         for number, sent in list(islice(self._in_flight.items(), _EXPIRED_PER_TICK)):
             if now_s - sent.at_s < timeout_s:
                 break
-            _drop(self._in_flight.pop(number))
-            self.outcomes["expired"] += 1
-            self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+            self._expire(number, now_s)
 
     def route(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> Decision:
         """Pick a worker, and count the request in flight there.
@@ -199,7 +203,7 @@ class Router:
         if request.model and not fleet.knows(request.model):
             raise UnknownModel(_unknown(request))
         if request.sequence:
-            eligible = self._sequence_eligible(request)
+            eligible = fleet.members(request.model, request.version)
         else:
             eligible = fleet.eligible(request.model, request.version, now_s)
         if subset is not None:
@@ -207,7 +211,10 @@ class Router:
         if not np.count_nonzero(eligible):
             raise self._refusal(request)
         view = LiveView(fleet, eligible, self._column(request.model), float(request.rows), now_s)
-        return view if request.sequence else self._within_limits(request, view)
+        if request.sequence:
+            self._check_limits_of_sequence(request, view)
+            return view
+        return self._within_limits(request, view)
 
     def reasons(self, request: Request, now_s: float) -> dict[str, list[str]]:
         """For each worker why it would not be picked for this request, in words; empty: it may be."""
@@ -293,13 +300,6 @@ class Router:
         self.failures[policy] += 1
         self.last_failure = failure
 
-    def _sequence_eligible(self, request: Request) -> BoolArray:
-        """Members of the hash of a sequence: its worker must not change because it drains or reports late."""
-        fleet = self.fleet
-        return np.array(
-            [not any(fleet.objections(w, request.model, request.version, drain=True)) for w in fleet.workers], bool
-        )
-
     def _pending_limit(self, request: Request) -> float:
         limits = self.settings.limits
         sheddable = 0 < limits.sheddable_priority <= float(np.max(request.priority))
@@ -310,7 +310,7 @@ class Router:
         """The view less the workers that are full, or would be late where that sheds."""
         limit = self._pending_limit(request)
         if math.isfinite(limit):
-            view.eligible = view.eligible & (view.pending < limit)
+            view.narrow(view.pending < limit)
             if not view.eligible.any():
                 raise Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
         if self.settings.limits.shed_late and math.isfinite(float(np.max(request.deadline_s))):
@@ -321,6 +321,16 @@ class Router:
                     f"the deadline is in {float(np.max(request.deadline_s)) * 1000:.0f} ms"
                 )
         return view
+
+    def _check_limits_of_sequence(self, request: Request, view: LiveView) -> None:
+        """Limits hold for sequences as well, at the one worker that may serve it: no other can take its place."""
+        limits = self.settings.limits
+        if not limits.shed_late and math.isinf(self._pending_limit(request)):
+            return
+        members = view.eligible
+        view.eligible = self._unbounded.probabilities(request, view) > 0
+        self._within_limits(request, view)
+        view.eligible = members
 
     def _fallbacks(self, view: LiveView, picked: int) -> tuple[str, ...]:
         """The eligible workers with the least pending, after the one picked."""
@@ -350,7 +360,13 @@ class Router:
             "says why)"
         )
 
+    def _expire(self, number: int, now_s: float) -> None:
+        _drop(self._end(number, now_s))
+        self.outcomes["expired"] += 1
+
     def _sent(self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None) -> None:
+        if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
+            self._expire(next(iter(self._in_flight)), now_s)
         self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket)
         self.fleet.sent(worker, column, rows, now_s)
 

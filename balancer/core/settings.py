@@ -131,9 +131,14 @@ class RolloutSettings:
     """How traffic moves from the policy in force to another."""
 
     shares: tuple[float, ...] = (0.01, 0.05, 0.2, 0.5, 1.0)
-    """Of the requests that the new policy decides, step by step; at 1 the rollout is finished."""
+    """Of the requests that the new policy decides, step by step; at 1 it is watched against the old one."""
     step_s: float = 300.0
     """Least duration of a step."""
     min_requests: int = 100
-    """Outcomes of the new policy without which a step does not end."""
-    margins: Margins = Margins()
+    """Outcomes of either policy without which a step does not end."""
+    watch_s: float = 1800.0
+    """At share 1, how long there must be no evidence against the new policy until the rollout is finished."""
+    watch_pairs: int = 100
+    """And so many pairs of windows in which both were compared."""
+    guard: GuardSettings = GuardSettings()
+    """Of the new policy while it is rolled out: margins, windows against the old policy, inputs, slowness."""

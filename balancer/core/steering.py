@@ -6,6 +6,7 @@ policy and asks it. Time is an argument; a stopwatch, for the time that decision
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -42,7 +43,7 @@ class Plan:
     new: Policy | None = None
     """That is rolled out."""
     guard_new: GuardSettings | None = None
-    """None: the new policy is not watched."""
+    """Of the new policy once its rollout is finished; None: nobody watches it then. Until then, the rollout does."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -56,7 +57,7 @@ class Listener(Protocol):
         """A guard replaced the policy, or put it back."""
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
-        """The rollout of the policy took a step, ended or returned."""
+        """The rollout of the policy took a step or holds one, began to watch, ended or returned."""
 
 
 class Choice(NamedTuple):
@@ -103,9 +104,12 @@ class Steering:
         self._stopwatch = stopwatch
         self._listener = listener
         known = [] if before is None else before._parts(now_s)
+        self.rollout = self._rollout(seed, before)
         self.guard = self._guard(policy, plan.guard, seed, known)
         self.new_guard = self._guard(plan.new, plan.guard_new, seed + 1, known)
-        self.rollout = self._rollout(seed, before)
+        """Of the new policy, once it has proven itself."""
+        self.trial_guard = self._trial_guard(before)
+        """Of the new policy, until then: what it finds ends the rollout."""
         self.shadow = self._shadow(seed, before)
 
     def choose(self, number: int, now_s: float) -> Choice:
@@ -114,8 +118,10 @@ class Steering:
         if rollout is None:
             return self._seat(self.policy, "in_force", self.guard, True, now_s)
         new = self.plan.new
-        if new is not None and rollout.takes(number, now_s):
-            return self._seat(new, "rollout", self.new_guard, rollout.state == "finished", now_s)
+        takes = rollout.takes(number, now_s)
+        if new is not None and takes:
+            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
+            return self._seat(new, "rollout", guard, rollout.state == "finished", now_s)
         return self._seat(self.policy, "in_force", self.guard, rollout.state == "returned", now_s)
 
     def ask(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
@@ -155,8 +161,10 @@ class Steering:
     def main(self) -> tuple[Policy, Role]:
         """Who decides now, windows and the arms of a running rollout aside."""
         policy, role, guard = self.policy, _IN_FORCE, self.guard
-        if self.rollout is not None and self.rollout.state == "finished" and self.plan.new is not None:
-            policy, role, guard = self.plan.new, _ROLLED_OUT, self.new_guard
+        rollout = self.rollout
+        if rollout is not None and rollout.state in ("watched", "finished") and self.plan.new is not None:
+            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
+            policy, role = self.plan.new, _ROLLED_OUT
         if guard is not None and guard.breach is not None and self.plan.baseline is not None:
             return self.plan.baseline, "baseline"
         return policy, role
@@ -164,9 +172,11 @@ class Steering:
     def guards(self) -> dict[str, Guard]:
         """By the name of the policy that each watches, of those that may decide."""
         found = {}
-        returned = self.rollout is None or self.rollout.state == "returned"
-        if self.new_guard is not None and self.plan.new is not None and not returned:
-            found[self.plan.new.name] = self.new_guard
+        rollout = self.rollout
+        if rollout is not None and rollout.state != "returned" and self.plan.new is not None:
+            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
+            if guard is not None:
+                found[self.plan.new.name] = guard
         if self.guard is not None:
             found[self.policy.name] = self.guard
         return found
@@ -175,7 +185,7 @@ class Steering:
         """For people: what guards, shadow and rollout do, and why."""
         rollout = None
         if self.rollout is not None and self.plan.new is not None:
-            rollout = {"from": self.policy.name, "to": self.plan.new.name, **self.rollout.explain()}
+            rollout = {"from": self.policy.name, "to": self.plan.new.name, **self.rollout.explain(now_s)}
         return {
             "decides": self.main()[0].name,
             "guards": {name: guard.state(now_s) for name, guard in self.guards().items()},
@@ -196,8 +206,7 @@ class Steering:
         """The old policy stands in for a new one without a valid answer, the baseline for a guarded one."""
         failed = ((choice.policy.name, failure),)
         if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
-            if self.rollout.state == "running":
-                self.rollout.give_up(Finding("invalid", failure), now_s)
+            self.rollout.give_up(Finding("invalid", failure), now_s)
             return self._second(self.policy, "in_force", failed, request, view)
         if choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
             return self._second(self.plan.baseline, "baseline", failed, request, view)
@@ -220,7 +229,7 @@ class Steering:
         guard.looked(found, now_s, self._stopwatch() - begun_s)
 
     def _ticket(self, role: Role, guard: Guard | None, request: Request, now_s: float) -> Ticket | None:
-        if self.rollout is not None and self.rollout.state == "running":
+        if self.rollout is not None and not self.rollout.over:
             return self.rollout.ticket(role == "rollout", request.model, float(request.deadline_s), now_s)
         return None if guard is None else guard.ticket(request.model, float(request.deadline_s), now_s)
 
@@ -249,6 +258,20 @@ class Steering:
                 old.on_change = tell
                 return old
         return Guard(settings, seed, tell)
+
+    def _trial_guard(self, before: Steering | None) -> Guard | None:
+        """Trained or not: it is asked for valid answers in time, and a trained one for inputs as in training."""
+        new, rollout = self.plan.new, self.plan.rollout
+        if new is None or rollout is None:
+            return None
+        if before is not None and before.trial_guard is not None and before.rollout is self.rollout:
+            guard = before.trial_guard
+        else:
+            # The rollout has the windows. Reports that are missing say nothing against a policy that is not trained.
+            share = rollout.guard.report_share if new.trained else 1.0
+            guard = Guard(dataclasses.replace(rollout.guard, window_s=0.0, report_share=share))
+        guard.on_change = self._trial_changed
+        return guard
 
     def _rollout(self, seed: int, before: Steering | None) -> Rollout | None:
         plan = self.plan
@@ -281,12 +304,7 @@ class Steering:
     def _guard_changed(self, policy: str, change: Change) -> None:
         if self._listener is not None:
             self._listener.guard_changed(policy, change)
-        rollout, new = self.rollout, self.plan.new
-        if (
-            change.fell
-            and rollout is not None
-            and rollout.state == "running"
-            and new is not None
-            and new.name == policy
-        ):
-            rollout.give_up(change.finding, change.at_s)
+
+    def _trial_changed(self, change: Change) -> None:
+        if self.rollout is not None and change.fell:
+            self.rollout.give_up(change.finding, change.at_s)

@@ -32,6 +32,10 @@ _SCALE_KEEP = 0.9
 _SHOWN_PAIRS = 20
 _SUSPICION = 8.0
 """Evidence from which on pairs come four times as often."""
+_LEAST_REQUESTS = 3
+"""Of a window, to tell a tail from."""
+_LONGEST_STRETCH = 64.0
+"""Times `window_s`: 16 s by default, enough at one request in two seconds."""
 METRICS = ("late", "tail", "errors")
 _FLOORS = {"late": 0.1, "tail": 0.2, "errors": 0.05}
 """Least scales: smaller differences than these are small evidence even where they are all there is."""
@@ -75,6 +79,7 @@ class _Window:
     """What became of the requests decided in a window."""
 
     usual: Usual
+    requests: int = 0
     answered: int = 0
     errors: int = 0
     timed: int = 0
@@ -98,7 +103,7 @@ class _Window:
             return self.late / self.timed if self.timed else math.nan
         if metric == "errors":
             return self.errors / self.answered if self.answered else math.nan
-        if len(self.relative) < 3:
+        if len(self.relative) < _LEAST_REQUESTS:
             return math.nan
         slowest = sorted(self.relative)[-math.ceil(_TAIL * len(self.relative)) :]
         return sum(slowest) / len(slowest)
@@ -136,14 +141,31 @@ class WindowTicket:
 class Switchback:
     """The windows, and what they have shown so far."""
 
-    def __init__(self, settings: GuardSettings, seed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: GuardSettings,
+        seed: int = 0,
+        against: str = "the baseline",
+        evidence: dict[str, Evidence] | None = None,
+        stretches: bool = False,
+    ) -> None:
+        """`against` names the other arm, for people; `evidence` is what there is already, to go on from, by
+        metric. One that `stretches` takes longer and fewer windows where there are too few requests in one.
+        """
         self._settings = settings
+        self._against = against
+        self._stretches, self._stretch = stretches, 1.0
+        self.pairs = 0
+        """That told anything."""
         self._seed = mix(seed ^ 0x5717C4BAC4)
         self._pair = 0
         self._usual = Usual()
         self._margins = _margins(settings.margins)
         # Three are watched, so each must be three times as sure: then their mean has reached the limit.
-        self._evidence = {metric: Evidence(len(METRICS) * settings.false_alarm_pairs) for metric in METRICS}
+        limit = len(METRICS) * settings.false_alarm_pairs
+        self._evidence = evidence or {metric: Evidence(limit) for metric in METRICS}
+        for each in self._evidence.values():
+            each.limit = limit
         self._squares = {metric: _FLOORS[metric] ** 2 for metric in METRICS}
         self._shown: dict[str, deque[tuple[float, float]]] = {metric: deque(maxlen=_SHOWN_PAIRS) for metric in METRICS}
         self._on = settings.window_s > 0
@@ -187,6 +209,7 @@ class Switchback:
         window = self._windows[self._arm]
         ticket = WindowTicket(window, model, deadline_s, now_s)
         window.open[id(ticket)] = ticket
+        window.requests += 1
         return ticket
 
     def _advance(self, now_s: float) -> None:
@@ -203,8 +226,9 @@ class Switchback:
                 return
             self._windows = {arm: _Window(self._usual) for arm in Arm}
             self._begin(1, now_s)
-        elif late_by_s > self._settings.settle_s:
+        elif late_by_s > self._settings.settle_s * self._stretch:
             # Too few requests to tell when one window ends and the other begins.
+            self._lengthen()
             self.stop(now_s)
         elif self._phase == 1:
             self._begin(2, now_s)
@@ -214,12 +238,12 @@ class Switchback:
     def _begin(self, phase: int, now_s: float) -> None:
         self._phase = phase
         self._arm = self._order[phase - 1]
-        self._until_s = now_s + self._settings.window_s
+        self._until_s = now_s + self._settings.window_s * self._stretch
         self._measured_s = now_s + self._settings.settle_s
 
     def _wait(self, now_s: float) -> None:
         settings = self._settings
-        gap_s = max(settings.window_every_s - 2 * settings.window_s, settings.window_s)
+        gap_s = max(settings.window_every_s - 2 * settings.window_s, settings.window_s) * self._stretch
         if max(self.evidence.values()) >= _SUSPICION:
             gap_s /= 4
         self._phase, self._arm, self._measured_s = 3, Arm.POLICY, math.inf
@@ -229,14 +253,22 @@ class Switchback:
     def _draw(self, kind: int) -> float:
         return unit(mix(mix(self._seed ^ self._pair) ^ kind))
 
+    def _lengthen(self) -> None:
+        if self._stretches:
+            self._stretch = min(2 * self._stretch, _LONGEST_STRETCH)
+
     def _compare(self, now_s: float) -> None:
         for window in self._windows.values():
             window.close(now_s)
+        if min(window.requests for window in self._windows.values()) < _LEAST_REQUESTS:
+            self._lengthen()
+        told = False
         for metric in METRICS:
             policy, baseline = (self._windows[arm].value(metric) for arm in Arm)
             difference = policy - baseline
             if math.isnan(difference):
                 continue
+            told = True
             self._shown[metric].append((policy, baseline))
             scale = math.sqrt(max(self._squares[metric], _FLOORS[metric] ** 2))
             evidence = self._evidence[metric]
@@ -244,16 +276,18 @@ class Switchback:
             if evidence.close():
                 self.finding = Finding(metric, self._words(metric))
             self._squares[metric] += (1 - _SCALE_KEEP) * (difference**2 - self._squares[metric])
+        self.pairs += told
 
     def _words(self, metric: str) -> str:
         policy, baseline = np.mean(self._shown[metric], axis=0)
         count = len(self._shown[metric])
         if metric == "tail":
             return (
-                f"its slow requests took {math.exp(policy - baseline):.2f} times as long, in {count} pairs of windows"
+                f"its slow requests took {math.exp(policy - baseline):.2f} times as long as {self._against}'s, "
+                f"in {count} pairs of windows"
             )
         what = "were late" if metric == "late" else "failed"
-        return f"{policy:.1%} of its requests {what}, of the baseline's {baseline:.1%}, in {count} pairs of windows"
+        return f"{policy:.1%} of its requests {what}, of {self._against}'s {baseline:.1%}, in {count} pairs of windows"
 
 
 def _margins(margins: Margins) -> dict[str, float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.core import latency, queue, tokens
 from balancer.core.fleet import Fleet
@@ -21,9 +22,20 @@ from balancer.core.tokens import Tokens
 from policies.base import BoolArray, FloatArray, UintArray
 
 Value = TypeVar("Value")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class column(Generic[Value]):
+def read_only(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """The array as policies get it: not copied, and it refuses to be written to.
+
+    A third party's policy that writes to a column fails, where it would otherwise change what is known of the fleet.
+    """
+    shown: npt.NDArray[Scalar] = array[:]  # half the time of `view()`
+    shown.setflags(write=False)
+    return shown
+
+
+class part(Generic[Value]):
     """A `functools.cached_property` without its lock, which in Python 3.11 costs as much as the arithmetic."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -37,6 +49,16 @@ class column(Generic[Value]):
     def __get__(self, view: Any, owner: type | None = None) -> Value:
         """Compute it, and leave it where the next read finds it first."""
         value: Value = self._compute(view)
+        view.__dict__[self._name] = value
+        return value
+
+
+class column(part[npt.NDArray[Scalar]]):
+    """A part that policies see. Some are the estimators' own arrays, so that none can be written to."""
+
+    def __get__(self, view: Any, owner: type | None = None) -> npt.NDArray[Scalar]:
+        """Compute it, and leave it where the next read finds it first."""
+        value = read_only(self._compute(view))
         view.__dict__[self._name] = value
         return value
 
@@ -59,29 +81,33 @@ class View:
         self._settings = settings
         self._rows = rows
         self._now_s = now_s
-        self.eligible = eligible
+        self.eligible = read_only(eligible)
+
+    def narrow(self, to: BoolArray) -> None:
+        """Leave only these of the eligible workers; `to` has shape `(..., n)`."""
+        self.eligible = read_only(self.eligible & to)
 
     def _of_model(self, array: FloatArray) -> FloatArray:
         """The column of the request's model, `(..., n)`, of an array `(..., n, m)`."""
         raise NotImplementedError
 
-    @property
+    @column
     def in_flight(self) -> FloatArray:
         """See `FleetView`."""
         return self._queue.in_flight
 
-    @property
+    @column
     def reported_pending(self) -> FloatArray:
         """See `FleetView`."""
         return self._queue.reported_pending
 
-    @column
+    @part
     def _served(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of the request's model: most rows of a batch, seconds of a batch, seconds of a row."""
         s, of_model = self._service, self._of_model
         return of_model(s.max_batch_rows), of_model(s.fixed_s), of_model(s.per_row_s)
 
-    @column
+    @part
     def _others_left(self) -> FloatArray | None:
         """For the two columns that need it; None where there are no others."""
         return queue.others_left(self._queue, self._now_s) if np.count_nonzero(self._queue.others) else None
@@ -145,12 +171,12 @@ class LiveView(View):
         column: FloatArray = array[:, self._column]
         return column
 
-    @property
+    @column
     def weight(self) -> FloatArray:
         """See `FleetView`."""
         return self._fleet.weight
 
-    @property
+    @column
     def name_hash(self) -> UintArray:
         """See `FleetView`."""
         return self._fleet.name_hash

@@ -5,8 +5,10 @@ This is on the hot path, once a request, so it reads each field of an entry once
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -15,13 +17,16 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
+from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
+from balancer.core.events import Void
+from balancer.frontends.pick.kserve import EXTRACTION, REQUEST_ID_HEADER
+from balancer.frontends.pick.responses import DECISION_NAMESPACE, NUMBER_KEY, RUN_SEPARATOR
+from balancer.frontends.verdict import code, verdict
+
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
-NUMBER_KEY = "number"
-"""Of dynamic metadata `balancer`: the number of the decision, in decimal; empty for a refusal."""
 NOT_PICKED = -1
 REFUSED = -2
-_BALANCER_NAMESPACE = "balancer"
-_FIELDS_NAMESPACE = "envoy.filters.http.grpc_field_extraction"
+ANOTHERS = -3
 
 # Envoy's own abbreviations (%RESPONSE_FLAGS%) for the fields of its ResponseFlags message.
 _FLAGS = {
@@ -55,21 +60,24 @@ _FLAGS = {
     "downstream_remote_reset": "DR",
 }
 _CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
+_DEADLINE_PASSED = frozenset({"UT", "DT", "UMSDR"})
+_ENVOY_SHED = frozenset({"OM", "UO"})
 _WAY_TO_WORKER_FAILED = frozenset({"UF", "UC", "UR", "UPE", "LR"})
-# UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS.
-_GRPC_FAULTS = frozenset({2, 13, 14, 15})
-_HTTP_FAULTS = frozenset({500, 502, 503})
+# As `responses.decision` writes it.
+_NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<number>[0-9]{{1,19}})")
 
 
 class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
     number: int
-    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse."""
+    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse, `ANOTHERS` where a
+    process that is gone decided."""
     upstream: str
     """`ip:port` of the worker that was last tried; empty: none was."""
     latency_s: float
-    """From the first byte sent to the worker to the last received from it; without a worker or an answer: of all."""
+    """From the first byte sent to the worker to the last received from it; without a worker or an answer: of all. NaN:
+    out of bounds."""
     first_byte_s: float
     """From the first byte sent to the worker to the first received from it; NaN: none was."""
     duration_s: float
@@ -84,8 +92,8 @@ class Outcome(NamedTuple):
     """Body of the request."""
     bytes_out: int
     """Body of the response."""
-    request_id: str
-    """x-request-id."""
+    gateway_id: str
+    """`REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     path: str
     model: str
     """Empty: the request is about no model."""
@@ -93,20 +101,39 @@ class Outcome(NamedTuple):
     """1 + retries; 0: no worker was tried."""
 
 
-class AccessLog:
-    """The ALS servicer: hands the outcomes of each message of Envoy to `on_outcomes`, on the event loop."""
+class Listener(Protocol):
+    """Who is told what Envoy tells. Called on the event loop."""
 
-    def __init__(self, on_outcomes: Callable[[list[Outcome]], None]) -> None:
-        self._on_outcomes = on_outcomes
+    def outcomes(self, outcomes: list[Outcome]) -> None:
+        """So these requests ended."""
+
+    def out_of_bounds(self, field: str) -> None:
+        """A value of an outcome was refused; the rest of it counts."""
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours: an outcome is lost."""
+
+
+class AccessLog:
+    """The ALS servicer."""
+
+    def __init__(self, listener: Listener, run: str = "0") -> None:
+        """`run` as in `responses.decision`."""
+        self._listener = listener
+        self._run = run
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve it there."""
+        server.add_generic_rpc_handlers((self.handler(),))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To be added to a server."""
         handler = grpc.stream_unary_rpc_method_handler(
             self._serve,
             request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
             response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
         )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler}),))
+        return grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})
 
     async def _serve(
         self,
@@ -114,67 +141,80 @@ class AccessLog:
         context: grpc.aio.ServicerContext[als_pb2.StreamAccessLogsMessage, als_pb2.StreamAccessLogsResponse],
     ) -> als_pb2.StreamAccessLogsResponse:
         """Serve one worker thread of one Envoy until it leaves."""
-        on_outcomes = self._on_outcomes
         while isinstance(message := await context.read(), als_pb2.StreamAccessLogsMessage):
-            entries = message.http_logs.log_entry
-            if entries:
-                on_outcomes([outcome_of(entry) for entry in entries])
+            self._take(message.http_logs.log_entry)
         return als_pb2.StreamAccessLogsResponse()
 
+    def _take(self, entries: Iterable[accesslog_pb2.HTTPAccessLogEntry]) -> None:
+        """Nothing that is in one entry may cost the others: requests would count in flight for ever."""
+        listener, outcomes = self._listener, []
+        for entry in entries:
+            try:
+                outcome = outcome_of(entry, self._run)
+            except Exception as error:
+                listener.mistaken(error)
+                continue
+            if outcome.latency_s != outcome.latency_s:  # NaN
+                listener.out_of_bounds("latency_s")
+            outcomes.append(outcome)
+        if outcomes:
+            listener.outcomes(outcomes)
 
-def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry) -> Outcome:
-    """Read an entry of Envoy's HTTP access log."""
+
+def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outcome:
+    """Read an entry of Envoy's HTTP access log; the gate for all that it says.
+
+    `run`: of this process, as in `responses.decision`: only its own numbers count.
+    """
     common = entry.common_properties
     request = entry.request
     response = entry.response
     metadata = common.metadata.filter_metadata
     path = request.path
     duration_s = _seconds(common.duration)
-    latency_s, first_byte_s = duration_s, float("nan")
+    latency_s, first_byte_s = duration_s, math.nan
     if common.HasField("time_to_last_upstream_rx_byte"):
         sent_s = _seconds(common.time_to_first_upstream_tx_byte)
         latency_s = _seconds(common.time_to_last_upstream_rx_byte) - sent_s
         first_byte_s = _seconds(common.time_to_first_upstream_rx_byte) - sent_s
     # A successful answer has its status in the trailers, an immediate error in the headers.
     grpc_status = response.response_trailers.get("grpc-status") or response.response_headers.get("grpc-status")
+    model = _extracted_model(metadata[EXTRACTION]) if EXTRACTION in metadata else _model_in_path(path)
     return Outcome(
-        number=_number(metadata[_BALANCER_NAMESPACE]) if _BALANCER_NAMESPACE in metadata else NOT_PICKED,
+        number=_number(metadata[DECISION_NAMESPACE], run) if DECISION_NAMESPACE in metadata else NOT_PICKED,
         upstream=_upstream(common),
-        latency_s=latency_s,
-        first_byte_s=first_byte_s,
+        latency_s=latency_s if 0.0 <= latency_s <= MAX_LATENCY_S else math.nan,
+        first_byte_s=first_byte_s if 0.0 <= first_byte_s <= MAX_LATENCY_S else math.nan,
         duration_s=duration_s,
         http_status=response.response_code.value,
-        grpc_status=int(grpc_status) if grpc_status and grpc_status.isdecimal() else -1,
+        grpc_status=code(grpc_status) if grpc_status else -1,
         flags=tuple([_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()]),
         bytes_in=request.request_body_bytes,
         bytes_out=response.response_body_bytes,
-        request_id=request.request_id,
+        gateway_id=request.request_headers.get(REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
         path=path,
-        model=_extracted_model(metadata[_FIELDS_NAMESPACE]) if _FIELDS_NAMESPACE in metadata else _model_in_path(path),
+        model=model if len(model) <= MAX_TEXT_BYTES else "",
         attempts=common.upstream_request_attempt_count,
     )
 
 
-def worker_fault(outcome: Outcome) -> bool:
-    """Whether the outcome speaks against the worker, rather than against the request, the client or nobody.
+def verdict_of(outcome: Outcome) -> tuple[bool, Void]:
+    """`verdict` with Envoy's own account of how the request ended.
 
-    Against it speak: no connection, a reset or broken protocol; and of its answers UNAVAILABLE, INTERNAL, UNKNOWN and
-    DATA_LOSS, in REST 500, 502 and 503. UNAVAILABLE is also what Triton says when its queue is full. That counts too:
-    it is a fast answer, and a worker that refuses must not look better for it than one that serves.
-
-    Not against it: what the client got wrong (INVALID_ARGUMENT, NOT_FOUND, and so on), a client that left, a deadline
-    that passed (its latency already speaks), and whatever Envoy or the balancer answered without asking a worker.
+    Against the worker speak, besides its answers, no connection, a reset, or broken protocol; where none was asked,
+    nothing speaks against one.
     """
+    flags = outcome.flags
     if not outcome.upstream:
-        return False
-    if outcome.flags:
-        if not _CLIENT_LEFT.isdisjoint(outcome.flags):
-            return False
-        if not _WAY_TO_WORKER_FAILED.isdisjoint(outcome.flags):
-            return True
-    if outcome.grpc_status >= 0:
-        return outcome.grpc_status in _GRPC_FAULTS
-    return outcome.http_status in _HTTP_FAULTS
+        return False, "client"
+    if flags:
+        if not _CLIENT_LEFT.isdisjoint(flags) or not _ENVOY_SHED.isdisjoint(flags):
+            return False, "client"
+        if not _DEADLINE_PASSED.isdisjoint(flags):
+            return False, "deadline"
+        if not _WAY_TO_WORKER_FAILED.isdisjoint(flags):
+            return False, ""
+    return verdict(outcome.grpc_status, outcome.http_status)
 
 
 def _seconds(duration: Duration) -> float:
@@ -190,9 +230,11 @@ def _upstream(common: accesslog_pb2.AccessLogCommon) -> str:
     return f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
 
 
-def _number(balancer: struct_pb2.Struct) -> int:
-    number = balancer.fields[NUMBER_KEY].string_value if NUMBER_KEY in balancer.fields else ""
-    return int(number) if number.isdecimal() else REFUSED
+def _number(balancer: struct_pb2.Struct, run: str) -> int:
+    match = _NUMBER.fullmatch(balancer.fields[NUMBER_KEY].string_value) if NUMBER_KEY in balancer.fields else None
+    if match is None:
+        return REFUSED
+    return int(match["number"]) if match["run"] == run else ANOTHERS
 
 
 def _extracted_model(extracted: struct_pb2.Struct) -> str:

@@ -81,7 +81,8 @@ class _Prepared(ABC):
                 config = await client.get_model_config(model, **as_json)
             except (InferenceServerException, aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise LoadError(
-                    f"model {model}: its metadata cannot be had: {error}. Check the model's name and --url"
+                    f"model {model}: its metadata cannot be had: {error}. Check the model's name and --url; where the "
+                    "servers have just been started, wait until they are ready (/ready of the admin pages)"
                 ) from error
             config = config.get("config", config)
             declared = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from balancer.envoy_bootstrap import BootstrapOptions, render
+from balancer.envoy_bootstrap import BootstrapOptions, render_with_secrets
 from balancer.errors import OperatorError
 from balancer.schema import join_address, reachable
 from balancer.stack.process import LocalProcess, ProcessExitedError
@@ -69,9 +69,11 @@ class EnvoyProcess(LocalProcess):
         self._check_not_started()
         executable = find_envoy()
         self._directory = tempfile.TemporaryDirectory(prefix="envoy-")
-        bootstrap = Path(self._directory.name) / "bootstrap.yaml"
-        bootstrap.write_text(self.bootstrap or render(self.options), encoding="utf-8")
-        await self._spawn(*self._command(executable, bootstrap))
+        folder = Path(self._directory.name)
+        text, files = render_with_secrets(self.options, folder)
+        for name, content in (files | {"bootstrap.yaml": self.bootstrap or text}).items():
+            (folder / name).write_text(content, encoding="utf-8")
+        await self._spawn(*self._command(executable, folder / "bootstrap.yaml"))
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once the listener serves: endpoints have arrived, or were waited for in vain (5 s).

@@ -12,13 +12,14 @@ from rich.live import Live
 from rich.text import Text
 
 _PERIOD_S = 1.0
+_TIMEOUT_S = 5.0
 _QUIET_PERIODS = 10
 """Where the output is no terminal, a line every so many periods."""
 
 
 async def live_line(console: Console, admin_urls: Sequence[str], stop: asyncio.Event) -> None:
     """Show rate, p50, p99 and errors of all balancer processes together, until `stop` is set."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             period = 0
             while not stop.is_set():
@@ -40,9 +41,9 @@ async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> st
     policy = ""
     for url in admin_urls:
         try:
-            async with session.get(f"{url}/recent") as response:
+            async with session.get(f"{url}/recent", raise_for_status=True) as response:
                 recent = await response.json()
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             return f"no answer from the balancer at {url}; Envoy picks by itself meanwhile"
         rate_per_s += recent["rate_per_s"]
         errors += recent["errors"]

@@ -135,7 +135,9 @@ class _Up:
         serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
         serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
         envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=options.run_dir / "envoy.log")
-        self._say("balancer", f"{config.listen.grpc}, admin {self._admin_urls()[0]}, processes: {config.processes}")
+        self._say(
+            "balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}"
+        )
         await self._launch("balancer", serve)
         # Envoy that finds no balancer waits, and complains: so it starts when there is one.
         await serve.answers(f"{self._admin_urls()[0]}/live", _READY_TIMEOUT_S)
@@ -157,12 +159,14 @@ class _Up:
         self._parts[name] = part
 
     def _agent_arguments(self, triton: TritonServer, gpu: str) -> list[str]:
-        balancers = [self._config.own_grpc_address(process) for process in range(self._config.processes)]
+        balancers = [self._config.reports_address(process) for process in range(self._config.processes)]
         return [
             "agent",
             *("--worker", triton.name),
             *("--triton-grpc", triton.grpc_endpoint),
             *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+            *("--triton-http", triton.http_endpoint),
+            *("--control", ""),
             *(argument for balancer in balancers for argument in ("--balancer", balancer)),
             *("--report-hz", str(self._options.report_hz)),
             *("--device", gpu),
@@ -223,11 +227,18 @@ class _Up:
 
 def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
     """Fields of the config that this machine decides, not the file."""
-    # One port that all processes share and one for each, in a row, as `listen.grpc` has it.
+    # One port that all processes share and one for each, in a row, as `listen.envoy` has it.
     return {
         "processes": processes,
-        "listen.grpc": f"127.0.0.1:{free_port_range(1 + processes)}",
+        "listen.envoy": f"127.0.0.1:{free_port_range(1 + processes)}",
+        "listen.reports": f"127.0.0.1:{free_port_range(processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
+        "admin.token_file": None,
+        # All parts are on this machine, and have no certificates.
+        "tls.envoy": None,
+        "tls.reports": None,
+        "tls.admin": None,
+        "envoy.balancer_tls": None,
         "envoy.ready_after_listener": True,
         "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
 from balancer.errors import OperatorError
+from balancer.telemetry import control
 from balancer.telemetry.device import Device
-from balancer.telemetry.streams import BalancerTls, Replicas
-from balancer.telemetry.triton_source import TritonSource
+from balancer.telemetry.drain import Drain, DrainError
+from balancer.telemetry.limits import Limits
+from balancer.telemetry.streams import UNIX, BalancerTls, Replicas
+from balancer.telemetry.triton_port import TritonPort
+from balancer.telemetry.triton_source import TritonSource, TritonState
 
 MIN_REPORT_HZ = 20.0
 MAX_REPORT_HZ = 100.0
@@ -26,9 +34,11 @@ class AgentOptions:
     worker: str
     """The worker's name, as discovery spells it."""
     balancers: tuple[str, ...]
-    """The balancer's report ports; a name with several addresses stands for as many replicas."""
+    """The balancer's report ports, or `unix:/path`; a name with several addresses stands for as many replicas."""
     triton_grpc: str = "127.0.0.1:8001"
     triton_metrics: str = "127.0.0.1:8002"
+    triton_http: str = "127.0.0.1:8000"
+    """That closes first when Triton stops; empty: not asked, so that a stop is noticed later."""
     report_hz: float = 50.0
     device: str = ""
     """Device kind, such as `A100`; empty: as NVML says."""
@@ -36,6 +46,8 @@ class AgentOptions:
     """Device memory; 0: as NVML says."""
     tls: BalancerTls | None = None
     """None: plain text."""
+    control: Path | None = None
+    """The socket by which the agent is told to drain; None: none."""
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -43,10 +55,18 @@ class AgentOptions:
             raise OperatorError("worker is empty; give the name under which discovery lists this worker")
         if not self.balancers:
             raise OperatorError("balancers is empty; give the host:port of at least one balancer")
+        if len(self.balancers) > bounds.MAX_BALANCERS:
+            raise OperatorError(f"balancers: {len(self.balancers)} are too many; give {bounds.MAX_BALANCERS} at most")
+        try:
+            bounds.text("worker", self.worker)
+            bounds.text("device", self.device)
+        except OutOfBoundsError as error:
+            raise OperatorError(str(error)) from error
         for option, addresses in (
-            ("balancers", self.balancers),
+            ("balancers", tuple(each for each in self.balancers if not each.startswith(f"{UNIX}/"))),
             ("triton_grpc", (self.triton_grpc,)),
             ("triton_metrics", (self.triton_metrics,)),
+            ("triton_http", (self.triton_http,) if self.triton_http else ()),
         ):
             for address in addresses:
                 host, _, port = address.rpartition(":")
@@ -60,49 +80,95 @@ class AgentOptions:
 
 
 async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
-    """Report until `stop` is set. Neither a missing Triton nor a missing balancer ends it; both are tried for ever."""
-    source = TritonSource(options.triton_grpc, options.triton_metrics)
-    device = Device(options.device, options.memory_bytes)
-    replicas = Replicas(options.balancers, options.tls)
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(source.watch()),
-                group.create_task(device.watch()),
-                group.create_task(replicas.run()),
-                group.create_task(_report(options, source, device, replicas)),
-            ]
-            await stop.wait()
-            for task in tasks:
-                task.cancel()
-    finally:
-        source.close()
+    """Report until `stop` is set. Neither a missing Triton nor a missing balancer ends it; both are tried for ever.
+
+    Raises:
+        OperatorError: if a TLS file cannot be read now.
+    """
+    if options.tls is not None:
+        await asyncio.to_thread(options.tls.credentials)
+    agent = _Agent(options)
+    async with control.listening(options.control, agent.drained):
+        await agent.run(stop)
 
 
-async def _report(options: AgentOptions, source: TritonSource, device: Device, replicas: Replicas) -> None:
-    loop = asyncio.get_running_loop()
-    period_s = 1.0 / options.report_hz
-    due_s = loop.time()
-    incarnation, number = -1, 0
-    while True:
-        triton = await source.read()
-        number = number + 1 if triton.incarnation == incarnation else 0
-        incarnation = triton.incarnation
-        gpu = device.state
-        replicas.offer(
-            Report(
-                worker=options.worker,
-                incarnation=incarnation,
-                number=number,
-                ready=triton.ready,
-                models=triton.models,
-                balancers=max(replicas.connected, 1),
-                device=gpu.kind,
-                memory_bytes=gpu.memory_bytes,
-                memory_used_bytes=gpu.memory_used_bytes,
-                utilisation=gpu.utilisation,
-            )
+class _Agent:
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._source = TritonSource(options.triton_grpc, options.triton_metrics)
+        self._device = Device(options.device, options.memory_bytes)
+        self._replicas = Replicas(options.balancers, options.tls)
+        self._port = TritonPort(options.triton_http) if options.triton_http else None
+        self._drain = Drain(self._replicas)
+        self._limits = Limits()
+        self._triton: TritonState | None = None
+        self._hurry = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                work = [self._source.watch(), self._device.watch(), self._replicas.run(), self._report()]
+                if self._port is not None:
+                    work.append(self._port.watch(self._answers, self._let_finish))
+                tasks = [group.create_task(each) for each in work]
+                await stop.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._source.close()
+
+    async def drained(self, timeout_s: float) -> str:
+        """Drain; why that was not done within the time, or empty."""
+        self._drain.begin()
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drain.drained()
+        except TimeoutError:
+            return f"not drained after {timeout_s:.0f} s: {self._drain.missing()}"
+        except DrainError as error:
+            return str(error)
+        return ""
+
+    def _answers(self) -> bool:
+        return self._triton is not None and self._triton.reached
+
+    async def _let_finish(self) -> None:
+        """Triton stops: tell the balancers now, and wait until it may."""
+        self._hurry.set()
+        with contextlib.suppress(DrainError):
+            await self._drain.drained()
+
+    async def _report(self) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = 1.0 / self._options.report_hz
+        due_s = loop.time()
+        incarnation, number = -1, 0
+        while True:
+            triton = self._triton = await self._source.read()
+            self._drain.observe(triton, loop.time())
+            number = number + 1 if triton.incarnation == incarnation else 0
+            incarnation = triton.incarnation
+            self._replicas.offer(self._report_of(triton, number))
+            # Late by a period or more: leave reports out rather than send two at once.
+            due_s = max(due_s + period_s, loop.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    def _report_of(self, triton: TritonState, number: int) -> Report:
+        gpu = self._device.state
+        return Report(
+            worker=self._options.worker,
+            incarnation=triton.incarnation,
+            number=number,
+            ready=triton.ready,
+            models=self._limits.fit(triton.models),
+            balancers=min(max(self._replicas.connected, 1), bounds.MAX_BALANCERS),
+            device=gpu.kind,
+            memory_bytes=gpu.memory_bytes,
+            memory_used_bytes=gpu.memory_used_bytes,
+            utilisation=gpu.utilisation,
+            draining=self._drain.asked or (self._port is not None and self._port.stopping),
         )
-        # Late by a period or more: leave reports out rather than send two at once.
-        due_s = max(due_s + period_s, loop.time())
-        await asyncio.sleep(due_s - loop.time())

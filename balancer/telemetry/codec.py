@@ -1,4 +1,4 @@
-"""Reports to and from the wire.
+"""Reports to and from the wire, and the gate for what agents say: what is out of `balancer.core.bounds` is refused.
 
 A stream delivers in order or breaks, so each end remembers what the stream has carried, and models (and their batch
 statistics) cross it only when they changed. A report that was never written to the stream loses nothing: the next
@@ -8,15 +8,14 @@ one is encoded against what was.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import ModelReport, Report
 from balancer.telemetry import report_pb2
 
 _Key = tuple[str, str]
-
-
-class InvalidReportError(ValueError):
-    """A report that breaks the rules of report.proto; the message names the field, its value and the remedy."""
 
 
 class ReportEncoder:
@@ -43,6 +42,7 @@ class ReportEncoder:
             memory_bytes=report.memory_bytes,
             memory_used_bytes=report.memory_used_bytes,
             utilisation=None if math.isnan(report.utilisation) else report.utilisation,
+            draining=report.draining,
         )
         for key, model in models.items():
             before = self._carried.get(key)
@@ -79,69 +79,84 @@ class ReportDecoder:
     def __init__(self) -> None:
         self.worker = ""
         """The worker that this stream speaks of; empty until its first valid report."""
-        self.incarnation = -1
-        """Of the last report."""
+        self._incarnation = -1
         self._models: dict[_Key, ModelReport] = {}
         self._tuple: tuple[ModelReport, ...] = ()
 
-    def decode(self, message: report_pb2.WorkerReport) -> Report:
+    def decode(self, message: report_pb2.WorkerReport, stream: int = 0) -> Report:
         """The event that `message` means. Models that did not change are the same objects as in the last one.
 
+        Args:
+            message: As it was read.
+            stream: Number of the stream that carried it.
+
         Raises:
-            InvalidReportError: if it breaks the rules of report.proto; the decoder is then as before.
+            OutOfBoundsError: if it breaks the rules of report.proto; the decoder is then as before.
         """
         worker, incarnation, everything = message.worker, message.incarnation, message.all_models
         if worker != self.worker or not worker:
             self._check_worker(worker)
-        if incarnation != self.incarnation and not everything:
-            raise InvalidReportError(
-                "field all_models: false in the first report of a stream or incarnation; "
-                "the agent must list all models there"
-            )
-        utilisation = _utilisation(message)
-        changed = message.models
-        if everything or len(changed):
-            models = {} if everything else self._models.copy()
-            for entry in changed:
-                model = _decode_model(entry, models)
-                models[(model.model, model.version)] = model
-            self._models, self._tuple = models, tuple(models.values())
-        self.worker, self.incarnation = worker, incarnation
-        return Report(
+        if incarnation != self._incarnation:
+            _count("incarnation", incarnation)
+            if not everything:
+                raise OutOfBoundsError(
+                    "all_models", everything, "is true in the first report of a stream or incarnation"
+                )
+        # Everything is looked at before anything is kept, so that a refused report leaves the decoder as it was.
+        utilisation = bounds.number("utilisation", message.utilisation, 0.0, 1.0)
+        models, models_tuple = self._models, self._tuple
+        if everything or len(message.models):
+            models = _decode_models(message, {} if everything else models.copy())
+            models_tuple = tuple(models.values())
+        report = Report(
             worker=worker,
             incarnation=incarnation,
-            number=message.number,
+            number=_count("number", message.number),
             ready=message.ready,
-            models=self._tuple,
-            balancers=message.balancers or 1,
-            device=message.device,
-            memory_bytes=message.memory_bytes,
-            memory_used_bytes=message.memory_used_bytes,
-            utilisation=utilisation,
+            models=models_tuple,
+            balancers=int(bounds.number("balancers", message.balancers or 1, 1, bounds.MAX_BALANCERS)),
+            device=bounds.text("device", message.device),
+            memory_bytes=_count("memory_bytes", message.memory_bytes),
+            memory_used_bytes=_count("memory_used_bytes", message.memory_used_bytes),
+            utilisation=utilisation if message.HasField("utilisation") else math.nan,
+            draining=message.draining,
+            stream=stream,
         )
+        self.worker, self._incarnation, self._models, self._tuple = worker, incarnation, models, models_tuple
+        return report
 
     def _check_worker(self, worker: str) -> None:
         if not worker:
-            raise InvalidReportError("field worker: is empty; start the agent with the worker's name (--worker)")
+            raise OutOfBoundsError("worker", worker, "names the worker; start the agent with its name (--worker)")
         if self.worker:
-            raise InvalidReportError(
-                f"field worker: is {worker!r} on a stream of {self.worker!r}; open a stream for each worker"
-            )
+            rule = f"stays {bounds.shown(self.worker)} on this stream; open a stream for each worker"
+            raise OutOfBoundsError("worker", worker, rule)
+        bounds.text("worker", worker)
+
+
+def _decode_models(message: report_pb2.WorkerReport, carried: dict[_Key, ModelReport]) -> dict[_Key, ModelReport]:
+    """`carried` with the models of the message in it, its numbers of models, versions and batch sizes bounded."""
+    entries = message.models
+    # Before any is looked at: one message may name the same model many times.
+    _at_most("models", len(entries), bounds.MAX_MODELS)
+    for entry in entries:
+        model = _decode_model(entry, carried)
+        carried[model.model, model.version] = model
+    _at_most("models", len(carried), bounds.MAX_MODELS)
+    if len(carried) > bounds.MAX_VERSIONS:
+        _at_most("models.version", max(Counter(name for name, _ in carried).values()), bounds.MAX_VERSIONS)
+    sizes = sum(len(model.batches) for model in carried.values())
+    _at_most("models.batches", sizes, bounds.MAX_REPORT_BATCH_SIZES)
+    return carried
 
 
 def _decode_model(entry: report_pb2.ModelReport, carried: dict[_Key, ModelReport]) -> ModelReport:
-    name, version = entry.model, entry.version
+    name, version = bounds.text("models.model", entry.model), bounds.text("models.version", entry.version)
     if not name:
-        raise InvalidReportError("field models.model: is empty; every model has a name")
-    pending, executing = entry.pending, entry.executing
-    # Compared like this, NaN fails too.
-    if not 0.0 <= pending < math.inf:
-        raise InvalidReportError(f"field models.pending of {name!r}: is {pending}; it is a number, 0 or more")
-    if not 0.0 <= executing < math.inf:
-        raise InvalidReportError(f"field models.executing of {name!r}: is {executing}; it is a number, 0 or more")
+        raise OutOfBoundsError("models.model", name, "names the model; every model has a name")
     if len(entry.batches):
-        batches = tuple((batch.rows, batch.executions, batch.compute_s) for batch in entry.batches)
-        _check_batches(name, batches)
+        _at_most("models.batches", len(entry.batches), bounds.MAX_BATCH_SIZES)
+        batches = tuple(_decode_batch(batch) for batch in entry.batches)
     else:
         before = carried.get((name, version))
         batches = before.batches if before is not None else ()
@@ -149,31 +164,28 @@ def _decode_model(entry: report_pb2.ModelReport, carried: dict[_Key, ModelReport
         model=name,
         version=version,
         ready=entry.ready,
-        pending=pending,
-        executing=executing,
-        succeeded=entry.succeeded,
-        failed=entry.failed,
-        max_batch_rows=entry.max_batch_rows or 1,
-        instances=entry.instances or 1,
+        pending=bounds.number("models.pending", entry.pending, 0.0, bounds.MAX_PENDING),
+        executing=bounds.number("models.executing", entry.executing, 0.0, bounds.MAX_PENDING),
+        succeeded=_count("models.succeeded", entry.succeeded),
+        failed=_count("models.failed", entry.failed),
+        max_batch_rows=int(bounds.number("models.max_batch_rows", entry.max_batch_rows or 1, 1, bounds.MAX_ROWS)),
+        instances=int(bounds.number("models.instances", entry.instances or 1, 1, bounds.MAX_INSTANCES)),
         batches=batches,
     )
 
 
-def _check_batches(name: str, batches: tuple[tuple[int, int, float], ...]) -> None:
-    for rows, _, compute_s in batches:
-        if not rows:
-            raise InvalidReportError(f"field models.batches.rows of {name!r}: is 0; a batch has rows")
-        if not 0.0 <= compute_s < math.inf:
-            raise InvalidReportError(
-                f"field models.batches.compute_s of {name!r}: is {compute_s}; it is seconds, 0 or more"
-            )
+def _decode_batch(batch: report_pb2.BatchStatistics) -> tuple[int, int, float]:
+    return (
+        int(bounds.number("models.batches.rows", batch.rows, 1, bounds.MAX_ROWS)),
+        _count("models.batches.executions", batch.executions),
+        bounds.number("models.batches.compute_s", batch.compute_s, 0.0, bounds.MAX_COMPUTE_S),
+    )
 
 
-def _utilisation(message: report_pb2.WorkerReport) -> float:
-    """0 to 1; NaN where unknown."""
-    if not message.HasField("utilisation"):
-        return math.nan
-    utilisation = message.utilisation
-    if not 0.0 <= utilisation <= 1.0:
-        raise InvalidReportError(f"field utilisation: is {utilisation}; it is a share, 0 to 1")
-    return utilisation
+def _count(field: str, value: int) -> int:
+    return int(bounds.number(field, value, 0, bounds.MAX_COUNT))
+
+
+def _at_most(field: str, entries: int, most: int) -> None:
+    if entries > most:
+        raise OutOfBoundsError(field, f"{entries} entries", f"has {most} at most")

@@ -7,12 +7,16 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.events import Event, ReportsLost
 from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import InvalidReportError, ReportDecoder
+from balancer.telemetry.codec import ReportDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +28,20 @@ SILENCE_S = 1.0
 SERVER_OPTIONS = (
     # An agent pings every 2 s while nothing comes from us; by default gRPC takes that for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.max_receive_message_length", bounds.MAX_REPORT_BYTES),
 )
 """For the server that the collector is added to."""
+OWN_SERVER_OPTIONS = (("grpc.max_concurrent_streams", bounds.MAX_STREAMS_PER_CONNECTION),)
+"""Beside those, for a server of reports alone: Envoy opens a stream of ext_proc for each request."""
+_SECONDS_BETWEEN_WARNINGS = 1.0
 
 _Context = grpc.aio.ServicerContext[report_pb2.WorkerReport, report_pb2.ReportAck]
+MaySpeak = Callable[[Any, str], str]
+"""Given a call's context and the worker that its first report names: why it may not speak for it; empty: it may."""
+
+
+def _anybody(_context: object, _worker: str) -> str:
+    return ""
 
 
 @dataclass(slots=True)
@@ -40,9 +54,24 @@ class Counts:
     bytes: int = 0
     """Of serialised reports, without gRPC's and HTTP/2's framing."""
     invalid: int = 0
-    """Reports refused; each ended its stream."""
+    """Reports out of bounds; each ended its stream."""
     silent: int = 0
     """Streams given up because nothing came."""
+    refused: int = 0
+    """Streams whose sender may not speak for the worker that it named."""
+    taken_over: int = 0
+    """Streams ended because a newer one speaks for their worker."""
+    too_many: int = 0
+    """Streams refused because as many were open as there may be."""
+
+
+class _EndedError(Exception):
+    """The stream is to be ended with this status."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
 
 
 @dataclass(eq=False, slots=True)
@@ -50,14 +79,19 @@ class _Stream:
     decoder: ReportDecoder
     task: asyncio.Task[None]
     silence_s: float
+    number: int = 0
+    """In the order of the first reports; 0: there was none yet."""
     received: int = 0
+    draining: bool = False
+    """What its last report said."""
     heard_s: float = 0.0
     """On the loop's clock."""
-    silent: bool = False
+    ended: _EndedError | None = None
+    """Why its task was cancelled, where that was our doing."""
     timer: asyncio.TimerHandle | None = None
 
     def watch(self, due_s: float = math.inf) -> None:
-        """End the stream's task once nothing was heard for `silence_s`; looks again by itself until then.
+        """End the stream once nothing was heard for `silence_s`; looks again by itself until then.
 
         A timer for each report would cost more than the report: one a stream looks when the last was heard.
         """
@@ -71,7 +105,12 @@ class _Stream:
             due_s = self.heard_s + self.silence_s
             self.timer = loop.call_at(due_s, self.watch, due_s)
         else:
-            self.silent = True
+            self.end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no report for {self.silence_s} s")
+
+    def end(self, code: grpc.StatusCode, why: str) -> None:
+        """End it from outside its own task."""
+        if self.ended is None:
+            self.ended = _EndedError(code, why)
             self.task.cancel()
 
     def unwatch(self) -> None:
@@ -80,19 +119,55 @@ class _Stream:
             self.timer.cancel()
 
 
+async def _read(context: _Context) -> object:
+    """The next message, or the end of the stream."""
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, "message: is no WorkerReport") from OutOfBoundsError(
+            "message", str(error), "is a WorkerReport"
+        )
+
+
 class Collector:
     """Turns every worker's stream into `Report` events, and its end into `ReportsLost`.
 
-    A worker may have several streams for a while: after a break on the way its agent may be back before the old
-    connection is known to be dead. Its reports are lost only once no stream of the same or a newer incarnation is
-    left. Which reports are late or repeated is for the core to tell, by incarnation and number.
+    A worker is whoever opened the newest stream that names it and may speak for it: after a break on the way an agent
+    may be back before its old connection is known to be dead, and no number that an older stream carried can shut it
+    out. The older stream is ended. Which reports of a stream are late or repeated is for the core to tell.
     """
 
-    def __init__(self, on_event: Callable[[Event], None], silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        on_event: Callable[[Event], None],
+        silence_s: float = SILENCE_S,
+        *,
+        may_speak: MaySpeak = _anybody,
+        refused: Callable[[str], None] = lambda field: None,
+        failed: Callable[[], None] = lambda: None,
+        max_streams: int = bounds.MAX_REPORT_STREAMS,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            on_event: Told of everything.
+            silence_s: A stream that carries nothing for so long is ended.
+            may_speak: Asked when a stream's first report names its worker.
+            refused: Told of each report out of bounds, by the field that is; and `streams` for one stream too many.
+            failed: Told of each stream that ended by a mistake of ours.
+            max_streams: Open at once.
+        """
         self.counts = Counts()
         self._on_event = on_event
         self._silence_s = silence_s
-        self._streams: dict[str, set[_Stream]] = {}
+        self._may_speak = may_speak
+        self._refused = refused
+        self._failed = failed
+        self._max_streams = max_streams
+        self._opened = 0
+        self._speakers: dict[str, _Stream] = {}
+        """The stream that each worker is."""
+        self._warned_s: dict[str, float] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service; call it before the server starts."""
@@ -104,6 +179,12 @@ class Collector:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Stream": handler}),))
 
     async def _stream(self, _: object, context: _Context) -> None:
+        if self.counts.streams >= self._max_streams:
+            self.counts.too_many += 1
+            self._refused("streams")
+            why = f"{self._max_streams} report streams are open, and no more may be; is there an agent for each worker?"
+            self._warn("too_many", "report stream of %s refused: %s", context.peer(), why)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         task = asyncio.current_task()
         assert task is not None  # grpc.aio runs each handler as a task
         stream = _Stream(ReportDecoder(), task, self._silence_s, heard_s=asyncio.get_running_loop().time())
@@ -111,47 +192,86 @@ class Collector:
         self.counts.streams += 1
         try:
             await self._receive(stream, context)
-        except InvalidReportError as error:
-            self.counts.invalid += 1
-            logger.warning("report refused: %s", error, extra={"peer": context.peer()})
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        except _EndedError as error:
+            ended = error
         except asyncio.CancelledError:
-            if not stream.silent:
+            if stream.ended is None:
                 raise
             task.uncancel()
-            self.counts.silent += 1
-            logger.warning("worker %s: no report for %s s", stream.decoder.worker, self._silence_s)
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no report for {self._silence_s} s")
+            ended = stream.ended
         finally:
             stream.unwatch()
             self.counts.streams -= 1
             self._forget(stream)
+        self._count_end(stream, ended, context.peer())
+        await context.abort(ended.code, ended.why)
 
     async def _receive(self, stream: _Stream, context: _Context) -> None:
         counts, decoder, on_event = self.counts, stream.decoder, self._on_event
         clock = asyncio.get_running_loop().time
-        streams: set[_Stream] | None = None
-        while isinstance(message := await context.read(), report_pb2.WorkerReport):
+        while isinstance(message := await _read(context), report_pb2.WorkerReport):
             stream.heard_s = clock()
-            report = decoder.decode(message)
+            try:
+                number = stream.number or self._opened + 1
+                report = decoder.decode(message, number)
+                if not stream.number:
+                    self._begin(stream, report.worker, context)
+                on_event(report)
+            except OutOfBoundsError as error:
+                raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+            except _EndedError:
+                raise
+            except Exception as error:
+                self._failed()
+                self._warn("failed", "a report of worker %s was not taken in", shown(decoder.worker), exc_info=True)
+                raise _EndedError(grpc.StatusCode.INTERNAL, "the balancer failed to take the report in") from error
             counts.reports += 1
             counts.bytes += message.ByteSize()
-            if streams is None:
-                streams = self._streams.setdefault(report.worker, set())
-                streams.add(stream)
-            on_event(report)
-            if stream.received % ACKNOWLEDGE_EVERY == 0:
+            if stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining:
                 await context.write(report_pb2.ReportAck(received=stream.received + 1))
+            stream.draining = report.draining
             stream.received += 1
+
+    def _begin(self, stream: _Stream, worker: str, context: _Context) -> None:
+        """The stream's first report is valid: from now on the stream is the worker, if it may be."""
+        if why := self._may_speak(context, worker):
+            raise _EndedError(grpc.StatusCode.PERMISSION_DENIED, why)
+        self._opened += 1
+        stream.number = self._opened
+        before = self._speakers.get(worker)
+        self._speakers[worker] = stream
+        if before is not None:
+            why = f"another stream speaks for worker {shown(worker)} now, from {context.peer()}"
+            before.end(grpc.StatusCode.ABORTED, f"{why}; is there more than one agent of that name?")
 
     def _forget(self, stream: _Stream) -> None:
         worker = stream.decoder.worker
-        streams = self._streams.get(worker)
-        if streams is None or stream not in streams:
-            return
-        streams.discard(stream)
-        if not streams:
-            del self._streams[worker]
-        if all(other.decoder.incarnation < stream.decoder.incarnation for other in streams):
-            logger.info("worker %s: report stream ended", worker)
-            self._on_event(ReportsLost(worker))
+        if self._speakers.get(worker) is stream:
+            del self._speakers[worker]
+            logger.info("worker %s: report stream ended", shown(worker))
+            try:
+                self._on_event(ReportsLost(worker))
+            except Exception:
+                self._failed()
+                self._warn("failed", "the end of worker %s's reports was not taken in", shown(worker), exc_info=True)
+
+    def _count_end(self, stream: _Stream, ended: _EndedError, peer: str) -> None:
+        """Count and log a stream that we end."""
+        counts = self.counts
+        if isinstance(ended.__cause__, OutOfBoundsError):
+            counts.invalid += 1
+            self._refused(ended.__cause__.field)
+        counts.silent += ended.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        counts.refused += ended.code is grpc.StatusCode.PERMISSION_DENIED
+        counts.taken_over += ended.code is grpc.StatusCode.ABORTED
+        if ended.code is not grpc.StatusCode.INTERNAL:
+            who = shown(stream.decoder.worker)
+            self._warn(ended.code.name, "report stream of worker %s from %s ended: %s", who, peer, ended.why)
+
+    def _warn(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
+        """Log at most once a second of a kind: whoever can make one of these can make thousands."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._warned_s.get(kind, -math.inf) >= _SECONDS_BETWEEN_WARNINGS:
+            self._warned_s[kind] = now_s
+            logger.warning(message, *values, exc_info=exc_info)

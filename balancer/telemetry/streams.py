@@ -17,23 +17,37 @@ from balancer.core.events import Report
 from balancer.errors import OperatorError
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
+from balancer.telemetry.trouble import Said, Trouble, explain
 
 logger = logging.getLogger(__name__)
 
 METHOD = f"/{report_pb2.DESCRIPTOR.services_by_name['Reports'].full_name}/Stream"
+UNIX = "unix:"
+"""How the address of a Unix socket begins."""
 WINDOW = 30
 """Reports that may be unacknowledged. Without a window they would pile up in the transport's buffers, of hundreds of
 KiB, and reach a slow balancer seconds old though it takes their age from their receipt."""
 _CONNECTED_WITHIN_S = 2.0
 _RESOLVE_PERIOD_S = 5.0
 _FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 5.0
+_LAST_PAUSE_S = 1.0
+"""Without a connection, or where another agent took the worker over: a restarted balancer is found in a second."""
+_LAST_REFUSED_PAUSE_S = 5.0
+_STEADY_S = 10.0
+"""A stream that lasted so long was well: the next pause is short again, and trouble is news."""
+_DIAGNOSIS_TIMEOUT_S = 2.0
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
 _CHANNEL_OPTIONS = (
-    # gRPC itself backs off between attempts to connect, doubling with jitter; a restarted balancer should be found
-    # within about a second all the same.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A channel is for one connection, and we pause between them ourselves; this bounds the attempt.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     # Acknowledgements keep a live connection busy, so pings go out only where something is wrong.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 1000),
@@ -48,7 +62,7 @@ _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 
 @dataclass(frozen=True, slots=True)
 class BalancerTls:
-    """TLS towards the balancers. Files are PEM, read when the agent starts to stream to an address."""
+    """TLS towards the balancers. Files are PEM, read again for each new connection, so that renewed ones are used."""
 
     ca: Path
     """What signed the balancers' certificates."""
@@ -75,7 +89,7 @@ class Replica:
     """The stream to one balancer. A new report takes the place of one that was not sent yet."""
 
     def __init__(self, address: str, tls: BalancerTls | None = None) -> None:
-        """`address` is `ip:port`; `run` connects."""
+        """`address` is `ip:port`, or `unix:/path`; `run` connects."""
         self.address = address
         self._tls = tls
         self.wanted = True
@@ -84,54 +98,83 @@ class Replica:
         self._wake = asyncio.Event()
         self._sent = 0
         self._received = 0
+        self._draining_sent = 0
+        """Which report of the stream was the first of those that now say draining; 0: they do not."""
         self._heard_s = -math.inf
+        self._said = Said(address)
 
     @property
     def connected(self) -> bool:
         """Whether the balancer acknowledged a report of late."""
         return asyncio.get_running_loop().time() - self._heard_s < _CONNECTED_WITHIN_S
 
+    @property
+    def knows_draining(self) -> bool:
+        """Whether the balancer acknowledged a report that says draining, as all since do."""
+        return 0 < self._draining_sent <= self._received
+
     def offer(self, report: Report) -> None:
         """Send it as soon as the stream can take one."""
         self._report = report
         self._wake.set()
 
-    def _channel(self) -> grpc.aio.Channel:
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        # The address is one of several that a name stands for, so the certificate is held against that name.
-        name = ("grpc.ssl_target_name_override", self._tls.server_name)
-        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=(*_CHANNEL_OPTIONS, name))
-
     async def run(self) -> None:
         """Stream until cancelled, or broken and not wanted any more."""
         pause_s = _FIRST_PAUSE_S
-        async with self._channel() as channel:
+        loop = asyncio.get_running_loop()
+        while self.wanted:
+            began_s = loop.time()
+            trouble = await self._connection()
+            heard = self._heard_s > -math.inf
+            self._heard_s, self._draining_sent = -math.inf, 0
+            if heard and loop.time() - began_s > _STEADY_S:
+                self._said.well()
+            self._said.trouble(trouble, loop.time())
+            # Two agents of one name take turns: they must not do so as fast as they can.
+            if heard and (trouble.code is not grpc.StatusCode.ABORTED or loop.time() - began_s > _STEADY_S):
+                pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LAST_REFUSED_PAUSE_S if trouble.code in _REFUSALS else _LAST_PAUSE_S)
+
+    async def _connection(self) -> Trouble:
+        """One connection and its stream, until it breaks, or why there is none."""
+        try:
+            channel = await self._channel()
+        except OperatorError as error:
+            return Trouble(str(error))
+        async with channel:
             method: _Method = channel.stream_stream(
                 METHOD,
                 request_serializer=report_pb2.WorkerReport.SerializeToString,
                 response_deserializer=report_pb2.ReportAck.FromString,
             )
-            while self.wanted:
-                await self._connect(channel)
-                heard_before_s = self._heard_s
-                call = method()
-                try:
+            connected = await _connected(channel)
+            # Where there is no connection, a call is what tells why.
+            call = method() if connected else method(timeout=_DIAGNOSIS_TIMEOUT_S)
+            try:
+                if connected:
                     await self._converse(call)
-                    trouble = "ended by the balancer"
-                except grpc.aio.AioRpcError as error:
-                    trouble = f"{error.code().name} {error.details()}"
-                finally:
-                    call.cancel()
-                pause_s = _FIRST_PAUSE_S if self._heard_s > heard_before_s else min(2 * pause_s, _LAST_PAUSE_S)
-                self._heard_s = -math.inf
-                logger.warning("reports to balancer %s broke: %s", self.address, trouble)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                code, details = await call.code(), await call.details() or ""
+            except grpc.aio.AioRpcError as error:
+                code, details = error.code(), error.details() or ""
+            finally:
+                call.cancel()
+        if code is grpc.StatusCode.UNAVAILABLE and self._heard_s > -math.inf:
+            return Trouble("the connection broke", details, code)
+        return explain(code, details, self._shown())
 
-    async def _connect(self, channel: grpc.aio.Channel) -> None:
-        # Not left to the first write: what is encoded before the connection stands is old when it arrives.
-        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            await channel.wait_for_state_change(state)
+    async def _channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        credentials = await asyncio.to_thread(self._tls.credentials)
+        # The address is one of several that a name stands for, so the certificate is held against that name.
+        name = ("grpc.ssl_target_name_override", self._tls.server_name)
+        return grpc.aio.secure_channel(self.address, credentials, options=(*_CHANNEL_OPTIONS, name))
+
+    def _shown(self) -> str:
+        if self._tls is None:
+            return "plain"
+        return "certificate" if self._tls.certificate else "no certificate"
 
     async def _converse(self, call: _Call) -> None:
         encoder = ReportEncoder()
@@ -145,6 +188,10 @@ class Replica:
                 if self._report is not None and self._sent - self._received < WINDOW:
                     message, self._report = encoder.encode(self._report), None
                     self._sent += 1
+                    if not message.draining:
+                        self._draining_sent = 0
+                    elif not self._draining_sent:
+                        self._draining_sent = self._sent
                     try:
                         await call.write(message)
                     except asyncio.InvalidStateError:
@@ -156,17 +203,29 @@ class Replica:
     async def _read_acknowledgements(self, call: _Call) -> None:
         while isinstance(ack := await call.read(), report_pb2.ReportAck):
             if self._heard_s == -math.inf:
-                logger.info("reports to balancer %s: connected", self.address)
+                self._said.connected()
             self._heard_s = asyncio.get_running_loop().time()
             self._received = ack.received
             self._wake.set()
+
+
+async def _connected(channel: grpc.aio.Channel) -> bool:
+    """Whether a connection came about.
+
+    Not left to the first write: what is encoded before the connection stands is old when it arrives.
+    """
+    state = channel.get_state(try_to_connect=True)
+    while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+    return state is grpc.ChannelConnectivity.READY
 
 
 class Replicas:
     """A stream to every address that the targets resolve to."""
 
     def __init__(self, targets: Sequence[str], tls: BalancerTls | None = None) -> None:
-        """`targets` are `host:port`; a name with several addresses stands for as many replicas."""
+        """`targets` are `host:port` or `unix:/path`; a name with several addresses stands for as many replicas."""
         self._tls = tls
         self._targets = tuple(targets)
         self._replicas: dict[str, Replica] = {}
@@ -174,13 +233,18 @@ class Replicas:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """`ip:port` of every replica that is streamed to, or tried."""
+        """`ip:port` or `unix:/path` of every replica that is streamed to, or tried."""
         return tuple(self._replicas)
 
     @property
     def connected(self) -> int:
         """How many balancers acknowledged a report of late."""
         return sum(replica.connected for replica in self._replicas.values())
+
+    @property
+    def unaware_of_draining(self) -> list[str]:
+        """Connected balancers that have not acknowledged yet that this worker is draining."""
+        return [r.address for r in self._replicas.values() if r.connected and not r.knows_draining]
 
     def offer(self, report: Report) -> None:
         """Send the report to all, as soon as each can take one."""
@@ -207,6 +271,8 @@ class Replicas:
             del self._replicas[address]
 
     async def _resolve(self, target: str) -> set[str]:
+        if target.startswith(UNIX):
+            return {target}
         host, _, port = target.rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

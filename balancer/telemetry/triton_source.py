@@ -45,6 +45,10 @@ class TritonState:
     ready: bool
     incarnation: int
     models: tuple[ModelReport, ...]
+    reached: bool = True
+    """Whether its metrics page was read."""
+    gone: bool = False
+    """Whether nothing listens where the page was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class TritonSource:
                 self._gone = True
                 self._index_answered = False
                 self._shapes.clear()
-            return TritonState(ready=False, incarnation=self._incarnation, models=())
+            return TritonState(False, self._incarnation, (), reached=False, gone=self._gone)
         self._note("metrics", "")
         if self._gone or _fell(self._metrics, metrics):
             self._gone = False

@@ -32,6 +32,8 @@ TRITON = "inference.GRPCInferenceService"
 FIELDS = "envoy.filters.http.grpc_field_extraction"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
+RUN = "0"
+"""Of the fake balancers: as `AccessLog` has it by default."""
 Responder = Callable[[ext_proc.ProcessingRequest], ext_proc.ProcessingResponse]
 
 
@@ -50,8 +52,26 @@ def go_on(
     if pick is not None:
         response.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": pick}})
     if process:
-        response.dynamic_metadata.update({"balancer": {"process": process, "number": number}})
+        run_and_number = f"{RUN}.{number}" if number else ""
+        response.dynamic_metadata.update({"balancer": {"process": process, "number": run_and_number}})
     return response
+
+
+@dataclass
+class _Heard:
+    """Listens to the access log."""
+
+    told: asyncio.Queue[Outcome]
+
+    def outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.told.put_nowait(outcome)
+
+    def out_of_bounds(self, field: str) -> None:
+        raise AssertionError(f"{field} of an outcome is out of bounds")
+
+    def mistaken(self, error: Exception) -> None:
+        raise AssertionError("an outcome could not be read") from error
 
 
 @dataclass
@@ -64,6 +84,8 @@ class FakeBalancer:
     ads: Ads = field(default_factory=Ads)
     outcomes: asyncio.Queue[Outcome] = field(default_factory=asyncio.Queue)
     credentials: grpc.ServerCredentials | None = None
+    socket: Path | None = None
+    """Of the file system, to listen there in place of a port."""
     hang: asyncio.Event | None = None
     """While set to an event, neither ext_proc nor the health check answers before it."""
     _server: grpc.aio.Server | None = None
@@ -83,8 +105,10 @@ class FakeBalancer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
         self.ads.add_to(server)
-        AccessLog(self._outcomes).add_to(server)
-        if self.credentials is None:
+        AccessLog(_Heard(self.outcomes), RUN).add_to(server)
+        if self.socket is not None:
+            server.add_insecure_port(self.endpoint)
+        elif self.credentials is None:
             self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         else:
             self.port = server.add_secure_port(f"127.0.0.1:{self.port}", self.credentials)
@@ -98,11 +122,7 @@ class FakeBalancer:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def _outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            self.outcomes.put_nowait(outcome)
+        return f"127.0.0.1:{self.port}" if self.socket is None else f"unix:{self.socket}"
 
     async def _process(self, requests: AsyncIterator[ext_proc.ProcessingRequest], context: Any) -> None:
         async for request in requests:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from balancer.core.events import Finished
 from balancer.core.guard import Change
 from balancer.core.rollout import RolloutChange
 from balancer.core.router import Router
@@ -105,6 +106,16 @@ class Guarded:
         for _ in range(count):
             self.now_s += every_s
             found.append(self.router.route(Request("m"), self.now_s).policy)
+        return found
+
+    def serve(self, count: int = 1, every_s: float = 0.02) -> list[str]:
+        """As `decide`; each request ends well, at once."""
+        found = []
+        for _ in range(count):
+            self.now_s += every_s
+            decision = self.router.route(Request("m"), self.now_s)
+            self.router.observe(Finished(decision.number, decision.worker, 0.01, True), self.now_s)
+            found.append(decision.policy)
         return found
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 
 from balancer.core.events import Event, ModelReport, Report
-from balancer.telemetry.collector import SERVER_OPTIONS, Collector
+from balancer.telemetry.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
 
 _PATIENCE_S = 60.0
 
@@ -49,11 +50,16 @@ class Heard:
 
 @contextlib.asynccontextmanager
 async def collecting(
-    on_event: Callable[[Event], None], *, address: str = "127.0.0.1", port: int = 0, silence_s: float = 30.0
+    on_event: Callable[[Event], None],
+    *,
+    address: str = "127.0.0.1",
+    port: int = 0,
+    silence_s: float = 30.0,
+    **options: Any,
 ) -> AsyncIterator[tuple[Collector, str]]:
-    """A collector behind a real server, and its `host:port`."""
-    collector = Collector(on_event, silence_s)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    """A collector behind a real server of its own, and its `host:port`; further options are the collector's."""
+    collector = Collector(on_event, silence_s, **options)
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *OWN_SERVER_OPTIONS))
     collector.add_to(server)
     bound = server.add_insecure_port(f"{address}:{port}")
     await server.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,8 @@ class Stack:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses = {
             "listen": {
-                "grpc": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
+                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
                 "admin": f"127.0.0.1:{free_port_range(self.processes)}",
             },
             "envoy": {
@@ -120,11 +122,17 @@ class Stack:
             return None
 
     async def metric(self, name: str, process: int = 0, **labels: str) -> float:
-        """The sum of the samples of a metric that have the labels."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self.admin(process)}/metrics") as response:
-            families = text_string_to_metric_families(await response.text())
-        samples = (sample for family in families for sample in family.samples if sample.name == name)
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        """The sum of the samples of a metric that have the labels, in a text that was begun after the call."""
+        called_s = time.time()
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self.admin(process)}/metrics") as response:
+                    families = text_string_to_metric_families(await response.text())
+                samples = [sample for family in families for sample in family.samples]
+                if any(s.name == "balancer_metrics_timestamp_seconds" and s.value >= called_s for s in samples):
+                    break
+                await asyncio.sleep(POLL_S)
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
     async def all_ready(self) -> None:
         """Wait until every process has heard of every worker."""
@@ -193,13 +201,15 @@ class Stack:
 
     def _agent(self, number: int) -> Child:
         triton = self.tritons[number]
-        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        balancers = [self.config.reports_address(process) for process in range(self.processes)]
         return Child(
             [
                 "agent",
                 *("--worker", triton.name),
                 *("--triton-grpc", triton.grpc_endpoint),
                 *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
+                *("--triton-http", triton.http_endpoint),
+                *("--control", ""),
                 *(argument for balancer in balancers for argument in ("--balancer", balancer)),
                 *self.agent_arguments,
             ],

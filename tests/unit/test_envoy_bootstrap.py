@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from balancer.envoy_bootstrap import BalancerTls, BootstrapOptions, ListenerTls, render, template
+from balancer.envoy_bootstrap import BootstrapOptions, render, render_with_secrets, template
+from balancer.envoy_tls import BalancerTls, ListenerTls
 from balancer.errors import OperatorError
+from balancer.frontends.pick import picker
 from balancer.stack.envoyproxy import find_envoy
 
 ENVOY = Path(__file__).parents[2] / "envoy"
@@ -22,6 +25,10 @@ def rendered(options: BootstrapOptions) -> Any:
 
 def manager(bootstrap: Any) -> Any:
     return bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def routes() -> Any:
+    return manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["routes"]
 
 
 def test_the_defaults_are_the_file_that_an_sre_reads() -> None:
@@ -48,8 +55,12 @@ EVERYTHING = BootstrapOptions(
     health_timeout_s=2,
     flush_interval_s=0.0005,
     request_buffer_limit_bytes=1000,
+    request_timeout_s=7.5,
+    max_connections=11,
+    max_heap_bytes=2**30,
     access_log="/dev/stdout",
 )
+UNIX = dataclasses.replace(EVERYTHING, balancers=("unix:/run/0.sock", "10.0.0.2:9001"))
 
 
 def test_options_arrive() -> None:
@@ -61,6 +72,10 @@ def test_options_arrive() -> None:
     assert manager(bootstrap)["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] == 1000
     (ext_proc,) = [f for f in manager(bootstrap)["http_filters"] if f["name"].endswith("ext_proc")]
     assert ext_proc["typed_config"]["message_timeout"] == "0.05s"
+    assert manager(bootstrap)["request_timeout"] == "7.5s"
+    heap, connections = bootstrap["overload_manager"]["resource_monitors"]
+    assert heap["typed_config"]["max_heap_size_bytes"] == 2**30
+    assert connections["typed_config"]["max_active_downstream_connections"] == 11
     (balancer,) = [c for c in bootstrap["static_resources"]["clusters"] if c["name"] == "balancer"]
     assert balancer["health_checks"][0]["timeout"] == "2s"
 
@@ -96,21 +111,40 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
 
 
 def test_no_time_limit_but_the_clients() -> None:
-    for route in manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["routes"]:
-        assert route["route"]["timeout"] == "0s"
+    forwarding = [route["route"] for route in routes() if "route" in route]
+    assert {route["cluster"] for route in forwarding} == {"triton_grpc", "triton_http"}
+    assert {route["timeout"] for route in forwarding} == {"0s"}
+
+
+def test_a_refusal_says_what_the_balancer_says_and_does_not_ask_it() -> None:
+    told = {}
+    for route in routes():
+        if "direct_response" in route:
+            told[route["name"]] = route["direct_response"]["body"]["inline_string"]
+            assert route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]["disabled"] is True
+    assert told["grpc_per_server"] == picker._PER_SERVER
+    assert json.loads(told["rest_per_server"]) == {"error": picker._PER_SERVER}
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "options",
-    [BootstrapOptions(), EVERYTHING, "tls"],
-    ids=["defaults", "everything", "tls"],
+    [BootstrapOptions(), EVERYTHING, UNIX, "tls", "secrets"],
+    ids=["defaults", "everything", "unix", "tls", "secrets"],
 )
 def test_envoy_accepts_it(options: BootstrapOptions | str, tmp_path: Path) -> None:
-    if isinstance(options, str):
-        options = with_tls(tmp_path)
     path = tmp_path / "bootstrap.yaml"
-    path.write_text(render(options))
+    if options == "secrets":
+        text, files = render_with_secrets(with_tls(tmp_path), tmp_path)
+        assert sorted(files) == [
+            *("balancer_authority.yaml", "client_authority.yaml", "gateway_certificate.yaml"),
+            "listener_certificate.yaml",
+        ]
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+    else:
+        text = render(with_tls(tmp_path) if isinstance(options, str) else options)
+    path.write_text(text)
     command = [find_envoy(), "--mode", "validate", "--config-path", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
@@ -141,6 +175,11 @@ def with_tls(directory: Path) -> BootstrapOptions:
         ({"balancers": ("localhost",)}, "balancers: 'localhost'"),
         ({"balancers": ("h:0",)}, "balancers: 'h:0'"),
         ({"balancers": (":9000",)}, "balancers: ':9000'"),
+        ({"balancers": ("unix:relative.sock",)}, "balancers: 'unix:relative.sock' has no absolute path"),
+        ({"balancers": ("unix:/run/b.sock", "name:9000")}, "balancers: 'name:9000' is a name"),
+        ({"request_timeout_s": 0}, "request_timeout_s: 0"),
+        ({"max_connections": 0}, "max_connections: 0"),
+        ({"max_heap_bytes": -1}, "max_heap_bytes: -1"),
         ({"message_timeout_s": 0}, "message_timeout_s: 0"),
         ({"flush_interval_s": float("nan")}, "flush_interval_s: nan"),
         ({"request_buffer_limit_bytes": 2**32}, "request_buffer_limit_bytes: 4294967296"),

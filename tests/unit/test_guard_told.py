@@ -15,7 +15,7 @@ from support.decision_logs import write
 from support.fleets import make_router, report
 from support.guarded import NO_WINDOWS, Moody, guarded
 
-from balancer.admin import explain
+from balancer.admin.explain import explain
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.steering import Plan, Steering
 from balancer.decision_log.reading import DecisionLog, read_log
@@ -59,6 +59,34 @@ def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.L
     assert "out of service, a baseline decides: RuntimeError: moody" in fell.getMessage()
     assert (fell.policy, fell.reason, fell.quiet_s) == ("moody", "invalid", 2.0)  # type: ignore[attr-defined]  # extra
     assert "back in service" in returned.getMessage()
+
+
+def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    windows = GuardSettings(window_every_s=1.0)
+    steps = RolloutSettings((0.5, 1.0), step_s=2.0, min_requests=50, watch_s=20.0, watch_pairs=10, guard=windows)
+    g = guarded(policy=RandomChoice())
+    metrics = Metrics(g.router, lambda: g.now_s)
+    g.router.steering = Steering(g.router.policy, Plan(rollout=steps, new=PowerOfTwo()), listener=News(metrics))
+    with caplog.at_level(logging.INFO):
+        g.decide(150)
+        held = explain(g.router, M, g.now_s)["rollout"]
+        g.serve(800)
+        watched = explain(g.router, M, g.now_s)["rollout"]
+        g.serve(2500)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "balancer.news"]
+    assert told == [
+        ("INFO", "rollout: next step"),
+        ("INFO", f"rollout: step held: {held['held']}"),
+        ("INFO", "rollout: the new policy decides all, watched against the old one in windows"),
+        ("INFO", "rollout: finished, the new policy has proven itself; write it into policy, and remove rollout"),
+    ]
+    assert held["held"].endswith("ended; min_requests is 50")
+    assert (watched["state"], watched["held"], watched["watch"]["watch_pairs"]) == ("watched", "", 10)
+    assert 0 < watched["watch"]["quiet_s"] < 20
+    done = explain(g.router, M, g.now_s)
+    assert (done["decides"], done["rollout"]["state"], done["rollout"]["watch"]) == ("power_of_two", "finished", None)
 
 
 def test_explain_says_who_decides_and_why() -> None:

@@ -1,7 +1,8 @@
 """What a request asks for, read from headers and from the fields that Envoy extracted; never from a body.
 
-A pure translation from the KServe v2 protocol (gRPC and REST) to the router's `Request`. What each front of the
-protocol can tell without its body, and the headers that stand in for the rest, is tabled in the README beside this.
+A pure translation from the KServe v2 protocol (gRPC and REST) to the router's `Request`, and the gate for all that a
+client can say: what passes is within `balancer.core.bounds`. What each front of the protocol can tell without its body,
+and the headers that stand in for the rest, is tabled in the README beside this.
 """
 
 from __future__ import annotations
@@ -13,19 +14,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
 from policies.base import Request
 from policies.hashing import key_of, mix
 
 SERVICE = "/inference.GRPCInferenceService/"
 EXTRACTION = "envoy.filters.http.grpc_field_extraction"
+REQUEST_ID_HEADER = "x-gateway-request-id"
+"""Set by our Envoy, over whatever the client sent: an x-request-id may be used twice."""
 _TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+# At most eight digits: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_WHOLE = re.compile(r"-?[0-9]{1,20}")
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
 _INFERENCE = {"ModelInfer", "ModelStreamInfer"}
 _ABOUT_MODEL = {"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"}
-_PER_SERVER = re.compile(
-    r"RepositoryModel(Load|Unload)|(System|Cuda)SharedMemory\w+|TraceSetting|LogSettings"
-    r"|/v2/(repository/models/.+/(load|unload)|(system|cuda)sharedmemory/.*|(models/.+/)?trace/setting|logging)"
+_ABOUT_SERVER = {"ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"}
+_HEALTH = "/grpc.health.v1.Health/"
+_REST_SERVER = re.compile(r"/v2/?|/v2/health/(live|ready)/?|/v2/models/stats/?|/v2/repository/index/?")
+_REST_MODEL = re.compile(
+    r"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?"
+    r"(/(?P<verb>infer|generate|generate_stream|ready|config|stats))?/?"
 )
-_REST_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/(?P<verb>\w+))?/?")
+_REST_KINDS = {"infer": "inference", "generate": "inference", "generate_stream": "stream"}
 
 # Parameters of a request that concern routing, by the kind that Triton's clients give each. Envoy hands over keys and
 # values as one list for each kind, in order, so a value is found by counting the keys of its kind before it.
@@ -37,6 +49,7 @@ _KIND = {
     "timeout": "int64_param",
     "priority": "uint64_param",
 }
+_PARAMETER_KINDS = ("bool_param", "int64_param", "uint64_param", "string_param")
 
 
 class Kind(enum.Enum):
@@ -50,20 +63,21 @@ class Kind(enum.Enum):
     SERVER = "server"
     """About a server: any will do."""
     PER_SERVER = "per_server"
-    """Changes one server (load a model, register memory), so balancing it would be a surprise."""
+    """Whatever else there is: it changes one server (load a model, register memory), so balancing it would be a
+    surprise, or it is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
-    """The headers that carry what cannot be had without the body; lower case."""
+    """The headers that may carry what cannot be had without the body; lower case. None: no header may."""
 
-    model: str = "x-model-name"
-    rows: str = "x-batch-rows"
-    key: str = "x-routing-key"
-    sequence: str = "x-sequence-id"
-    priority: str = "x-priority"
-    tenant: str = "x-tenant"
-    deadline: str = "x-deadline-ms"
+    model: str | None = None
+    rows: str | None = "x-batch-rows"
+    key: str | None = "x-routing-key"
+    sequence: str | None = "x-sequence-id"
+    priority: str | None = "x-priority"
+    tenant: str | None = "x-tenant"
+    deadline: str | None = "x-deadline-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +88,16 @@ class Call:
     request: Request
     grpc: bool
     request_id: str
-    """Envoy's x-request-id, which is the client's own where it sends one; Triton gets the same header."""
+    """x-request-id, which is the client's own where it sends one; Triton gets the same header."""
+    gateway_id: str
+    """`REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     triton_request_id: str
     """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
+
+
+def is_grpc(headers: Mapping[str, str]) -> bool:
+    """Whether the call speaks gRPC, and so must its answer."""
+    return headers.get("content-type", "").startswith("application/grpc")
 
 
 def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]], names: HeaderNames) -> Call:
@@ -87,28 +108,44 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
         fields: What Envoy extracted: lists of values by field path, empty for REST and for other gateways.
         names: Of the headers that stand in for fields.
 
-    Headers win over fields: who sets one means it. A value that cannot be read counts as absent, since routing must
-    not refuse what Triton would take.
+    A header can narrow and never widen: what the message or the path says of model and sequence holds, the less
+    important priority and the tighter deadline count. Rows are the header's, since the message has only a guess.
+
+    Raises:
+        OutOfBoundsError: a value that is not within bounds, or a header of ours that cannot be read.
     """
     path = headers.get(":path", "").partition("?")[0]
-    grpc = headers.get("content-type", "").startswith("application/grpc")
+    grpc = is_grpc(headers)
     kind, model, version = _grpc_call(path, fields) if grpc else _rest_call(path)
+    if kind is Kind.PER_SERVER:
+        return Call(kind, Request(model=""), grpc, "", "", "")
     parameters = dict(_parameters(fields)) if fields.get("parameters.key") else {}
-    model = headers.get(names.model) or model
-    sequence_id = headers.get(names.sequence) or str(parameters.get("sequence_id", ""))
+    if kind is not Kind.SERVER:
+        model = bounds.text("model", model or _header(headers, names.model))
+        if not model:
+            # A worker picked for no model in particular would be one that the model table may forbid.
+            raise OutOfBoundsError("model", model, "is not empty; where the gateway does not tell it, a header has to")
+    sequence_id = bounds.text("sequence_id", str(parameters.get("sequence_id", ""))) or _header(headers, names.sequence)
     in_sequence = sequence_id not in {"", "0"}
-    key = headers.get(names.key)
+    key = _header(headers, names.key)
     request = Request(
         model=model,
-        version=version,
-        rows=_number(headers.get(names.rows)) or _rows(fields),
+        version=bounds.text("version", version),
+        rows=_whole_header(headers, names.rows, 1, bounds.MAX_ROWS) or _guessed_rows(fields),
         key=sequence_key(model, sequence_id) if in_sequence else key_of(key) if key else None,
         deadline_s=_deadline_s(headers, names, parameters),
-        priority=int(_number(headers.get(names.priority) or parameters.get("priority")) or 0),
-        tenant=headers.get(names.tenant, ""),
+        priority=max(_priority(parameters), _whole_header(headers, names.priority, 0, bounds.MAX_PRIORITY)),
+        tenant=_header(headers, names.tenant),
         sequence=in_sequence,
     )
-    return Call(kind, request, grpc, headers.get("x-request-id", ""), str(_first(fields, "id")))
+    return Call(
+        kind,
+        request,
+        grpc,
+        _header(headers, "x-request-id"),
+        _header(headers, REQUEST_ID_HEADER),
+        bounds.text("id", str(_first(fields, "id"))),
+    )
 
 
 def sequence_key(model: str, sequence_id: str) -> int:
@@ -117,24 +154,30 @@ def sequence_key(model: str, sequence_id: str) -> int:
 
 
 def _grpc_call(path: str, fields: Mapping[str, Sequence[object]]) -> tuple[Kind, str, str]:
-    method = path.removeprefix(SERVICE)
+    if path.startswith(_HEALTH):
+        return Kind.SERVER, "", ""
+    method = path.removeprefix(SERVICE) if path.startswith(SERVICE) else ""
     if method in _INFERENCE:
         kind = Kind.STREAM if method == "ModelStreamInfer" else Kind.INFERENCE
         return kind, str(_first(fields, "model_name")), str(_first(fields, "model_version"))
-    name = str(_first(fields, "name"))
-    if method in _ABOUT_MODEL and name:
-        return Kind.MODEL, name, str(_first(fields, "version"))
-    return (Kind.PER_SERVER if _PER_SERVER.fullmatch(method) else Kind.SERVER), "", ""
+    if method in _ABOUT_MODEL:
+        # Without a name, Triton answers for all of its models: then any server will do.
+        name = str(_first(fields, "name"))
+        return (Kind.MODEL, name, str(_first(fields, "version"))) if name else (Kind.SERVER, "", "")
+    return (Kind.SERVER if method in _ABOUT_SERVER else Kind.PER_SERVER), "", ""
 
 
 def _rest_call(path: str) -> tuple[Kind, str, str]:
-    if _PER_SERVER.fullmatch(path):
+    decoded = unquote(path)
+    if decoded.count("/") != path.count("/") or not decoded.isprintable():
+        # A slash within a name is a path of another call to whoever decodes it earlier.
         return Kind.PER_SERVER, "", ""
-    match = _REST_MODEL.fullmatch(path)
-    if match is None or match["model"] == "stats":
+    if _REST_SERVER.fullmatch(decoded):
         return Kind.SERVER, "", ""
-    kind = {"infer": Kind.INFERENCE, "generate": Kind.INFERENCE, "generate_stream": Kind.STREAM}
-    return kind.get(match["verb"] or "", Kind.MODEL), unquote(match["model"]), match["version"] or ""
+    match = _REST_MODEL.fullmatch(decoded)
+    if match is None:
+        return Kind.PER_SERVER, "", ""
+    return Kind(_REST_KINDS.get(match["verb"] or "", "model")), match["model"], match["version"] or ""
 
 
 def _first(fields: Mapping[str, Sequence[object]], path: str) -> object:
@@ -142,19 +185,44 @@ def _first(fields: Mapping[str, Sequence[object]], path: str) -> object:
     return values[0] if values else ""
 
 
-def _rows(fields: Mapping[str, Sequence[object]]) -> float:
-    """The first dimension of the first input: the batch of a model that batches, and a guess for one that does not."""
-    return max(_number(_first(fields, "inputs.shape")) or 1.0, 1.0)
+def _header(headers: Mapping[str, str], name: str | None) -> str:
+    return "" if name is None else bounds.text(name, headers.get(name, ""))
 
 
-def _number(value: object) -> float | None:
-    if value is None or value == "":
-        return None
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+def _whole_header(headers: Mapping[str, str], name: str | None, least: int, most: int) -> int:
+    """0 where the header is absent, empty, or not to be read."""
+    value = "" if name is None else headers.get(name, "").strip()
+    if not value:
+        return 0
+    if not _WHOLE.fullmatch(value) or not least <= int(value) <= most:
+        raise OutOfBoundsError(str(name), value, f"is a whole number from {least} to {most}")
+    return int(value)
+
+
+def _guessed_rows(fields: Mapping[str, Sequence[object]]) -> int:
+    """The first dimension of the first input: the batch of a model that batches.
+
+    One too large for a batch is the length of an input without a batch axis, and says nothing.
+    """
+    rows = str(_first(fields, "inputs.shape"))
+    number = int(rows) if _WHOLE.fullmatch(rows) else 1
+    return number if 1 <= number <= bounds.MAX_ROWS else 1
+
+
+def _parameter(parameters: Mapping[str, object], name: str, most: int) -> int:
+    """A whole number of the message's; 0 where there is none, or Triton has to say what is wrong with it."""
+    value = str(parameters.get(name, ""))
+    # Other gateways may hand numbers over as such.
+    value = value.removesuffix(".0")
+    if not _WHOLE.fullmatch(value) or int(value) < 0:
+        return 0
+    if int(value) > most:
+        raise OutOfBoundsError(name, value, f"is a whole number from 0 to {most}")
+    return int(value)
+
+
+def _priority(parameters: Mapping[str, object]) -> int:
+    return _parameter(parameters, "priority", bounds.MAX_PRIORITY)
 
 
 def _parameters(fields: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, object]]:
@@ -164,6 +232,8 @@ def _parameters(fields: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, o
     among them a value is taken only from a list whose length leaves no doubt, that is, all keys of that kind are known.
     """
     keys = [str(key) for key in fields["parameters.key"]]
+    if len(keys) > bounds.MAX_PARAMETERS:
+        raise OutOfBoundsError("parameters", len(keys), f"are {bounds.MAX_PARAMETERS} at most")
     lists = {kind: list(fields.get(f"parameters.value.{kind}", ())) for kind in _PARAMETER_KINDS}
     kinds = {key: _KIND[key] for key in keys if key in _KIND}
     if "sequence_id" in keys:
@@ -176,19 +246,22 @@ def _parameters(fields: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, o
             yield from zip(mine, values, strict=True)
 
 
-_PARAMETER_KINDS = ("bool_param", "int64_param", "uint64_param", "string_param")
-
-
 def _deadline_s(headers: Mapping[str, str], names: HeaderNames, parameters: Mapping[str, object]) -> float:
     """The tightest of gRPC's timeout, Triton's (microseconds in the queue) and the header's."""
     candidates = [math.inf]
     timeout = headers.get("grpc-timeout", "")
-    if timeout and timeout[:-1].isdigit() and timeout[-1] in _TIMEOUT_UNITS_S:
-        candidates.append(int(timeout[:-1]) * _TIMEOUT_UNITS_S[timeout[-1]])
-    microseconds = _number(parameters.get("timeout"))
+    if timeout:
+        match = _TIMEOUT.fullmatch(timeout)
+        if match is None:
+            raise OutOfBoundsError("grpc-timeout", timeout, "has 1 to 8 digits and a unit of H, M, S, m, u or n")
+        candidates.append(int(match[1]) * _TIMEOUT_UNITS_S[match[2]])
+    microseconds = _parameter(parameters, "timeout", 2**63 - 1)
     if microseconds:
         candidates.append(microseconds * 1e-6)
-    milliseconds = _number(headers.get(names.deadline))
-    if milliseconds is not None and milliseconds > 0:
-        candidates.append(milliseconds * 1e-3)
+    milliseconds = "" if names.deadline is None else headers.get(names.deadline, "").strip()
+    if milliseconds:
+        if not _NUMBER.fullmatch(milliseconds) or not 0 < float(milliseconds) <= bounds.MAX_DEADLINE_S * 1000:
+            most = f"{bounds.MAX_DEADLINE_S * 1000:.0f}"
+            raise OutOfBoundsError(str(names.deadline), milliseconds, f"is a number above 0, and {most} at most")
+        candidates.append(float(milliseconds) * 1e-3)
     return min(candidates)

@@ -20,6 +20,10 @@ from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownMo
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 DECISION_NAMESPACE = "balancer"
+NUMBER_KEY = "number"
+"""Of a decision: its run and count; empty for a refusal."""
+RUN_SEPARATOR = "."
+"""In the number of a decision, between the run of the process and its count."""
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
 _CODES: dict[type[RoutingError], tuple[int, int]] = {
@@ -28,14 +32,23 @@ _CODES: dict[type[RoutingError], tuple[int, int]] = {
     Shed: (429, 8),
 }
 UNSUPPORTED_CODES = (501, 12)
+INVALID_CODES = (400, 3)
+INTERNAL_CODES = (500, 13)
 
 
 @lru_cache(maxsize=65536)
-def destination(endpoints: tuple[str, ...], once: bool) -> bytes:
-    """The part that names the endpoints, best first; `once`: Envoy must not try a second one."""
+def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
+    """The part that names the endpoints, best first.
+
+    Args:
+        endpoints: `address:port` each.
+        once: Envoy must not try a second one.
+        header: Whether to name them in a header too, which gateways other than ours may go by.
+    """
     value = ",".join(endpoints)
     mutation = ext_proc.HeaderMutation()
-    _set(mutation, DESTINATION, value)
+    if header:
+        _set(mutation, DESTINATION, value)
     if once:
         _set(mutation, "x-envoy-max-retries", "0")
     metadata = struct_pb2.Struct()
@@ -44,28 +57,35 @@ def destination(endpoints: tuple[str, ...], once: bool) -> bytes:
     return _bytes(ext_proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata))
 
 
-def decision(process: str, number: int | None) -> bytes:
-    """The part that says which process decided what (None: to refuse): it comes back in Envoy's access log."""
+def decision(process: str, run: str, number: int | None) -> bytes:
+    """The part that says who decided what: it comes back in Envoy's access log.
+
+    Args:
+        process: Its number, by which Envoy finds the process that is to hear of the outcome.
+        run: Tells this run of the process from the ones before, which counted from 0 as well.
+        number: Of the decision; None: to refuse.
+    """
     if number is None:
         return _decision(process, "")
     digits = b"%d" % number
-    before, after = _around_number(process, len(digits))
+    before, after = _around_number(process, run, len(digits))
     return before + digits + after
 
 
 @cache
-def _around_number(process: str, digits: int) -> tuple[bytes, bytes]:
+def _around_number(process: str, run: str, digits: int) -> tuple[bytes, bytes]:
     """What precedes and follows a number of so many digits: protobuf writes lengths, but not what the digits are."""
-    placeholder = "#" * digits
+    start = f"{run}{RUN_SEPARATOR}"
+    placeholder = start + "#" * digits
     before, after = _decision(process, placeholder).split(placeholder.encode())
-    return before, after
+    return before + start.encode(), after
 
 
 def _decision(process: str, number: str) -> bytes:
     metadata = struct_pb2.Struct()
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields["process"].string_value = process
-    fields["number"].string_value = number
+    fields[NUMBER_KEY].string_value = number
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

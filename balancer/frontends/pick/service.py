@@ -6,26 +6,30 @@ the hot path, and each layer left out is a tenth of it.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import grpc
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
 
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.router import Decision
 from balancer.frontends.pick import responses
-from balancer.frontends.pick.kserve import EXTRACTION, Call, HeaderNames, read_call
+from balancer.frontends.pick.kserve import EXTRACTION, Call, HeaderNames, is_grpc, read_call
 from balancer.frontends.pick.picker import Pick, Picker
+from balancer.frontends.verdict import code
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _SUBSET = "x-gateway-destination-endpoint-subset"
 _SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 _SERVED = "x-gateway-destination-endpoint-served"
 _METHOD = f"/{SERVICE}/Process"
+_NO_REQUEST = "the first message has no request_headers"
 _HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
 """Metadata with which our bootstrap says that a stream has one message."""
 _FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
@@ -42,6 +46,8 @@ class Served:
     latency_s: float
     status: int
     """HTTP status; 0: the stream ended without response headers."""
+    grpc_status: int = -1
+    """-1: not gRPC, or not in the headers, as where the answer is no error."""
 
 
 class Listener(Protocol):
@@ -52,6 +58,12 @@ class Listener(Protocol):
 
     def served(self, call: Call, served: Served) -> None:
         """A gateway said how a request ended."""
+
+    def refused(self, error: OutOfBoundsError) -> None:
+        """A request was refused because a field of it was out of bounds."""
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours: the request at hand was answered by an error."""
 
 
 class ExternalProcessor:
@@ -72,52 +84,69 @@ class ExternalProcessor:
     async def once(self, _: object, stream: Stream) -> bytes:
         """A request of a gateway that tells nothing after the headers: the answer ends the stream."""
         message = await stream.read()
-        answered = await self._answer(message, stream)
-        if answered is None:
-            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message has no request_headers")
-        return answered[1].answer
+        if not _is_request(message):
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+        # Our own gateway, which goes by the metadata: a header more could make a request too large that was not.
+        return (await self._answer(message, stream, header=False))[1].answer
 
     async def process(self, _: object, stream: Stream) -> None:
         """One request of a client, from its headers to the end of what the gateway tells of it."""
         message = await stream.read()
         start_s = time.perf_counter()
-        answered = await self._answer(message, stream)
-        if answered is None:
-            return
-        call, pick = answered
+        if not _is_request(message):
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+        call, pick = await self._answer(message, stream, header=True)
         await stream.write(pick.answer)
-        if pick.decision is not None:
+        if call is not None and pick.decision is not None:
             echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
             await self._follow(stream, call, pick.decision, start_s, echo)
 
-    async def _answer(self, message: object, stream: Stream) -> tuple[Call, Pick] | None:
-        """Understand the first message and decide; None where it is no request."""
-        if not isinstance(message, ext_proc.ProcessingRequest) or not message.HasField("request_headers"):
-            return None
+    async def _answer(
+        self, message: ext_proc.ProcessingRequest, stream: Stream, header: bool
+    ) -> tuple[Call | None, Pick]:
+        """Understand the first message and decide.
+
+        Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
+        limits, pins and the model table.
+        """
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, "the balancer does not know its workers yet")
         start_s = time.perf_counter()
-        call, subset = read_request(message, self._names())
-        pick = self._picker.pick(call, subset)
-        self._listener.picked(call, pick, time.perf_counter() - start_s)
+        grpc_call = False
+        try:
+            headers = read_headers(message.request_headers)
+            grpc_call = is_grpc(headers)
+            call = read_call(headers, read_fields(message), self._names())
+            pick = self._picker.pick(call, read_subset(message), header)
+        except OutOfBoundsError as error:
+            self._listener.refused(error)
+            return None, self._picker.invalid(error, grpc_call)
+        except Exception as error:
+            self._listener.mistaken(error)
+            return None, self._picker.failed(grpc_call)
+        try:
+            self._listener.picked(call, pick, time.perf_counter() - start_s)
+        except Exception as error:
+            self._listener.mistaken(error)
         return call, pick
 
     async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
         """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
-        endpoint, status = "", 0
-        seen_response = False
+        served: Served | None = None
         while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
             kind = message.WhichOneof("request")
+            if kind is None:
+                await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
             if kind == "response_headers":
-                seen_response = True
-                headers = read_headers(message.response_headers)
-                status = int(headers.get(":status", "0"))
-                served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
-                endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
-            await stream.write(unchanged(message, kind or "", echo).SerializeToString())
-        if seen_response:
+                served = read_served(message, decision, time.perf_counter() - start_s)
+            await stream.write(unchanged(message, kind, echo).SerializeToString())
+        if served is not None:
             latency_s = time.perf_counter() - start_s
-            self._listener.served(call, Served(decision, endpoint, latency_s, status))
+            self._listener.served(call, dataclasses.replace(served, latency_s=latency_s))
+
+
+def _is_request(message: object) -> TypeGuard[ext_proc.ProcessingRequest]:
+    return isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")
 
 
 class _Handler(grpc.GenericRpcHandler):
@@ -145,17 +174,29 @@ class _Handler(grpc.GenericRpcHandler):
         return self._once if _HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
 
 
-def read_request(message: ext_proc.ProcessingRequest, names: HeaderNames) -> tuple[Call, list[str] | None]:
-    """The call, and the endpoints that the gateway allows (None: all)."""
-    metadata = message.metadata_context.filter_metadata
-    extracted = metadata.get(EXTRACTION)
-    fields: Mapping[str, Sequence[object]] = {} if extracted is None else Extracted(extracted)
-    hint = metadata.get(_SUBSET_NAMESPACE)
-    subset = None
-    if hint is not None and _SUBSET in hint.fields:
-        values = flatten(hint.fields[_SUBSET])
-        subset = [part.strip() for value in values for part in str(value).split(",") if part.strip()]
-    return read_call(read_headers(message.request_headers), fields, names), subset
+def read_fields(message: ext_proc.ProcessingRequest) -> Mapping[str, Sequence[object]]:
+    """What Envoy extracted of the client's message; empty where it did not."""
+    extracted = message.metadata_context.filter_metadata.get(EXTRACTION)
+    return {} if extracted is None else Extracted(extracted)
+
+
+def read_subset(message: ext_proc.ProcessingRequest) -> list[str] | None:
+    """The endpoints that the gateway allows; None: all."""
+    hint = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
+    if hint is None or _SUBSET not in hint.fields:
+        return None
+    values = flatten(hint.fields[_SUBSET])
+    return [part.strip() for value in values for part in str(value).split(",") if part.strip()]
+
+
+def read_served(message: ext_proc.ProcessingRequest, decision: Decision, latency_s: float) -> Served:
+    """What the response's headers say; a status that is none counts as no answer."""
+    headers = read_headers(message.response_headers)
+    served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
+    endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
+    return Served(
+        decision, endpoint, latency_s, code(headers.get(":status", ""), 0), code(headers.get("grpc-status", ""))
+    )
 
 
 class Extracted(Mapping[str, Sequence[object]]):

@@ -92,6 +92,32 @@ async def test_one_of_two_balancers_carries_on(tmp_path: Path) -> None:
         await until_served_by(rig, "w0")
 
 
+async def test_balancers_at_unix_sockets(tmp_path: Path) -> None:
+    """Picks, endpoints, health and outcomes, beside one at a port; what a process does is the same as over TCP."""
+    rig = Rig(tmp_path, balancers=[FakeBalancer(socket=tmp_path / "0.sock"), FakeBalancer()])
+    async with rig.running():
+        for process, balancer in enumerate(rig.balancers):
+            picks = go_on(rig.workers[process].grpc_endpoint, process=str(process), number="7")
+            balancer.respond = lambda _, picks=picks: picks
+        assert {await rig.infer() for _ in range(30)} == {"w0", "w1"}
+        for process, balancer in enumerate(rig.balancers):
+            outcome = await asyncio.wait_for(balancer.outcomes.get(), 10)
+            assert (outcome.number, outcome.upstream) == (7, rig.workers[process].grpc_endpoint)
+        # The endpoints come over the socket too, and Envoy notices its end.
+        await rig.balancers[1].stop()
+        await until_served_by(rig, "w0")
+        rig.announce(w0="draining", w1="draining")
+        rig.balancers[0].respond = lambda _: go_on()
+        await until_served_by(rig, "w2")
+        await rig.balancers[0].stop()
+
+        async def is_noticed() -> bool:
+            return await rig.statistic(HEALTHY) == 0
+
+        await eventually(is_noticed)
+        assert await rig.infer() == "w2"
+
+
 async def test_envoy_can_start_first(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     async with running(*rig.workers):

@@ -13,7 +13,9 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
 
-from balancer.frontends.access_log import Outcome, worker_fault
+from balancer.frontends.access_log import Outcome, verdict_of
+
+FAULT = (False, "")
 
 pytestmark = pytest.mark.integration
 
@@ -74,14 +76,14 @@ async def test_what_an_outcome_says(rig: Rig) -> None:
         flags=(),
         bytes_in=0,
         bytes_out=0,
-        request_id="r1",
+        gateway_id=outcome.gateway_id,
         path="/inference.GRPCInferenceService/ModelInfer",
         model="m",
         attempts=1,
     )
     assert 0.05 <= outcome.first_byte_s <= outcome.latency_s <= outcome.duration_s
     assert min(outcome.bytes_in, outcome.bytes_out) > 1000
-    assert not worker_fault(outcome)
+    assert verdict_of(outcome) != FAULT
 
 
 async def test_an_outcome_of_rest(rig: Rig) -> None:
@@ -93,7 +95,7 @@ async def test_an_outcome_of_rest(rig: Rig) -> None:
     outcome = await next_outcome(balancer)
     assert (outcome.number, outcome.upstream, outcome.http_status) == (18, worker.http_endpoint, 503)
     assert (outcome.grpc_status, outcome.model, outcome.bytes_in) == (-1, "a b", 5)
-    assert worker_fault(outcome)
+    assert verdict_of(outcome) == FAULT
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ async def test_errors_and_whose_they_are(rig: Rig, code: grpc.StatusCode, fault:
         await rig.infer()
     outcome = await next_outcome(rig.balancers[0])
     assert (outcome.grpc_status, outcome.flags) == (code.value[0], ())
-    assert worker_fault(outcome) is fault
+    assert (verdict_of(outcome) == FAULT) is fault
 
 
 async def test_a_client_that_leaves_is_no_fault(rig: Rig) -> None:
@@ -134,7 +136,7 @@ async def test_a_client_that_leaves_is_no_fault(rig: Rig) -> None:
     outcome = await next_outcome(rig.balancers[0])
     assert {"DC", "DR"} & set(outcome.flags)
     assert outcome.upstream
-    assert not worker_fault(outcome)
+    assert verdict_of(outcome) != FAULT
 
 
 async def test_a_worker_that_dies_is_at_fault(rig: Rig) -> None:
@@ -155,7 +157,7 @@ async def test_a_worker_that_dies_is_at_fault(rig: Rig) -> None:
         await call
     outcome = await next_outcome(rig.balancers[0])
     assert (outcome.number, outcome.upstream) == (1, worker.grpc_endpoint)
-    assert worker_fault(outcome)
+    assert verdict_of(outcome) == FAULT
 
 
 @pytest.mark.parametrize(("http_status", "grpc_status"), [(503, 14), (429, 8), (404, 5)])
@@ -165,14 +167,14 @@ async def test_the_balancer_can_answer_itself(rig: Rig, http_status: int, grpc_s
     immediate.status.code = http_status
     immediate.grpc_status.status = grpc_status
     immediate.body = b"why: 100% of it"
-    response.dynamic_metadata.update({"balancer": {"process": "0", "number": "5"}})
+    response.dynamic_metadata.update({"balancer": {"process": "0", "number": "0.5"}})
     rig.balancers[0].respond = lambda _: response
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rig.infer()
     assert (raised.value.code().value[0], raised.value.details()) == (grpc_status, "why: 100% of it")
     outcome = await next_outcome(rig.balancers[0])
     assert (outcome.number, outcome.upstream, outcome.attempts, outcome.grpc_status) == (5, "", 0, grpc_status)
-    assert not worker_fault(outcome)
+    assert verdict_of(outcome) != FAULT
     async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/models/m/ready") as reply:
         assert (reply.status, await reply.text()) == (http_status, "why: 100% of it")
 
@@ -196,5 +198,11 @@ async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
         await eventually(written_after_reopening, timeout_s=30)
     entry = json.loads(log.read_text())
     assert entry["request_id"] == "mine"
+    assert entry["gateway_request_id"] not in {"", "mine", None}
+    assert entry["worker"] == "w2"
+    assert int(entry["pick_us"]) > 0
+    # Milliseconds, each a part of the whole.
+    assert 0 <= entry["worker_first_byte_ms"] <= entry["worker_ms"] <= entry["duration_ms"]
+    assert 0 <= entry["received_ms"] <= entry["duration_ms"]
     assert (entry["picked"], entry["served"]) == (rig.workers[2].grpc_endpoint,) * 2
     assert (entry["status"], entry["grpc_status"], entry["attempts"]) == (200, 0, 1)

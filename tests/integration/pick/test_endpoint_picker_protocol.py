@@ -12,6 +12,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
 
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Finished
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
@@ -31,12 +32,20 @@ class Listening:
 
     def __init__(self) -> None:
         self.served_calls: list[Served] = []
+        self.refusals: list[str] = []
+        self.mistakes: list[Exception] = []
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         assert seconds >= 0
 
     def served(self, call: Call, served: Served) -> None:
         self.served_calls.append(served)
+
+    def refused(self, error: OutOfBoundsError) -> None:
+        self.refusals.append(error.field)
+
+    def mistaken(self, error: Exception) -> None:
+        self.mistakes.append(error)
 
 
 class Gateway:
@@ -99,7 +108,7 @@ async def test_the_pick_and_its_fallbacks_are_in_header_and_metadata_alike() -> 
     assert option.header.key == KEY
     assert option.header.raw_value.decode() == metadata
     assert sorted(metadata.split(",")) == ["10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"]
-    assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0"}
+    assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0.0"}
 
 
 async def test_grpc_requests_go_to_the_grpc_ports() -> None:
@@ -124,7 +133,7 @@ async def test_the_subset_hint_is_honoured(as_list: bool) -> None:
 
 @pytest.mark.parametrize("subset", [[], ["10.9.9.9:1"]])
 async def test_a_subset_with_nobody_eligible_is_503(subset: list[str]) -> None:
-    request = headers(content_type="application/grpc")
+    request = headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
     request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": subset})
     async with gateway() as g:
         [response] = await g.exchange(request)
@@ -154,6 +163,42 @@ async def test_questions_about_an_unknown_model_are_answered_by_some_server() ->
     async with gateway() as g:
         [response] = await g.exchange(headers("/v2/models/nope/ready"))
     assert response.dynamic_metadata["envoy.lb"][KEY]
+
+
+async def test_a_request_out_of_bounds_is_refused_in_the_protocols_own_words() -> None:
+    async with gateway() as g:
+        [response] = await g.exchange(headers(x_batch_rows="1e308"))
+        assert g.listening.refusals == ["x-batch-rows"]
+    assert response.immediate_response.status.code == 400
+    assert response.immediate_response.grpc_status.status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert b"x-batch-rows: '1e308' is refused; it is a whole number from 1 to 65536" in response.immediate_response.body
+
+
+async def test_a_mistake_of_ours_is_an_error_and_not_a_request_without_a_pick() -> None:
+    class Broken(RoundRobin):
+        @property
+        def needs_key(self) -> bool:  # type: ignore[override]  # asked for each request, outside of what is caught
+            raise RuntimeError("a mistake")
+
+    async with gateway() as g:
+        g.router.policy = Broken()
+        [response] = await g.exchange(headers(x_routing_key="k"))
+    assert [str(error) for error in g.listening.mistakes] == ["a mistake"]
+    assert response.immediate_response.status.code == 500
+    assert response.immediate_response.grpc_status.status == grpc.StatusCode.INTERNAL.value[0]
+    assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": ""}
+
+
+@pytest.mark.parametrize(("status", "told"), [("200", -1), ("5", 5), ("\u00b2", -1), ("9" * 5000, -1)])
+async def test_a_grpc_status_in_the_responses_headers_is_read(status: str, told: int) -> None:
+    answer = ext_proc.ProcessingRequest()
+    named = {":status": "200"} | ({} if status == "200" else {"grpc-status": status})
+    for key, value in named.items():
+        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+    async with gateway() as g:
+        await g.exchange(headers(), answer)
+    [served] = g.listening.served_calls
+    assert (served.status, served.grpc_status) == (200, told)
 
 
 async def test_calls_that_change_one_server_are_refused() -> None:

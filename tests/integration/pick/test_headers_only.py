@@ -11,6 +11,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
 
+from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
 from balancer.frontends.pick.endpoints import Endpoints
 from balancer.frontends.pick.kserve import Call, HeaderNames
@@ -25,6 +26,12 @@ class Listening:
 
     def served(self, call: Call, served: Served) -> None:
         raise AssertionError("nothing is served here")
+
+    def refused(self, error: OutOfBoundsError) -> None:
+        raise AssertionError from error
+
+    def mistaken(self, error: Exception) -> None:
+        raise AssertionError from error
 
 
 @asynccontextmanager

@@ -1,45 +1,74 @@
-"""Real certificates on every connection: client to Envoy, Envoy to the balancer, agents to the balancer."""
+"""Real certificates on every connection, and a role for each peer of the balancer: Envoy, the agent, an admin."""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
+import aiohttp
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
-import trustme
+from support.certificates import Authority
 from support.stack import Stack
 
 pytestmark = pytest.mark.integration
 
+NAME = "balancer.test"
+
+
+class TlsStack(Stack):
+    """Reads the admin pages as an admin."""
+
+    trusted: ssl.SSLContext
+
+    async def get(self, page: str, process: int = 0) -> object:
+        """As of Stack."""
+        url = f"https://{self.config.admin_address(process)}{page}"
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(url, ssl=self.trusted, server_hostname=NAME) as response,
+            ):
+                return await response.json()
+        except aiohttp.ClientError:
+            return None
+
 
 async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(ca)
-    identity = authority.issue_cert("balancer.test", "127.0.0.1")
-    identity.private_key_pem.write_to_path(key)
-    identity.cert_chain_pems[0].write_to_path(cert)
-    pair = {"cert_file": cert, "key_file": key}
-    stack = Stack(
+    authority = Authority(tmp_path)
+    balancer = authority.issue("balancer", dns=NAME).section(authority)
+    envoy = authority.issue("envoy", uri="spiffe://balancer/envoy", dns=NAME)
+    agent = authority.issue("agent", uri="spiffe://balancer/agent/worker-0")
+    admin = authority.issue("admin", uri="spiffe://balancer/admin")
+    pair = {"cert_file": str(envoy.cert), "key_file": str(envoy.key)}
+    stack = TlsStack(
         tmp_path / "stack",
         workers=1,
         settings={
-            "tls": {**pair, "client_ca_file": ca},
-            "envoy": {"tls": pair, "balancer_tls": {"ca_file": ca, "server_name": "balancer.test", **pair}},
+            "tls": {"envoy": balancer, "reports": balancer, "admin": balancer},
+            "envoy": {"tls": pair, "balancer_tls": {"ca_file": str(authority.file), "server_name": NAME, **pair}},
         },
-        agent_arguments=("--tls-ca", ca, "--tls-name", "balancer.test", "--tls-cert", cert, "--tls-key", key),
+        agent_arguments=(
+            *("--tls-ca", str(authority.file), "--tls-name", NAME),
+            *("--tls-cert", str(agent.cert), "--tls-key", str(agent.key)),
+        ),
     )
+    stack.trusted = ssl.create_default_context(cadata=authority.pem.decode())
+    stack.trusted.load_cert_chain(admin.cert, admin.key)
     try:
         await stack.start()
-        credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes())
-        async with grpc_aio.InferenceServerClient(stack.url, ssl=True, creds=credentials) as client:
+        credentials = grpc.ssl_channel_credentials(authority.pem)
+        options = [("grpc.ssl_target_name_override", NAME)]
+        client = grpc_aio.InferenceServerClient(stack.url, ssl=True, creds=credentials, channel_args=options)
+        async with client:
             value = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
             value.set_data_from_numpy(np.ones((1, 4), np.float32))
             for _ in range(20):
                 assert (await client.infer("emulated_tft", [value])).as_numpy("CHECKSUM")[0, 0] == 4
         recent = await stack.get("/recent")
+        assert isinstance(recent, dict)
         assert recent["picked"] > 0
     finally:
         await stack.stop()

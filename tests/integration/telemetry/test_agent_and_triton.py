@@ -55,6 +55,7 @@ async def agent_beside(triton: TritonServer, *balancers: str) -> AsyncIterator[N
         balancers=balancers,
         triton_grpc=triton.grpc_endpoint,
         triton_metrics=f"{triton.address}:{triton.metrics_port}",
+        triton_http=triton.http_endpoint,
         device="T4",
         memory_bytes=16 << 30,
     )
@@ -146,16 +147,38 @@ async def test_a_killed_triton_is_not_ready_and_a_restarted_one_is_another_incar
     assert (model_of(again).succeeded, model_of(again).batches) == (0, ())
 
 
-async def test_a_terminating_triton_is_not_ready_while_it_still_serves(
-    heard: Heard, client: Any, triton: TritonServer
+@pytest.mark.parametrize("queued", [1, 24], ids=["executing only", "with a queue"])
+async def test_a_terminating_triton_drains_before_it_refuses(
+    heard: Heard, client: Any, triton: TritonServer, queued: int
 ) -> None:
-    request = asyncio.ensure_future(client.infer("plain", seconds_unbatched(2.0)))
-    await asyncio.sleep(0)
-    await heard.report(lambda report: report.ready, after=len(heard.events))
+    """It serves on until the balancer knows and nothing is left; then it goes, and waits for no time-out."""
+    requests = [asyncio.ensure_future(client.infer("seconds", seconds(0.3))) for _ in range(queued)]
+    # The agent has then looked at the HTTP port, too.
+    before = await heard.report(lambda report: report.ready)
+    await heard.report(lambda report: report.number > before.number + 10)
     triton.process.terminate()
+    draining = await heard.report(lambda report: report.draining)
+    assert draining.ready
+    # Sent while it stops, as a request that was on its way.
+    await client.infer("plain", seconds_unbatched(0.0))
+    await asyncio.gather(*requests)
     await heard.report(lambda report: not report.ready)
-    assert not request.done()
-    await request
+    await triton.wait()
+
+
+async def test_a_triton_that_returns_drains_no_more(heard: Heard, triton: TritonServer, tmp_path: Path) -> None:
+    before = await heard.report(lambda report: report.ready)
+    await heard.report(lambda report: report.number > before.number + 10)
+    triton.process.terminate()
+    draining = await heard.report(lambda report: report.draining)
+    await triton.wait()
+    restarted = triton_at([triton.grpc_port, triton.http_port, triton.metrics_port], tmp_path / "restarted.log")
+    try:
+        await restarted.start()
+        again = await heard.report(lambda report: report.ready and not report.draining, after=len(heard.events))
+    finally:
+        await restarted.kill()
+    assert again.incarnation > draining.incarnation
 
 
 def seconds_unbatched(value: float) -> list[Any]:

@@ -81,8 +81,7 @@ class Simulation:
     def _set_up(self) -> None:
         world, clock, arrivals = self.world, self.clock, self.arrivals
         for router in world.routers:
-            for model in self.fleet.models:
-                router.fleet.model_column(model.name)
+            router.fleet.add_models([model.name for model in self.fleet.models])
         for worker in world.workers:
             if worker.state == "up":
                 world.tell(worker.added)

@@ -115,6 +115,21 @@ def test_envoy_prints_a_bootstrap(tmp_path: Path) -> None:
     assert yaml.safe_load(run("envoy").stdout)["admin"]
 
 
+def test_envoy_writes_the_files_by_which_certificates_are_renewed(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("envoy: {tls: {cert_file: /certificates/chain.pem, key_file: /certificates/key.pem}}\n")
+    folder = tmp_path / "secrets"
+    bootstrap = run("envoy", str(file), "--secrets", str(folder)).stdout
+    (written,) = folder.iterdir()
+    assert str(written) in bootstrap
+    assert "chain.pem" not in bootstrap
+    (secret,) = yaml.safe_load(written.read_text())["resources"]
+    assert secret["tls_certificate"]["certificate_chain"] == {"filename": "/certificates/chain.pem"}
+    assert secret["tls_certificate"]["watched_directory"] == {"path": "/certificates"}
+    taken = run("envoy", str(file), "--secrets", str(written / "below"))
+    assert (taken.exit_code, "--secrets: cannot write into" in taken.stderr) == (1, True)
+
+
 def test_bad_config_is_a_message_for_every_command_that_takes_one(tmp_path: Path) -> None:
     file = tmp_path / "balancer.yaml"
     file.write_text("")

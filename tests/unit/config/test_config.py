@@ -31,14 +31,14 @@ def refused(content: bytes | str) -> str:
         ("---\n", "balancer.yaml: the file is empty"),
         ("- 1\n", "balancer.yaml:1: the top is list, but must be a mapping of sections"),
         (b"seed: 1\nlog: {level: \xff}\n", "balancer.yaml:2: byte 0xff is not UTF-8; save the file as UTF-8"),
-        ("seed: 1\npolicy: [", "balancer.yaml:2: not YAML: while parsing a flow node"),
+        ("seed: 1\npolicy: [", "balancer.yaml:3: not YAML: while parsing a flow node"),
         ("seed: 1\n---\nseed: 2\n", "balancer.yaml:2: not YAML: expected a single document"),
         ("\x07", "balancer.yaml: not YAML: unacceptable character"),
         ("seed: 1\nlog: {}\nseed: 2\n", "balancer.yaml:3: seed: is there twice, first in line 1; keep one of the two"),
         ("seed: !!python/name:os.system\n", "balancer.yaml:1: seed: the tag tag:yaml.org,2002:python/name:os.system"),
         ("models: &a {b: *a}\n", "balancer.yaml:1: models.b: the alias contains itself"),
         ("? [a]\n: 1\n", "balancer.yaml:1: a key must be text"),
-        ("[" * 2000 + "]" * 2000, "balancer.yaml: nested too deeply"),
+        ("[" * 2000 + "]" * 2000, "balancer.yaml:1: nested too deeply"),
         ("\npolcy: {}\n", 'balancer.yaml:2: polcy: unknown field (its value is {}); did you mean "policy"?'),
         (
             "log: {x: 1}\n",
@@ -57,7 +57,7 @@ def refused(content: bytes | str) -> str:
             "policy: {name: token_bucket, options: {when_empty: wait}}\n",
             "policy.options.when_empty: \"wait\" is not allowed: must be 'least_loaded' or 'shed'. What to do",
         ),
-        ("policy: random\n", 'policy: "random" is not allowed: must be a mapping of fields: name, options.'),
+        ("policy: [random]\n", 'policy: ["random"] is not allowed: must be a mapping of fields: name, options.'),
         ("seed: '1'\n", 'balancer.yaml:1: seed: "1" is not allowed: must be a valid integer.'),
         ("seed: 1.5\n", "seed: 1.5 is not allowed: must be a valid integer."),
         ("seed:\n", "seed: null is not allowed: must be a valid integer."),
@@ -67,18 +67,50 @@ def refused(content: bytes | str) -> str:
         ("models: {a: {memory_bytes: 12 apples}}\n", 'a.memory_bytes: "12 apples" is not allowed: must be a whole'),
         ("models: {a: {memory_bytes: -1}}\n", "a.memory_bytes: -1 is not allowed: must be a whole number of bytes"),
         ("models: {a: {versions: 3}}\n", "models.a.versions: 3 is not allowed: must be a list."),
-        ("listen: {grpc: localhost}\n", 'listen.grpc: "localhost" is not allowed: write host:port with a port'),
-        ("listen: {grpc: '::1:9002'}\n", "put an IPv6 address in brackets"),
-        ("listen: {grpc: 'a:70000'}\n", "write host:port with a port from 0 to 65535"),
+        ("listen: {envoy: localhost}\n", 'listen.envoy: "localhost" is not allowed: write host:port with a port'),
+        ("listen: {reports: '::1:9002'}\n", "put an IPv6 address in brackets"),
+        ("listen: {admin: 'a:70000'}\n", "write host:port with a port from 0 to 65535"),
         ("requests: {tenant_header: X-Tenant}\n", 'requests.tenant_header: "X-Tenant" is not allowed: must match'),
         (
             "seed: 1\nlisten:\n  admin: 127.0.0.1:9004\nprocesses: 2\n",
-            'balancer.yaml:3: listen.admin: "127.0.0.1:9004" is not allowed: port 9004 is needed for listen.grpc',
+            'balancer.yaml:3: listen.admin: "127.0.0.1:9004" is not allowed: port 9004 is needed for listen.envoy,',
         ),
-        ("listen: {grpc: 'a:0'}\nprocesses: 2\n", "processes: 2 is not allowed: must be 1 where a port of listen is 0"),
-        ("listen: {grpc: 'a:65535'}\n", "processes: 1 is not allowed: needs one port for each process"),
-        ("tls: {cert_file: a, key_file: b}\n", "envoy.balancer_tls: null is not allowed: must be set exactly where"),
-        ("tls: {cert_file: a}\n", "tls.key_file: is missing and has no default; add it. Its private key."),
+        (
+            "listen: {reports: 127.0.0.1:9003}\n",
+            "for listen.envoy, which takes 9002 to 9003; move it",
+        ),
+        ("listen: {reports: 0.0.0.0:8090}\n", "listen.admin: "),
+        ("listen: {admin: '[::]:9102'}\n", "port 9102 is needed for listen.reports, which takes it; move it"),
+        ("listen: {grpc: 127.0.0.1:9002}\n", "write listen.envoy for Envoy and listen.reports for agents"),
+        ("listen: {envoy: unix:relative}\n", "write unix:/ and an absolute path"),
+        ("listen: {envoy: unix:/s, reports: unix:/s}\n", 'listen.reports: "unix:/s" is not allowed: is the socket of'),
+        ("listen: {admin: unix:/run/a}\n", "write host:port"),
+        (
+            "listen: {envoy: 'a:0'}\nprocesses: 2\n",
+            "processes: 2 is not allowed: must be 1 where a port",
+        ),
+        ("listen: {envoy: 'a:65535'}\n", "processes: 1 is not allowed: needs one port for each process"),
+        (
+            "tls: {envoy: {cert_file: a, key_file: b, client_ca_file: c}}\n",
+            "envoy.balancer_tls: null is not allowed: must be set exactly where tls.envoy is",
+        ),
+        (
+            "tls: {cert_file: a, key_file: b}\n",
+            'tls.cert_file: "a" is not allowed: belongs to one listener; write tls: {',
+        ),
+        (
+            "tls: {envoy: {cert_file: a}}\n",
+            "tls.envoy.key_file: is missing and has no default; add it.",
+        ),
+        (
+            "tls: {admin: {cert_file: a, key_file: b}}\n",
+            "tls.admin.client_ca_file: null is not allowed: may be left out only where admin.token_file is set",
+        ),
+        ("tls: {reports: {cert_file: a, key_file: b}}\n", "tls.reports.client_ca_file: is missing"),
+        (
+            "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c, client_san: agents.test}}\n",
+            'tls.reports.client_san: "agents.test" is not allowed: must have {worker} in it, once',
+        ),
         (
             "discovery: {file: a, workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}\n",
             "names a file and lists workers; keep one of file and workers",
@@ -188,8 +220,8 @@ def test_byte_order_mark_and_json_are_fine() -> None:
         ("discovery: {file: a}\nprocesses: 2", ["discovery.file", "processes"]),
         ("listen: {admin: 'a:1'}\nenvoy: {listen: 'a:2'}", ["envoy.listen", "listen.admin"]),
         (
-            "tls: {cert_file: a, key_file: b}\nenvoy: {balancer_tls: {ca_file: c, server_name: d}}",
-            ["envoy.balancer_tls.ca_file", "envoy.balancer_tls.server_name", "tls.cert_file", "tls.key_file"],
+            "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c}}",
+            [f"tls.reports.{name}" for name in ("cert_file", "client_ca_file", "client_san", "key_file")],
         ),
     ],
 )
@@ -200,16 +232,45 @@ def test_what_needs_a_restart(content: str, fields: list[str]) -> None:
 
 
 def test_processes_have_addresses_of_their_own_and_envoy_knows_them() -> None:
-    parsed = config.parse("processes: 2\nlisten: {grpc: '0.0.0.0:9002', admin: '[::1]:8090'}", "f")
-    assert [parsed.own_grpc_address(i) for i in range(2)] == ["0.0.0.0:9003", "0.0.0.0:9004"]
+    parsed = config.parse("processes: 2\nlisten: {envoy: '0.0.0.0:9002', reports: 'a:9102', admin: '[::1]:8090'}", "f")
+    assert [parsed.own_envoy_address(i) for i in range(2)] == ["0.0.0.0:9003", "0.0.0.0:9004"]
+    assert parsed.listen.envoy_addresses(1) == ("0.0.0.0:9002", "0.0.0.0:9004")
+    assert [parsed.reports_address(i) for i in range(2)] == ["a:9102", "a:9103"]
     assert [parsed.admin_address(i) for i in range(2)] == ["[::1]:8090", "[::1]:8091"]
     assert parsed.bootstrap_options().balancers == ("127.0.0.1:9003", "127.0.0.1:9004")
+
+
+def test_a_unix_socket_is_of_one_process() -> None:
+    parsed = config.parse("processes: 2\nlisten: {envoy: unix:/run/b/envoy, reports: unix:/run/b/reports}", "f")
+    assert parsed.listen.envoy_addresses(1) == ("unix:/run/b/envoy.1",)
+    assert parsed.own_envoy_address(1) == "unix:/run/b/envoy.1"
+    assert parsed.reports_address(0) == "unix:/run/b/reports.0"
+    assert parsed.bootstrap_options().balancers == ("unix:/run/b/envoy.0", "unix:/run/b/envoy.1")
+
+
+def test_certificates_are_named_from_the_folder_of_the_config() -> None:
+    parsed = config.parse(
+        "tls: {admin: {cert_file: a, key_file: /b}}\nadmin: {token_file: t}", "/etc/balancer/balancer.yaml"
+    )
+    assert parsed.tls.admin is not None
+    assert (parsed.tls.admin.cert_file, parsed.tls.admin.key_file) == ("/etc/balancer/a", "/b")
+    assert parsed.tls.admin.client_ca_file is None
+
+
+def test_envoy_reaches_balancers_at_unix_sockets_too() -> None:
+    parsed = config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', '10.0.0.1:9003']}", "f")
+    assert parsed.bootstrap_options().balancers == ("unix:/run/balancer/0.sock", "10.0.0.1:9003")
+    for wrong in ("unix:relative", "nowhere", "h:0"):
+        with pytest.raises(ConfigError, match=wrong):
+            config.parse(f"envoy: {{balancers: ['{wrong}']}}", "f")
+    with pytest.raises(ConfigError, match="give its IP address"):
+        config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', 'balancer.svc:9003']}", "f")
 
 
 def test_envoy_gets_its_section() -> None:
     options = config.parse(
         """
-        tls: {cert_file: a, key_file: b}
+        tls: {envoy: {cert_file: a, key_file: b, client_ca_file: c}}
         envoy:
           listen: "[::]:1"
           admin: 127.0.0.1:2
@@ -220,6 +281,9 @@ def test_envoy_gets_its_section() -> None:
           access_log: /dev/stdout
           node_id: west
           balancers: ["balancer.svc:9002"]
+          request_timeout_s: 20
+          max_connections: 50
+          max_heap_bytes: 1GiB
           tls: {cert_file: c, key_file: d, client_ca_file: e}
           balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
         """,
@@ -238,6 +302,9 @@ def test_envoy_gets_its_section() -> None:
         "flush_interval_s": 0.25,
         "request_buffer_limit_bytes": 2**20,
         "access_log": "/dev/stdout",
+        "request_timeout_s": 20,
+        "max_connections": 50,
+        "max_heap_bytes": 2**30,
         "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
         "balancer_tls": {
             "ca": Path("f"),

@@ -40,6 +40,8 @@ def plan(content: str) -> Plan:
         ("rollout: {name: wlpr, shares: [0.5, 0.1]}\n", "rollout.shares: [0.5, 0.1] is not allowed: must ascend"),
         ("rollout: {name: wlpr, shares: []}\n", "rollout.shares: [] is not allowed"),
         ("rollout: {name: wlpr, step_s: 0}\n", "rollout.step_s: 0 is not allowed"),
+        ("rollout: {name: wlpr, watch_s: 0}\n", "rollout.watch_s: 0 is not allowed"),
+        ("rollout: {name: wlpr, watch_pairs: 2}\n", "rollout.watch_pairs: 2 is not allowed"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_field_value_and_remedy(content: str, message: str) -> None:
@@ -68,7 +70,8 @@ def test_every_field_reaches_the_core() -> None:
         " decision_s: 0.1, quiet_s: 3, max_quiet_s: 4, window_s: 1, settle_s: 0.5, window_every_s: 9,"
         " report_share: 0.9, range_share: 0.8, false_alarm_pairs: 77, margins: {late: 0.1, tail: 0.2, errors: 0.3}}\n"
         "shadow: {name: peak_ewma, share: 0.5}\n"
-        "rollout: {name: prequal, options: {pool: 4}, shares: [0.3, 0.6], step_s: 7, min_requests: 8}\n"
+        "rollout: {name: prequal, options: {pool: 4}, shares: [0.3, 0.6], step_s: 7, min_requests: 8,"
+        " watch_s: 11, watch_pairs: 40}\n"
     )
     margins = Margins(0.1, 0.2, 0.3)
     guard = GuardSettings(1.0, 0.9, 2.0, 0.8, 0.1, 3.0, 4.0, 1.0, 0.5, 9.0, margins, 77.0)
@@ -77,10 +80,33 @@ def test_every_field_reaches_the_core() -> None:
         baseline=BUILTIN["power_of_two"](choices=3),  # type: ignore[call-arg]  # options of this one
         shadow=BUILTIN["peak_ewma"](),
         shadow_share=0.5,
-        rollout=RolloutSettings((0.3, 0.6), 7.0, 8, margins),
+        rollout=RolloutSettings((0.3, 0.6), 7.0, 8, 11.0, 40, guard),
         new=BUILTIN["prequal"](pool=4),  # type: ignore[call-arg]  # options of this one
         guard_new=guard,
     )
+
+
+@pytest.mark.parametrize("enabled", ["auto", "true", "false"])
+def test_a_rollout_is_watched_in_windows_whatever_the_guard_says(enabled: str) -> None:
+    wanted = plan(
+        f"policy: {{name: random}}\nguard: {{enabled: {enabled}, window_s: 0, quiet_s: 3}}\nrollout: {{name: wlpr}}\n"
+    )
+    assert wanted.rollout == RolloutSettings(guard=GuardSettings(quiet_s=3.0))
+    assert (wanted.guard_new is not None) is (enabled == "true")
+
+
+@pytest.mark.parametrize("section", ["policy", "guard: {baseline", "shadow", "rollout"])
+def test_a_name_alone_is_a_policy_wherever_there_is_one(section: str) -> None:
+    end = "}\n" if "{" in section else "\n"
+    short = config.parse(f"{section}: wlpr{end}", "balancer.yaml")
+    assert short == config.parse(f"{section}: {{name: wlpr}}{end}", "balancer.yaml")
+    assert "  name: wlpr\n" in config.effective_yaml(short)
+    for wrong, said in (("wlp", 'did you mean "wlpr"?'), ("7", "must be a mapping of fields: name, options")):
+        with pytest.raises(ConfigError) as caught:
+            config.parse(f"# a comment\n{section}: {wrong}{end}", "balancer.yaml")
+        where = "guard.baseline" if "{" in section else section
+        assert str(caught.value).startswith(f"balancer.yaml:2: {where}")
+        assert said in str(caught.value)
 
 
 def test_the_effective_config_parses_to_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import ClassVar
 
@@ -12,12 +13,15 @@ from support.guarded import NO_WINDOWS, Moody, guarded
 from balancer.core.events import Finished
 from balancer.core.rollout import Rollout, RolloutChange
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.steering import Plan
-from policies.base import Request
+from balancer.core.steering import Plan, Steering
+from policies.base import Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
 
-STEPS = RolloutSettings(shares=(0.1, 0.5, 1.0), step_s=10.0, min_requests=20)
+WINDOWS = GuardSettings(window_every_s=1.0)
+STEPS = RolloutSettings(shares=(0.1, 0.5, 1.0), step_s=10.0, min_requests=20, watch_s=60.0, guard=WINDOWS)
+
+REPORTED = GuardSettings(report_age_s=1e9, window_every_s=1.0)
 
 
 class Brave(RandomChoice):
@@ -27,7 +31,7 @@ class Brave(RandomChoice):
 def drive(
     rollout: Rollout, slower: float = 1.0, failing: float = 0.0, duration_s: float = 60.0, seed: int = 0
 ) -> list[tuple[float, bool]]:
-    """Requests, 200 a second, with outcomes: when each came, and whether the new policy decided it."""
+    """Requests, 200 a second, with outcomes at once: when each came, and whether the new policy decided it."""
     generator = np.random.default_rng(seed)
     found = []
     for number in range(int(duration_s * 200)):
@@ -44,17 +48,20 @@ def drive(
 def test_the_shares_are_kept_step_by_step_to_the_end() -> None:
     heard: list[RolloutChange] = []
     rollout = Rollout(STEPS, on_change=heard.append)
-    found = drive(rollout)
-    for begin_s, share in ((0, 0.1), (10, 0.5), (20, 1.0), (50, 1.0)):
+    found = drive(rollout, duration_s=200.0)
+    for begin_s, share in ((0, 0.1), (10, 0.5), (20, 0.75), (190, 1.0)):  # windows of 0.25 s, one a second
         picked = [new for at_s, new in found if begin_s <= at_s < begin_s + 10]
-        assert np.mean(picked) == pytest.approx(share, abs=0.03)
+        assert np.mean(picked) == pytest.approx(share, abs=0.06)
     assert [(change.state, change.share) for change in heard] == [
         ("running", 0.1),
         ("running", 0.5),
+        ("watched", 1.0),
         ("finished", 1.0),
     ]
-    assert [change.at_s for change in heard] == [0.0, 10.0, 20.0]
+    assert [change.at_s for change in heard[:3]] == [0.0, 10.0, 20.0]
+    assert heard[3].at_s > 20 + STEPS.watch_s
     assert rollout.state == "finished"
+    assert rollout.ticket(True, "m", 0.1, 200.0) is None
 
 
 def test_equal_seeds_give_equal_arms_and_who_was_moved_stays_moved() -> None:
@@ -71,6 +78,131 @@ def test_a_step_waits_for_enough_outcomes_of_the_new_policy() -> None:
     for number in range(10_000):
         rollout.takes(number, number / 100)  # nothing is heard of any
     assert (rollout.state, rollout.share) == ("running", 0.1)
+    assert (
+        rollout.explain(100.0)["held"] == "0 requests of the new policy and 0 of the old one ended; min_requests is 20"
+    )
+
+
+def test_a_step_waits_for_enough_outcomes_of_the_old_policy_too() -> None:
+    heard: list[RolloutChange] = []
+    rollout = Rollout(STEPS, on_change=heard.append)
+    for number in range(6000):
+        now_s = number / 200
+        new = rollout.takes(number, now_s)
+        ticket = rollout.ticket(new, "m", math.inf, now_s)
+        if ticket is not None and new:
+            ticket.ended(0.03, True, now_s)
+    assert rollout.share == 0.1
+    assert [change.held and change.held.reason for change in heard] == [None, "outcomes"]  # told once
+
+
+def test_no_step_is_taken_while_there_is_evidence_against_the_new_policy() -> None:
+    heard: list[RolloutChange] = []
+    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, heard.append)
+    drive(rollout, slower=1.5, duration_s=4.0)
+    assert (rollout.state, rollout.share) == ("running", 0.5)
+    assert [change.held and change.held.reason for change in heard] == [None, "evidence"]
+    shown = rollout.explain(4.0)
+    assert 10 < max(shown["evidence_against_new"].values()) < 300_000
+    assert shown["held"].startswith("evidence ")
+    assert "requests" in shown["held"]
+
+
+def test_a_held_step_is_taken_when_the_evidence_has_gone() -> None:
+    heard: list[RolloutChange] = []
+    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=3.0, min_requests=20), 0, heard.append)
+    for number in range(200 * 600):
+        now_s = number / 200
+        new = rollout.takes(number, now_s)
+        if rollout.state != "running":
+            break
+        ticket = rollout.ticket(new, "m", 0.1, now_s)
+        assert ticket is not None
+        ticket.ended(0.03, not (new and now_s < 3 and number % 10 == 0), now_s)
+    assert [(change.state, bool(change.held)) for change in heard] == [
+        ("running", False),
+        ("running", True),
+        ("watched", False),
+    ]
+
+
+def test_what_was_decided_by_lot_and_ends_after_the_last_step_still_counts() -> None:
+    """The new policy's requests that ended soon are good; the others hang."""
+    rollout = Rollout(RolloutSettings(shares=(0.5, 1.0), step_s=1.0, min_requests=20))
+    for number in range(600):
+        now_s = number / 200
+        new = rollout.takes(number, now_s)
+        ticket = rollout.ticket(new, "m", math.inf, now_s)
+        if ticket is not None and not (new and number % 2):
+            ticket.ended(0.03, True, now_s)
+    assert rollout.state == "watched"
+    before = max(rollout.explain(3.0)["evidence_against_new"].values())
+    rollout.takes(600, 15.0)
+    assert rollout.state == "returned" or max(rollout.explain(15.0)["evidence_against_new"].values()) > 10 * before
+
+
+def test_the_watch_returns_a_policy_that_becomes_worse_after_the_last_step() -> None:
+    heard: list[RolloutChange] = []
+    rollout = Rollout(STEPS, on_change=heard.append)
+    drive(rollout, duration_s=40.0)
+    assert rollout.state == "watched"
+    shown = rollout.explain(40.0)["watch"]
+    assert (shown["watch_s"], shown["watch_pairs"]) == (60.0, 100)
+    assert 15 < shown["quiet_s"] <= 20
+    assert 5 < shown["pairs"] <= 20
+    generator = np.random.default_rng(1)
+    for number in range(8000, 8000 + 200 * 300):
+        now_s = number / 200
+        new = rollout.takes(number, now_s)
+        ticket = rollout.ticket(new, "m", 0.1, now_s)
+        if ticket is not None:
+            ticket.ended(0.03 * float(generator.lognormal(0, 0.5)), not (new and generator.random() < 0.5), now_s)
+    assert rollout.state == "returned"
+    assert rollout.finding is not None
+    assert rollout.finding.reason in {"errors", "late"}
+    assert "of the old policy's" in rollout.finding.words
+    assert heard[-1].state == "returned"
+    assert rollout.share == 0.0
+    assert not any(rollout.takes(number, 400.0) for number in range(100))
+
+
+@pytest.mark.parametrize("rate_per_s", [1.0, 3.0, 20.0])
+def test_the_windows_of_the_watch_get_longer_where_requests_are_few(rate_per_s: float) -> None:
+    rollout = Rollout(RolloutSettings(shares=(1.0,)))
+    generator, now_s = np.random.default_rng(0), 0.0
+    for number in range(20_000):
+        now_s += float(generator.exponential(1 / rate_per_s))
+        new = rollout.takes(number, now_s)
+        ticket = rollout.ticket(new, "m", 0.1, now_s)
+        if ticket is not None:
+            ticket.ended(0.03, not new, now_s)
+        if rollout.state == "returned":
+            break
+    assert rollout.state == "returned"
+
+
+def test_equal_policies_are_called_unequal_no_more_often_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a promise of one false alarm in 20 observations and more, so that there are some to count."""
+    monkeypatch.setattr("balancer.core.rollout._FALSE_ALARM_BLOCKS", 20.0)
+    settings = RolloutSettings(shares=(0.5,), step_s=1e9)
+    returns, blocks = 0, 0.0
+    for seed in range(10):
+        rollout = Rollout(settings, seed)
+        found = drive(rollout, duration_s=100.0, seed=seed)
+        blocks += sum(new or rollout.state == "running" for _, new in found) / 200
+        returns += rollout.state == "returned"
+    assert blocks > 300
+    assert returns / blocks <= 1 / 20
+
+    lively = GuardSettings(window_every_s=1.0, false_alarm_pairs=20.0)
+    returns, pairs = 0, 0
+    for seed in range(6):
+        rollout = Rollout(RolloutSettings(shares=(1.0,), watch_s=1e9, guard=lively), seed)
+        drive(rollout, duration_s=150.0, seed=seed)
+        returns += rollout.state == "returned"
+        pairs += rollout.explain(150.0)["watch"]["pairs"] if rollout.state == "watched" else 1
+    assert pairs > 100
+    assert returns / pairs <= 1 / 20
 
 
 @pytest.mark.parametrize(
@@ -87,15 +219,16 @@ def test_a_worse_policy_goes_back_for_good_and_says_why(slower: float, failing: 
         assert last.finding.reason in reasons
         assert last.at_s < 60
         assert not any(new for at_s, new in found if at_s > last.at_s)
-        shown = rollout.explain()
+        shown = rollout.explain(100.0)
         assert (shown["state"], shown["share"], shown["reason"]) == ("returned", 0.0, last.finding.reason)
         assert shown["new"]["requests"] > 20
 
 
 def test_an_equal_policy_is_rolled_out() -> None:
     for seed in range(6):
-        rollout = Rollout(RolloutSettings(shares=(0.1, 0.5, 1.0), step_s=60.0), seed)
-        drive(rollout, duration_s=180.0, seed=seed)
+        settings = RolloutSettings(shares=(0.1, 0.5, 1.0), step_s=20.0, watch_s=60.0, guard=WINDOWS)
+        rollout = Rollout(settings, seed)
+        drive(rollout, duration_s=220.0, seed=seed)
         assert rollout.state == "finished"
 
 
@@ -132,36 +265,75 @@ def test_a_new_policy_without_a_valid_answer_is_returned_at_once_and_the_old_one
 
 def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_finished() -> None:
     new = Moody()
-    plan = Plan(rollout=RolloutSettings(shares=(0.5,)), new=new, baseline=LeastRequests(), guard_new=NO_WINDOWS)
+    plan = Plan(rollout=RolloutSettings(shares=(0.5,), guard=REPORTED), new=new, baseline=LeastRequests())
     g = guarded(plan=plan, policy=RandomChoice())
     new.mood.outside = 9.0
     assert set(g.decide(200)[-50:]) == {"random"}
     change = g.heard.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "range")
 
-    new = Moody()
-    plan = Plan(rollout=RolloutSettings(shares=(1.0,)), new=new, baseline=LeastRequests(), guard_new=NO_WINDOWS)
-    g = guarded(plan=plan, policy=RandomChoice())
-    assert set(g.decide(50)) == {"moody"}
-    new.mood.outside = 9.0
-    assert g.decide(100)[-1] == "least_requests"
-    assert g.heard.rollouts[-1][1].state == "finished"
-    assert g.router.steering is not None
-    assert g.router.steering.explain(g.now_s)["decides"] == "least_requests"
+    for watch_s, state, stands_in in ((1e9, "returned", "random"), (5.0, "finished", "least_requests")):
+        new = Moody()
+        steps = RolloutSettings(shares=(1.0,), watch_s=watch_s, watch_pairs=1, guard=REPORTED)
+        plan = Plan(rollout=steps, new=new, baseline=LeastRequests(), guard_new=NO_WINDOWS)
+        g = guarded(plan=plan, policy=RandomChoice())
+        g.serve(2000, 0.01)
+        new.mood.outside = 9.0
+        assert g.decide(100)[-1] == stands_in
+        assert g.heard.rollouts[-1][1].state == state
+        assert g.router.steering is not None
+        assert g.router.steering.explain(g.now_s)["decides"] == stands_in
 
 
-def test_windows_begin_only_when_the_rollout_has_ended() -> None:
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("shares", [(0.5,), (1.0,)])
+def test_a_slow_new_policy_returns_trained_or_not(trained: bool, shares: tuple[float, ...]) -> None:
+    new: Policy = Moody() if trained else Brave()
+    g = guarded(plan=Plan(rollout=RolloutSettings(shares=shares, guard=REPORTED), new=new), policy=LeastRequests())
+    g.stopwatch.step_s = 0.006
+    assert set(g.decide(100)[-50:]) == {"least_requests"}
+    change = g.heard.rollouts[-1][1]
+    assert (change.state, change.finding and change.finding.reason) == ("returned", "slow")
+    assert g.heard.guards == []  # one event, one line
+
+
+def test_missing_reports_return_a_trained_policy_and_say_nothing_against_others() -> None:
+    for new, state in ((Moody(), "returned"), (Brave(), "watched")):
+        g = guarded(plan=Plan(rollout=RolloutSettings(shares=(1.0,)), new=new), policy=LeastRequests())
+        g.decide(200)
+        assert g.heard.rollouts[-1][1].state == state
+
+
+def test_windows_against_the_baseline_begin_only_when_the_rollout_is_finished() -> None:
     settings = GuardSettings(window_every_s=1.0, report_age_s=1e9)
-    steps = RolloutSettings(shares=(0.5, 1.0), step_s=20.0, min_requests=1)
+    steps = RolloutSettings((0.5, 1.0), step_s=20.0, min_requests=1, watch_s=30.0, watch_pairs=10, guard=settings)
     plan = Plan(settings, LeastRequests(), rollout=steps, new=Moody(), guard_new=settings)
     g = guarded(plan=plan, policy=RandomChoice())
-    decision = g.router.route(Request("m"), 0.0)
-    while decision.policy != "moody":
-        decision = g.router.route(Request("m"), 0.0)
-    g.router.observe(Finished(decision.number, decision.worker, 0.01, True), 0.0)
-    assert set(g.decide(1900, 0.01)) == {"random", "moody"}
-    g.decide(200, 0.01)
-    assert set(g.decide(1000, 0.01)) == {"moody", "least_requests"}
+    assert set(g.serve(1900, 0.01)) == {"random", "moody"}
+    g.serve(200, 0.01)
+    assert set(g.serve(2000, 0.01)) == {"random", "moody"}  # the windows of the watch: the old policy's
+    g.serve(2000, 0.01)
+    assert g.heard.rollouts[-1][1].state == "finished"
+    assert set(g.serve(1000, 0.01)) == {"moody", "least_requests"}
+
+
+def test_a_config_that_changes_elsewhere_keeps_the_rollout_and_its_guard() -> None:
+    plan = Plan(rollout=RolloutSettings(shares=(1.0,), guard=REPORTED), new=Moody())
+    g = guarded(plan=plan, policy=LeastRequests())
+    g.serve(100)
+    before = g.router.steering
+    assert before is not None
+    after = Steering(before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.heard, before=before)
+    assert after.rollout is before.rollout
+    assert after.trial_guard is before.trial_guard
+    after.plan.new.mood.outside = 9.0  # type: ignore[union-attr]  # it is moody
+    g.router.steering = after
+    g.decide(100)
+    assert g.heard.rollouts[-1][1].state == "returned"
+    new_steps = dataclasses.replace(plan, rollout=RolloutSettings(shares=(0.5,)))
+    again = Steering(before.policy, new_steps, listener=g.heard, before=after)
+    assert again.rollout is not before.rollout
+    assert again.trial_guard is not before.trial_guard
 
 
 def test_outcomes_reach_the_rollout_through_the_router() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.fleets import make_router, model, report
 
+from balancer.core import bounds
 from balancer.core.errors import NoEligibleWorker, Shed, UnknownModel
 from balancer.core.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
@@ -130,7 +131,7 @@ def test_reports_that_repeat_or_come_late_change_nothing_and_lost_ones_are_count
 def test_requests_of_others_are_taken_to_have_as_many_rows_as_those_that_were_executed() -> None:
     executed = model(pending=2, succeeded=10, max_batch_rows=8, batches=((4, 5, 1.0), (8, 1, 0.3)))
     fleet = make_router(1, models=[executed]).fleet
-    column = fleet.model_column("m")
+    column = fleet.models["m"]
     # 28 rows of ten requests, so 5.6 of the two that wait.
     expected_s = fleet.service.fixed_s[0, column] + 5.6 * fleet.service.per_row_s[0, column]
     assert fleet.queue.others_work_s[0] == pytest.approx(expected_s)
@@ -262,3 +263,130 @@ def test_a_withdrawn_request_no_longer_counts_and_speaks_against_nobody() -> Non
     router.observe(Withdrawn(decision.number), 0.2)
     assert not router.fleet.queue.in_flight.any()
     assert not router.fleet.latency.errors.any()
+
+
+def in_sequence(key: int, **fields: object) -> Request:
+    return Request("m", key=key, sequence=True, **fields)  # type: ignore[arg-type]  # a test double
+
+
+def test_limits_hold_for_sequences_at_the_worker_that_each_belongs_to() -> None:
+    router = make_router(3, settings=Settings(limits=Limits(max_pending_per_worker=2)))
+    worker = router.route(in_sequence(7), 0.1).worker
+    assert router.route(in_sequence(7), 0.1).worker == worker
+    with pytest.raises(Shed, match="has 2 requests pending"):
+        router.route(in_sequence(7), 0.1)
+    # Another sequence belongs to another worker, which has room.
+    elsewhere = next(key for key in range(100) if _placed(router, key) not in {"", worker})
+    assert router.route(in_sequence(elsewhere), 0.1).worker != worker
+
+
+def _placed(router: Router, key: int) -> str:
+    try:
+        return router.fleet.names[int(router.probabilities(in_sequence(key), 0.1).argmax())]
+    except Shed:
+        return ""
+
+
+def test_a_sequence_that_would_be_late_is_shed_like_any_other() -> None:
+    slow = model(batches=((1, 100, 100.0),), succeeded=100)
+    router = make_router(2, settings=Settings(limits=Limits(shed_late=True)), models=[slow])
+    with pytest.raises(Shed, match="the deadline is in 10 ms"):
+        router.route(in_sequence(1, deadline_s=0.01), 0.1)
+
+
+def test_what_a_client_got_wrong_and_a_client_that_left_say_nothing_of_the_worker() -> None:
+    router = make_router(1)
+    slow = router.route(M, 0.1)
+    router.observe(Finished(slow.number, slow.worker, 1.0, True), 1.1)
+    before = router.fleet.latency.latency_s.copy(), router.fleet.latency.errors.copy()
+    for void in ("client", "deadline"):
+        for _ in range(50):
+            decision = router.route(M, 1.2)
+            router.observe(Finished(decision.number, decision.worker, 0.0001, False, void), 1.2)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(before, (router.fleet.latency.latency_s, router.fleet.latency.errors))
+    assert not router.fleet.queue.in_flight.any()
+
+
+def test_pins_hold_for_workers_that_never_reported() -> None:
+    settings = Settings(reports_required=False, models={"m": ModelSettings(versions=("1",))})
+    router = Router(LeastRequests(), settings)
+    router.observe(WorkerAdded("w"), 0.0)
+    assert router.route(Request("m", version="1"), 0.1).worker == "w"
+    with pytest.raises(NoEligibleWorker):
+        router.route(Request("m", version="2"), 0.1)
+
+
+def test_the_newest_stream_is_the_worker_whatever_numbers_older_ones_carried() -> None:
+    router = make_router(1)
+    router.observe(report("w0", number=2**60, incarnation=2**60, stream=1, ready=False), 0.1)
+    router.observe(report("w0", number=0, incarnation=5, stream=2), 0.2)
+    assert router.route(M, 0.3).worker == "w0"
+    router.observe(report("w0", number=9, incarnation=2**60 + 1, stream=1, ready=False), 0.4)
+    assert router.route(M, 0.5).worker == "w0"
+    assert router.fleet.reports == {"accepted": 3, "late": 1}
+
+
+def test_a_stopping_worker_gets_nothing_new_but_keeps_its_sequences() -> None:
+    router = make_router(2)
+    key = next(key for key in range(100) if router.probabilities(in_sequence(key), 0.1)[0] > 0)
+    router.observe(report("w0", number=2, draining=True), 0.2)
+    assert {router.route(M, 0.3).worker for _ in range(4)} == {"w1"}
+    assert router.route(in_sequence(key), 0.3).worker == "w0"
+
+
+def test_columns_of_models_go_some_minutes_after_the_last_worker_lost_them() -> None:
+    router = make_router(1, settings=Settings(outcome_timeout_s=1e4), models=[model("m"), model("old")])
+    column = router.fleet.models["old"]
+    old = router.route(Request("old"), 0.1)
+    number = 2
+    for now_s in range(0, 700, 100):
+        router.observe(report("w0", number=number, models=[model("m")]), float(now_s))
+        router.tick(float(now_s))
+        number += 1
+    # A request for it is still in flight, so far.
+    assert "old" in router.fleet.models
+    router.observe(Finished(old.number, old.worker, 0.1, True), 700.0)
+    router.tick(702.0)
+    assert "old" not in router.fleet.models
+    assert router.fleet.forgotten == ["old"]
+    with pytest.raises(UnknownModel):
+        router.route(Request("old"), 702.0)
+    router.observe(report("w0", number=number, models=[model("m"), model("new")]), 703.0)
+    assert router.fleet.models["new"] == column
+    assert router.fleet.service.weight[0, column] == 0
+
+
+def test_models_of_silent_workers_are_not_forgotten() -> None:
+    router = make_router(1)
+    router.observe(ReportsLost("w0"), 1.0)
+    router.tick(10_000.0)
+    assert router.route(M, 10_000.0).worker == "w0"
+
+
+def test_a_fleet_has_so_many_models_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_FLEET_MODELS", 5)
+    router = make_router(1, models=[model(f"m{i}") for i in range(10)])
+    assert len(router.fleet.models) == 5
+    assert router.fleet.service.weight.shape == (1, 5)
+    assert router.fleet.reports["models_left_out"] == 6
+    with pytest.raises(UnknownModel):
+        router.route(Request("m9"), 0.1)
+
+
+def test_what_clients_name_is_not_kept() -> None:
+    router = make_router(2)
+    for i in range(100):
+        with pytest.raises(UnknownModel):
+            router.route(Request("m", version=f"{i + 2}"), 0.1)
+        with pytest.raises(UnknownModel):
+            router.route(Request(f"x{i}"), 0.1)
+    assert len(router.fleet._servable) + len(router.fleet._eligible) <= 2
+
+
+def test_requests_without_outcome_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_IN_FLIGHT", 10)
+    router = make_router(1)
+    for _ in range(30):
+        router.route(M, 0.1)
+    assert router.fleet.queue.in_flight[0] == 10
+    assert router.outcomes["expired"] == 20

@@ -5,7 +5,7 @@ import math
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 
-from balancer.frontends.access_log import REFUSED, Outcome, outcome_of, worker_fault
+from balancer.frontends.access_log import ANOTHERS, REFUSED, AccessLog, Outcome, outcome_of, verdict_of
 
 NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
 
@@ -13,7 +13,7 @@ NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
 def test_an_empty_entry_is_an_outcome_of_nothing() -> None:
     assert math.isnan(NOTHING.first_byte_s)
     assert NOTHING._replace(first_byte_s=0) == Outcome(-1, "", 0, 0, 0, 0, -1, (), 0, 0, "", "", "", 0)
-    assert not worker_fault(NOTHING)
+    assert verdict_of(NOTHING) == (False, "client")
 
 
 def test_latency_is_the_workers_and_duration_is_the_clients() -> None:
@@ -55,11 +55,51 @@ def test_every_response_flag_of_the_api_has_its_abbreviation() -> None:
     assert len(outcome_of(entry).flags) == len(flags.DESCRIPTOR.fields)
 
 
-@pytest.mark.parametrize("number", ["", "x", "-1", "1.5"])
-def test_a_decision_without_a_number_is_a_refusal(number: str) -> None:
+def of_number(number: str, run: str) -> int:
     entry = accesslog_pb2.HTTPAccessLogEntry()
     entry.common_properties.metadata.filter_metadata["balancer"].update({"number": number})
-    assert outcome_of(entry).number == REFUSED
+    return outcome_of(entry, run).number
+
+
+@pytest.mark.parametrize("number", ["", "x", "7", "-1", "A.5", "a1.", "a1.-1", "a1." + "9" * 5000, "a1.\u0663"])
+def test_a_decision_without_a_number_is_a_refusal(number: str) -> None:
+    assert of_number(number, "a1") == REFUSED
+
+
+def test_a_number_belongs_to_the_run_that_gave_it() -> None:
+    assert of_number("a1.7", "a1") == 7
+    assert of_number("b2.7", "a1") == ANOTHERS
+
+
+@pytest.mark.parametrize("seconds", [-1, 86_401, 10**11])
+def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
+    class Listening:
+        def __init__(self) -> None:
+            self.told: list[Outcome] = []
+            self.refused: list[str] = []
+
+        def outcomes(self, outcomes: list[Outcome]) -> None:
+            self.told += outcomes
+
+        def out_of_bounds(self, field: str) -> None:
+            self.refused.append(field)
+
+        def mistaken(self, error: Exception) -> None:
+            raise AssertionError from error
+
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.common_properties.duration.seconds = seconds
+    listening = Listening()
+    AccessLog(listening)._take([entry])
+    assert listening.refused == ["latency_s"]
+    assert math.isnan(listening.told[0].latency_s)
+
+
+@pytest.mark.parametrize("status", ["\u00b2", "9" * 5000, "-1", "", "x"])
+def test_a_grpc_status_that_is_none_is_none(status: str) -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.response.response_headers["grpc-status"] = status
+    assert outcome_of(entry).grpc_status == -1
 
 
 @pytest.mark.parametrize(
@@ -81,31 +121,40 @@ def test_the_model_of_a_rest_path(path: str, model: str) -> None:
     assert outcome_of(entry).model == model
 
 
+ANSWER, FAULT, CLIENT, DEADLINE = (True, ""), (False, ""), (False, "client"), (False, "deadline")
+
+
 @pytest.mark.parametrize(
-    ("outcome", "fault"),
+    ("outcome", "verdict"),
     [
-        ({"http_status": 200, "grpc_status": 0}, False),
-        ({"http_status": 200}, False),
-        ({"http_status": 200, "grpc_status": 3}, False),
-        ({"http_status": 200, "grpc_status": 4}, False),
-        ({"http_status": 200, "grpc_status": 5}, False),
-        ({"http_status": 200, "grpc_status": 2}, True),
-        ({"http_status": 200, "grpc_status": 13}, True),
-        ({"http_status": 200, "grpc_status": 14}, True),
-        ({"http_status": 503}, True),
-        ({"http_status": 500}, True),
-        ({"http_status": 404}, False),
-        ({"http_status": 400}, False),
-        ({"http_status": 200, "grpc_status": 14, "flags": ("UF", "URX")}, True),
-        ({"http_status": 200, "grpc_status": 14, "flags": ("UC",)}, True),
-        ({"http_status": 200, "grpc_status": 0, "flags": ("UR",)}, True),
-        ({"http_status": 0, "flags": ("DC",)}, False),
-        ({"http_status": 0, "flags": ("DR", "UR")}, False),
-        ({"http_status": 200, "grpc_status": 4, "flags": ("DT",)}, False),
+        ({"http_status": 200, "grpc_status": 0}, ANSWER),
+        ({"http_status": 200}, ANSWER),
+        ({"http_status": 200, "grpc_status": 1}, CLIENT),
+        ({"http_status": 200, "grpc_status": 3}, CLIENT),
+        ({"http_status": 200, "grpc_status": 4}, DEADLINE),
+        ({"http_status": 200, "grpc_status": 5}, CLIENT),
+        ({"http_status": 200, "grpc_status": 2}, FAULT),
+        ({"http_status": 200, "grpc_status": 13}, FAULT),
+        ({"http_status": 200, "grpc_status": 14}, FAULT),
+        ({"http_status": 200, "grpc_status": 999}, CLIENT),
+        ({"http_status": 503}, FAULT),
+        ({"http_status": 500}, FAULT),
+        ({"http_status": 504}, DEADLINE),
+        ({"http_status": 404}, CLIENT),
+        ({"http_status": 400}, CLIENT),
+        ({"http_status": 431}, CLIENT),
+        ({"http_status": 4_000_000_000}, CLIENT),
+        ({"http_status": 200, "grpc_status": 14, "flags": ("UF", "URX")}, FAULT),
+        ({"http_status": 200, "grpc_status": 14, "flags": ("UC",)}, FAULT),
+        ({"http_status": 200, "grpc_status": 0, "flags": ("UR",)}, FAULT),
+        ({"http_status": 0, "flags": ("DC",)}, CLIENT),
+        ({"http_status": 0, "flags": ("DR", "UR")}, CLIENT),
+        ({"http_status": 200, "grpc_status": 4, "flags": ("DT",)}, DEADLINE),
+        ({"http_status": 503, "flags": ("OM",)}, CLIENT),
         # Nobody was asked: Envoy or the balancer answered.
-        ({"http_status": 503, "upstream": "", "flags": ("UH",)}, False),
-        ({"http_status": 200, "grpc_status": 14, "upstream": ""}, False),
+        ({"http_status": 503, "upstream": "", "flags": ("UH",)}, CLIENT),
+        ({"http_status": 200, "grpc_status": 14, "upstream": ""}, CLIENT),
     ],
 )
-def test_whose_fault_it_is(outcome: dict[str, object], fault: bool) -> None:
-    assert worker_fault(NOTHING._replace(**({"upstream": "10.0.0.1:8001"} | outcome))) is fault
+def test_what_it_says_of_the_worker(outcome: dict[str, object], verdict: tuple[bool, str]) -> None:
+    assert verdict_of(NOTHING._replace(**({"upstream": "10.0.0.1:8001"} | outcome))) == verdict

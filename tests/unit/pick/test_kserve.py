@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from balancer.core.bounds import OutOfBoundsError
 from balancer.frontends.pick.kserve import Call, HeaderNames, Kind, read_call, sequence_key
 from policies.hashing import key_of
 
@@ -92,7 +93,7 @@ def test_an_ambiguous_list_is_not_guessed_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "seconds"), [("5S", 5), ("250m", 0.25), ("1M", 60), ("7u", 7e-6), ("oops", math.inf), ("", math.inf)]
+    ("timeout", "seconds"), [("5S", 5), ("250m", 0.25), ("1M", 60), ("7u", 7e-6), ("99999999H", 3.6e11), ("", math.inf)]
 )
 def test_grpc_timeout(timeout: str, seconds: float) -> None:
     assert infer({"grpc-timeout": timeout}).request.deadline_s == pytest.approx(seconds)
@@ -103,11 +104,36 @@ def test_the_tightest_deadline_counts() -> None:
     assert request.deadline_s == pytest.approx(0.3)
 
 
-def test_headers_stand_in_for_fields_and_win() -> None:
-    headers = {"x-model-name": "n", "x-batch-rows": "16", "x-sequence-id": "s", "x-priority": "1", "x-tenant": "t"}
+def test_headers_stand_in_for_fields() -> None:
+    headers = {"x-batch-rows": "16", "x-sequence-id": "s", "x-priority": "1", "x-tenant": "t"}
     request = infer(headers, shape=["2"]).request
-    assert (request.model, request.rows, request.priority, request.tenant) == ("n", 16, 1, "t")
-    assert request.key == sequence_key("n", "s")
+    assert (request.model, request.rows, request.priority, request.tenant) == ("m", 16, 1, "t")
+    assert request.key == sequence_key("m", "s")
+
+
+def test_a_header_does_not_widen_what_the_message_says() -> None:
+    headers = {"x-sequence-id": "another", "x-priority": "1", "x-deadline-ms": "9000"}
+    request = infer(headers, keys=["sequence_id", "priority", "timeout"], ints=["7", "500000"], uints=["3"]).request
+    assert request.key == sequence_key("m", "7")
+    assert request.priority == 3
+    assert request.deadline_s == pytest.approx(0.5)
+
+
+def test_a_header_names_the_model_only_where_the_operator_says_so_and_nothing_else_does() -> None:
+    names = HeaderNames(model="x-model-name")
+    header = {"x-model-name": "n", ":path": "/inference.GRPCInferenceService/ModelInfer"}
+    assert read_call(GRPC | header, {}, names).request.model == "n"
+    assert read_call(GRPC | header, EMPTY, names).request.model == "m"
+    assert read_call({"x-model-name": "n", ":path": "/v2/models/m/infer"}, {}, names).request.model == "m"
+    with pytest.raises(OutOfBoundsError, match="model: '' is refused"):
+        read_call(GRPC | header, {}, HeaderNames())
+
+
+def test_headers_that_the_operator_does_not_name_are_not_read() -> None:
+    headers = {"x-batch-rows": "1e308", "x-sequence-id": "s", "x-routing-key": "k", "x-priority": "x"}
+    none = HeaderNames(None, None, None, None, None, None, None)
+    request = read_call({":path": "/v2/models/m/infer"} | headers, {}, none).request
+    assert (request.rows, request.key, request.priority) == (1, None, 0)
 
 
 def test_a_routing_key_is_no_sequence() -> None:
@@ -115,9 +141,62 @@ def test_a_routing_key_is_no_sequence() -> None:
     assert (request.key, request.sequence) == (key_of("user-1"), False)
 
 
-@pytest.mark.parametrize("nonsense", ["many", "nan", "inf", ""])
-def test_an_unreadable_number_counts_as_absent(nonsense: str) -> None:
-    assert infer({"x-batch-rows": nonsense}, shape=["4"]).request.rows == 4
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"x-batch-rows": "1e308"}, "x-batch-rows: '1e308' is refused; it is a whole number from 1 to 65536"),
+        ({"x-batch-rows": "-1000000"}, "x-batch-rows: '-1000000' is refused"),
+        ({"x-batch-rows": "0"}, "x-batch-rows: '0' is refused"),
+        ({"x-batch-rows": "65537"}, "x-batch-rows: '65537' is refused"),
+        ({"x-batch-rows": "nan"}, "x-batch-rows: 'nan' is refused"),
+        ({"x-batch-rows": "9" * 5000}, "x-batch-rows: .*5000 characters"),
+        ({"x-batch-rows": "\u00b2"}, "x-batch-rows"),
+        ({"x-batch-rows": "\u0663"}, "x-batch-rows"),
+        ({"x-priority": "-1"}, "x-priority"),
+        ({"x-priority": "32768"}, "x-priority"),
+        ({"x-deadline-ms": "inf"}, "x-deadline-ms"),
+        ({"x-deadline-ms": "0"}, "x-deadline-ms"),
+        ({"x-deadline-ms": "1e3"}, "x-deadline-ms"),
+        ({"grpc-timeout": "9" * 5000 + "S"}, "grpc-timeout: .*; it has 1 to 8 digits"),
+        ({"grpc-timeout": "\u00b2S"}, "grpc-timeout"),
+        ({"grpc-timeout": "5"}, "grpc-timeout"),
+        ({"x-routing-key": "k" * 257}, "x-routing-key: .*257 characters.* it has 256 bytes at most"),
+        ({"x-sequence-id": "s" * 257}, "x-sequence-id"),
+        ({"x-tenant": "t" * 257}, "x-tenant"),
+        ({"x-request-id": "r" * 257}, "x-request-id"),
+    ],
+)
+def test_a_header_out_of_bounds_is_refused_by_its_name(headers: dict[str, str], message: str) -> None:
+    with pytest.raises(OutOfBoundsError, match=message):
+        infer(headers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model_name": ["m" * 257]}, "model"),
+        ({"model_name": ["\u00e9" * 129]}, "model"),
+        ({"model_version": ["1" * 257]}, "version"),
+        ({"id": ["i" * 257]}, "id"),
+        ({"keys": ["sequence_id"], "strings": ["s" * 257]}, "sequence_id"),
+        ({"keys": ["priority"], "uints": ["32768"]}, "priority"),
+        ({"keys": ["k"] * 257}, "parameters"),
+    ],
+)
+def test_a_field_out_of_bounds_is_refused_by_its_name(fields: dict[str, list[str]], field: str) -> None:
+    with pytest.raises(OutOfBoundsError) as caught:
+        infer(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("shape", ["16000000", "-5", "0", "nonsense", "9" * 5000])
+def test_a_first_dimension_that_is_no_batch_says_nothing(shape: str) -> None:
+    assert infer(shape=[shape]).request.rows == 1
+
+
+def test_what_is_within_bounds_passes_to_the_byte() -> None:
+    assert infer(model_name=["m" * 256], shape=["65536"]).request.rows == 65536
+    assert infer({"x-batch-rows": "65536", "x-priority": "32767"}).request.priority == 32767
 
 
 @pytest.mark.parametrize(
@@ -137,6 +216,14 @@ def test_an_unreadable_number_counts_as_absent(nonsense: str) -> None:
         ("/v2/repository/models/m/load", Kind.PER_SERVER, "", ""),
         ("/v2/systemsharedmemory/region/r/register", Kind.PER_SERVER, "", ""),
         ("/v2/logging", Kind.PER_SERVER, "", ""),
+        ("/v2/%6cogging", Kind.PER_SERVER, "", ""),
+        ("/v2//logging", Kind.PER_SERVER, "", ""),
+        ("/v2/models/m/../../logging", Kind.PER_SERVER, "", ""),
+        ("/v2/models/m%2ftrace/setting", Kind.PER_SERVER, "", ""),
+        ("/v2/models/m/trace/setting", Kind.PER_SERVER, "", ""),
+        ("/v2/models/m/versions/1/trace/setting/", Kind.PER_SERVER, "", ""),
+        ("/v2/models/m%00/infer", Kind.PER_SERVER, "", ""),
+        ("/metrics", Kind.PER_SERVER, "", ""),
     ],
 )
 def test_rest_paths(path: str, kind: Kind, model: str, version: str) -> None:
@@ -153,6 +240,7 @@ def test_rest_paths(path: str, kind: Kind, model: str, version: str) -> None:
         ("SystemSharedMemoryRegister", Kind.PER_SERVER),
         ("CudaSharedMemoryStatus", Kind.PER_SERVER),
         ("LogSettings", Kind.PER_SERVER),
+        ("SomethingNew", Kind.PER_SERVER),
     ],
 )
 def test_grpc_methods_about_servers(method: str, kind: Kind) -> None:

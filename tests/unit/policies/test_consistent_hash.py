@@ -47,16 +47,47 @@ def test_the_order_of_workers_does_not_matter() -> None:
 
 
 def test_a_busy_worker_hands_its_key_to_the_next_one() -> None:
-    request = Request("m", key=key_of("user-1"))
-    idle = np.array(probabilities(ConsistentHash(), fleet(4), request))
+    policy, request = ConsistentHash(floor=0.0), Request("m", key=key_of("user-1"))
+    idle = np.array(probabilities(policy, fleet(4), request))
     home = int(idle.argmax())
     others = [place != home for place in range(4)]
-    following = int(np.argmax(probabilities(ConsistentHash(), fleet(4, eligible=others), request)))
+    following = int(np.argmax(probabilities(policy, fleet(4, eligible=others), request)))
     # Mean 4: the bound is ceil(1.25 * 17 / 4) = 6, this request included.
     for held, expected in ((5, home), (6, following)):
         load = np.full(4, (16 - held) / 3)
         load[home] = held
-        assert int(np.argmax(probabilities(ConsistentHash(), fleet(4, pending=load), request))) == expected
+        assert int(np.argmax(probabilities(policy, fleet(4, pending=load), request))) == expected
+
+
+def test_at_low_load_every_key_stays_on_its_worker() -> None:
+    """Six requests in flight anywhere among four workers move no key; without the floor some hundreds of them."""
+    generator, keys = np.random.default_rng(0), KEYS[:1000]
+    home = ConsistentHash(balance_factor=float("inf"))
+    for policy, moves in ((ConsistentHash(), False), (ConsistentHash(floor=0.0), True)):
+        pending = generator.multinomial(6, [0.25] * 4, size=1000).astype(float)
+        view = make_view(4, leading=(1000,), name_hash=[key_of(f"worker-{i}") for i in range(4)], pending=pending)
+        request = Request("m", key=keys)
+        moved = (policy.probabilities(request, view) != home.probabilities(request, view)).any(axis=-1).sum()
+        assert (moved > 100) == moves
+        assert moves or moved == 0
+
+
+def test_beyond_the_floor_the_bound_holds() -> None:
+    request = Request("m", key=3)
+    home = int(np.argmax(probabilities(UNBOUNDED, fleet(4), request)))
+    for held, stays in ((7, True), (8, False)):
+        load = np.zeros(4)
+        load[home] = held
+        assert (int(np.argmax(probabilities(ConsistentHash(), fleet(4, pending=load), request))) == home) == stays
+
+
+def test_a_request_without_a_key_goes_without_the_floor() -> None:
+    for number in range(40):
+        request, load = Request("m", number=number), np.zeros(4)
+        load[int(np.argmax(probabilities(UNBOUNDED, fleet(4), request)))] = 2
+        view = fleet(4, pending=load)
+        assert probabilities(ConsistentHash(), view, request) == probabilities(ConsistentHash(floor=0.0), view, request)
+        assert load[int(np.argmax(probabilities(ConsistentHash(), view, request)))] == 0
 
 
 def test_the_bound_holds_for_every_key_and_follows_weight() -> None:

@@ -49,16 +49,27 @@ def test_least_requests_of_a_sample() -> None:
     assert probabilities(LeastRequests(choices=2), view) == pytest.approx([2 / 3, 1 / 3, 0])
 
 
-def test_wlpr_is_pending_per_weight() -> None:
-    view = make_view(pending=[4, 4, 2], weight=[1, 4, 1])
-    assert probabilities(WeightedLeastPending(), view) == [0, 1, 0]
-    assert probabilities(WeightedLeastPending(), make_view(pending=[0, 0], weight=[1, 4])) == [0.5, 0.5]
-
-
-def test_wlpr_that_counts_itself_prefers_the_heavier_of_idle_workers() -> None:
-    policy = WeightedLeastPending(count_self=True)
+def test_wlpr_is_pending_per_weight_with_the_request_itself() -> None:
+    policy = WeightedLeastPending()
+    assert probabilities(policy, make_view(pending=[4, 4, 2], weight=[1, 4, 1])) == [0, 1, 0]
     assert probabilities(policy, make_view(pending=[0, 0], weight=[1, 4])) == [0, 1]
     assert probabilities(policy, make_view(pending=[0, 3], weight=[1, 4])) == [0.5, 0.5]
+
+
+def test_wlpr_may_leave_the_request_itself_out() -> None:
+    policy = WeightedLeastPending(count_self=False)
+    assert probabilities(policy, make_view(pending=[4, 4, 2], weight=[1, 4, 1])) == [0, 1, 0]
+    assert probabilities(policy, make_view(pending=[0, 0], weight=[1, 4])) == [0.5, 0.5]
+
+
+def test_wlpr_fills_workers_by_weight_from_the_first_request_on() -> None:
+    pending, weight = np.zeros(3), np.array([4.0, 2.0, 1.0])
+    held = []
+    for _ in range(7):
+        pending[np.argmax(probabilities(WeightedLeastPending(), make_view(pending=pending, weight=weight)))] += 1
+        held.append(pending.tolist())
+    assert held[2] == [2, 1, 0]  # 1, 1, 1 without the request itself
+    assert held[6] == [4, 2, 1]
 
 
 def test_power_of_two_by_hand() -> None:

@@ -135,7 +135,7 @@ def test_another_policy_takes_the_place_of_the_one_in_force_only(tmp_path: Path)
     keyed = np.array([not decision.policy.in_force for decision in log])
     np.testing.assert_array_equal(result.recorded[keyed], result.replayed[keyed])
     # A policy that places keys itself is asked for them too, as the router would; sequences stay where they are.
-    taken = replay(log, ConsistentHash(balance_factor=1.01))
+    taken = replay(log, ConsistentHash(balance_factor=1.01, floor=0.0))
     moved = taken.recorded != taken.replayed
     sequences = np.array([decision.request.sequence for decision in log])
     assert not moved[sequences].any()

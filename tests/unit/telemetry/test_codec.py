@@ -6,14 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import ModelReport, Report
 from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import InvalidReportError, ReportDecoder, ReportEncoder
+from balancer.telemetry.codec import ReportDecoder, ReportEncoder
 
-COUNTERS = st.integers(0, 2**63)
-SINGLE = st.floats(0, 2.0**100, width=32)
+COUNTERS = st.integers(0, bounds.MAX_COUNT)
+SINGLE = st.floats(0, bounds.MAX_PENDING, width=32)
 BATCHES = st.lists(
-    st.tuples(st.integers(1, 2**31), COUNTERS, st.floats(0, 1e12)), max_size=3, unique_by=lambda batch: batch[0]
+    st.tuples(st.integers(1, bounds.MAX_ROWS), COUNTERS, st.floats(0, bounds.MAX_COMPUTE_S)),
+    max_size=3,
+    unique_by=lambda batch: batch[0],
 ).map(tuple)
 MODELS = st.lists(
     st.builds(
@@ -25,8 +29,8 @@ MODELS = st.lists(
         executing=SINGLE,
         succeeded=COUNTERS,
         failed=COUNTERS,
-        max_batch_rows=st.integers(1, 2**31),
-        instances=st.integers(1, 2**31),
+        max_batch_rows=st.integers(1, bounds.MAX_ROWS),
+        instances=st.integers(1, bounds.MAX_INSTANCES),
         batches=BATCHES,
     ),
     max_size=4,
@@ -44,6 +48,7 @@ REPORTS = st.builds(
     memory_bytes=COUNTERS,
     memory_used_bytes=COUNTERS,
     utilisation=st.one_of(st.just(math.nan), st.floats(0, 1, width=32)),
+    draining=st.booleans(),
 )
 
 
@@ -110,42 +115,106 @@ def model(**fields: Any) -> report_pb2.ModelReport:
     return report_pb2.ModelReport(**(defaults | fields))
 
 
+LONG = "n" * (bounds.MAX_TEXT_BYTES + 1)
+WIDE = "\u20ac" * (bounds.MAX_TEXT_BYTES // 3 + 1)
+BATCH = report_pb2.BatchStatistics
+
+
 @pytest.mark.parametrize(
-    ("bad", "expected"),
+    ("field", "bad"),
     [
-        (message(worker=""), r"field worker: is empty; start the agent with"),
-        (message(all_models=False), r"field all_models: false in the first report"),
-        (message(utilisation=1.5), r"field utilisation: is 1\.5"),
-        (message(utilisation=math.nan), r"field utilisation: is nan"),
-        (message(models=[model(model="")]), r"field models\.model: is empty"),
-        (message(models=[model(pending=-1)]), r"field models\.pending of 'm': is -1"),
-        (message(models=[model(pending=math.nan)]), r"field models\.pending of 'm': is nan"),
-        (message(models=[model(executing=math.inf)]), r"field models\.executing of 'm': is inf"),
+        ("worker", message(worker="")),
+        ("worker", message(worker=LONG)),
+        ("all_models", message(all_models=False)),
+        ("incarnation", message(incarnation=bounds.MAX_COUNT + 1)),
+        ("number", message(number=bounds.MAX_COUNT + 1)),
+        ("balancers", message(balancers=bounds.MAX_BALANCERS + 1)),
+        ("device", message(device=LONG)),
+        ("memory_bytes", message(memory_bytes=2**64 - 1)),
+        ("memory_used_bytes", message(memory_used_bytes=2**64 - 1)),
+        ("utilisation", message(utilisation=1.5)),
+        ("utilisation", message(utilisation=math.nan)),
+        ("models", message(models=[model(model=str(i)) for i in range(bounds.MAX_MODELS + 1)])),
+        ("models", message(models=[model() for _ in range(bounds.MAX_MODELS + 1)])),
+        ("models.version", message(models=[model(version=str(i)) for i in range(bounds.MAX_VERSIONS + 1)])),
+        ("models.model", message(models=[model(model="")])),
+        ("models.model", message(models=[model(model=WIDE)])),
+        ("models.version", message(models=[model(version=LONG)])),
+        ("models.pending", message(models=[model(pending=-1)])),
+        ("models.pending", message(models=[model(pending=math.nan)])),
+        ("models.pending", message(models=[model(pending=1e30)])),
+        ("models.executing", message(models=[model(executing=math.inf)])),
+        ("models.succeeded", message(models=[model(succeeded=2**64 - 1)])),
+        ("models.failed", message(models=[model(failed=2**64 - 1)])),
+        ("models.max_batch_rows", message(models=[model(max_batch_rows=2**32 - 1)])),
+        ("models.instances", message(models=[model(instances=2**32 - 1)])),
+        ("models.batches.rows", message(models=[model(batches=[BATCH(rows=0)])])),
+        ("models.batches.rows", message(models=[model(batches=[BATCH(rows=2**32 - 1)])])),
+        ("models.batches.executions", message(models=[model(batches=[BATCH(rows=1, executions=2**64 - 1)])])),
+        ("models.batches.compute_s", message(models=[model(batches=[BATCH(rows=1, compute_s=-1)])])),
+        ("models.batches.compute_s", message(models=[model(batches=[BATCH(rows=1, compute_s=math.inf)])])),
         (
-            message(models=[model(batches=[report_pb2.BatchStatistics(rows=0)])]),
-            r"field models\.batches\.rows of 'm': is 0",
+            "models.batches",
+            message(models=[model(batches=[BATCH(rows=i + 1) for i in range(bounds.MAX_BATCH_SIZES + 1)])]),
         ),
         (
-            message(models=[model(batches=[report_pb2.BatchStatistics(rows=1, compute_s=-1)])]),
-            r"field models\.batches\.compute_s of 'm': is -1",
+            "models.batches",
+            message(
+                models=[
+                    model(model=str(i), batches=[BATCH(rows=1 + row) for row in range(bounds.MAX_BATCH_SIZES)])
+                    for i in range(bounds.MAX_REPORT_BATCH_SIZES // bounds.MAX_BATCH_SIZES + 1)
+                ]
+            ),
         ),
     ],
 )
-def test_what_breaks_the_rules_is_refused_and_names_the_field(bad: report_pb2.WorkerReport, expected: str) -> None:
-    with pytest.raises(InvalidReportError, match=expected):
-        ReportDecoder().decode(bad)
+def test_what_is_out_of_bounds_is_refused_and_names_the_field(field: str, bad: report_pb2.WorkerReport) -> None:
+    decoder = ReportDecoder()
+    with pytest.raises(OutOfBoundsError, match=rf"^{field}: .* is refused; it .+") as refused:
+        decoder.decode(bad)
+    assert refused.value.field == field
+    assert len(str(refused.value)) < 600
+    # As before: the next stream's first report is as good as any.
+    assert decoder.decode(message(worker="another")).models == ()
+
+
+def test_models_that_come_one_by_one_are_bounded_too() -> None:
+    decoder = ReportDecoder()
+    decoder.decode(message(models=[model(model=str(i)) for i in range(bounds.MAX_MODELS)]))
+    with pytest.raises(OutOfBoundsError, match=r"^models: .*1025 entries"):
+        decoder.decode(message(all_models=False, models=[model(model="one more")]))
+
+
+def largest() -> Report:
+    """Of all that are within bounds."""
+    sizes = bounds.MAX_REPORT_BATCH_SIZES // bounds.MAX_MODELS
+    count, name = bounds.MAX_COUNT, "n" * (bounds.MAX_TEXT_BYTES - 4)
+    batches = tuple((bounds.MAX_ROWS - row, count, 1e12) for row in range(sizes))
+    models = tuple(
+        ModelReport(f"{name}{i:04}", name, True, 1e9, 1e9, count, count, bounds.MAX_ROWS, bounds.MAX_INSTANCES, batches)
+        for i in range(bounds.MAX_MODELS)
+    )
+    worker = "w" * bounds.MAX_TEXT_BYTES
+    return Report(worker, count, count, True, models, bounds.MAX_BALANCERS, worker, count, count, 0.5, draining=True)
+
+
+def test_the_largest_report_within_bounds_is_taken_and_fits_the_limit_of_a_message() -> None:
+    report = largest()
+    message = ReportEncoder().encode(report)
+    assert message.ByteSize() <= bounds.MAX_REPORT_BYTES
+    assert comparable(ReportDecoder().decode(message)) == comparable(report)
 
 
 def test_a_stream_speaks_of_one_worker() -> None:
     decoder = ReportDecoder()
     decoder.decode(message())
-    with pytest.raises(InvalidReportError, match="field worker: is 'other' on a stream of 'w'"):
+    with pytest.raises(OutOfBoundsError, match="worker: 'other' is refused; it stays 'w' on this stream"):
         decoder.decode(message(worker="other"))
 
 
 def test_a_new_incarnation_starts_with_everything() -> None:
     decoder = ReportDecoder()
     decoder.decode(message(models=[model(batches=[report_pb2.BatchStatistics(rows=1, executions=9, compute_s=1)])]))
-    with pytest.raises(InvalidReportError, match="field all_models"):
+    with pytest.raises(OutOfBoundsError, match="all_models: False"):
         decoder.decode(message(incarnation=2, all_models=False))
     assert decoder.decode(message(incarnation=2, models=[model()])).models[0].batches == ()

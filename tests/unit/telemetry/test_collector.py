@@ -1,6 +1,8 @@
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +19,7 @@ Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 
 
 @contextlib.asynccontextmanager
-async def calling(address: str) -> AsyncIterator[Call]:
+async def calling(address: str, *metadata: tuple[str, str]) -> AsyncIterator[Call]:
     """A stream of our own, so that it carries what no agent would send."""
     async with grpc.aio.insecure_channel(address) as channel:
         method: grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
@@ -26,7 +28,12 @@ async def calling(address: str) -> AsyncIterator[Call]:
             request_serializer=report_pb2.WorkerReport.SerializeToString,
             response_deserializer=report_pb2.ReportAck.FromString,
         )
-        yield method()
+        yield method(metadata=metadata)
+
+
+def received(report: Report, stream: int = 1) -> Report:
+    """As the collector passes it on."""
+    return dataclasses.replace(report, stream=stream)
 
 
 async def status_of(call: Call) -> grpc.StatusCode:
@@ -54,26 +61,71 @@ async def test_reports_become_events_and_the_end_of_the_stream_too() -> None:
         acks = [await call.read(), await call.read()]
         assert await ended(call) is grpc.StatusCode.OK
 
-    assert heard.events == [*reports, ReportsLost("w")]
+    assert heard.events == [*map(received, reports), ReportsLost("w")]
     assert acks == [report_pb2.ReportAck(received=1), report_pb2.ReportAck(received=11)]
     counts = collector.counts
     assert (counts.streams, counts.reports, counts.invalid, counts.silent) == (0, 12, 0, 0)
     assert counts.bytes == sum(message.ByteSize() for message in messages)
 
 
-@pytest.mark.parametrize(("newer", "lost"), [(1, False), (2, False), (0, True)])
-async def test_reports_are_lost_with_the_last_stream_of_the_newest_incarnation(newer: int, lost: bool) -> None:
-    """An agent may be back on a second stream before the first is known to be dead."""
+@pytest.mark.parametrize("newer", [0, 1, 2], ids=["incarnation before", "same incarnation", "incarnation after"])
+async def test_the_newest_stream_of_a_worker_is_the_worker(newer: int) -> None:
+    """An agent may be back on a second stream before the first is known to be dead; its clock may be set back."""
     heard = Heard()
-    async with collecting(heard) as (_, address), calling(address) as first, calling(address) as second:
+    async with collecting(heard) as (collector, address), calling(address) as first, calling(address) as second:
         await first.write(ReportEncoder().encode(report_of("w", 0, incarnation=1)))
-        await second.write(ReportEncoder().encode(report_of("w", 1, incarnation=newer)))
-        await heard.report(lambda report: report.number == 1)
         await heard.report(lambda report: report.number == 0)
-        await ended(first)
-        assert (ReportsLost("w") in heard.events) is lost
+        await second.write(ReportEncoder().encode(report_of("w", 1, incarnation=newer)))
+        again = await heard.report(lambda report: report.number == 1)
+        assert again.stream == 2
+        assert await status_of(first) is grpc.StatusCode.ABORTED
+        assert "another stream speaks for worker 'w' now" in (await first.details() or "")
+        assert ReportsLost("w") not in heard.events
+        assert (collector.counts.taken_over, collector.counts.streams) == (1, 1)
         await ended(second)
         assert heard.events[-1] == ReportsLost("w")
+
+
+async def test_who_may_not_speak_for_a_worker_is_refused_and_the_worker_stays() -> None:
+    heard = Heard()
+
+    def may_speak(context: Any, worker: str) -> str:
+        return "" if worker != "w" or ("proof", "yes") in context.invocation_metadata() else "no proof"
+
+    async with (
+        collecting(heard, may_speak=may_speak) as (collector, address),
+        calling(address, ("proof", "yes")) as honest,
+        calling(address) as stranger,
+    ):
+        await honest.write(ReportEncoder().encode(report_of("w", 0)))
+        await heard.report(lambda report: report.number == 0)
+        await stranger.write(ReportEncoder().encode(report_of("w", 1)))
+        assert await status_of(stranger) is grpc.StatusCode.PERMISSION_DENIED
+        assert await stranger.details() == "no proof"
+        assert (collector.counts.refused, collector.counts.streams) == (1, 1)
+    assert [event for event in heard.events if isinstance(event, Report)] == [received(report_of("w", 0))]
+
+
+async def test_a_mistake_of_ours_ends_the_stream_with_an_error_and_is_counted() -> None:
+    failures = []
+
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError
+
+    async with collecting(broken, failed=lambda: failures.append(1)) as (_, address), calling(address) as call:
+        await call.write(ReportEncoder().encode(report_of("w", 0)))
+        assert await status_of(call) is grpc.StatusCode.INTERNAL
+    assert failures
+
+
+async def test_a_report_that_begins_to_say_draining_is_acknowledged_at_once() -> None:
+    heard = Heard()
+    async with collecting(heard) as (_, address), calling(address) as call:
+        encoder = ReportEncoder()
+        await call.write(encoder.encode(report_of("w", 0)))
+        assert await call.read() == report_pb2.ReportAck(received=1)
+        await call.write(encoder.encode(dataclasses.replace(report_of("w", 1), draining=True)))
+        assert await call.read() == report_pb2.ReportAck(received=2)
 
 
 async def test_a_malformed_report_ends_its_stream_alone() -> None:
@@ -83,7 +135,7 @@ async def test_a_malformed_report_ends_its_stream_alone() -> None:
         await good.write(encoder.encode(report_of("w", 0)))
         await bad.write(report_pb2.WorkerReport(all_models=True))
         assert await status_of(bad) is grpc.StatusCode.INVALID_ARGUMENT
-        assert "field worker: is empty" in (await bad.details() or "")
+        assert "worker: '' is refused" in (await bad.details() or "")
         await good.write(encoder.encode(report_of("w", 1)))
         await heard.report(lambda report: report.number == 1)
         assert collector.counts.invalid == 1
@@ -96,7 +148,7 @@ async def test_a_malformed_report_after_good_ones_loses_the_worker() -> None:
         await call.write(ReportEncoder().encode(report_of("w", 0)))
         await call.write(report_pb2.WorkerReport(worker="other", incarnation=1))
         assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-    assert heard.events == [report_of("w", 0), ReportsLost("w")]
+    assert heard.events == [received(report_of("w", 0)), ReportsLost("w")]
 
 
 async def test_what_is_no_report_at_all_ends_its_stream() -> None:
@@ -138,8 +190,8 @@ async def test_a_balancer_that_stood_still_itself_does_not_take_that_for_silence
     assert [type(event) for event in heard.events[:2]] == [Report, Report]
 
 
-async def test_lost_repeated_and_reordered_reports_count_once() -> None:
-    """Over two streams, so that the older reports really do come late; the core tells by incarnation and number."""
+async def test_lost_and_repeated_reports_count_once() -> None:
+    """Over a break, after which the agent begins anew with what it has; the core tells by incarnation and number."""
     router = Router(RoundRobin())
     router.observe(WorkerAdded("w"), 0.0)
     heard = Heard()
@@ -148,16 +200,12 @@ async def test_lost_repeated_and_reordered_reports_count_once() -> None:
         router.observe(event, 0.0)
         heard(event)
 
-    async with collecting(on_event) as (_, address), calling(address) as fast, calling(address) as slow:
+    async with collecting(on_event) as (_, address), calling(address) as call, calling(address) as after_break:
         encoder = ReportEncoder()
-        await fast.write(encoder.encode(report_of("w", 0, executions=10)))
-        await fast.write(encoder.encode(report_of("w", 4, executions=50)))
-        await heard.report(lambda report: report.number == 4)
-        late = ReportEncoder()
-        for number in (2, 4):
+        for number in (0, 4, 4, 2):
             told = len(heard.events)
-            await slow.write(late.encode(report_of("w", number, executions=10 + 10 * number)))
+            await call.write(encoder.encode(report_of("w", number, executions=10 + 10 * number)))
             await heard.report(lambda _: True, after=told)
-        await fast.write(encoder.encode(report_of("w", 5, executions=60)))
+        await after_break.write(ReportEncoder().encode(report_of("w", 5, executions=60)))
         await heard.report(lambda report: report.number == 5)
     assert router.fleet.reports == {"accepted": 3, "lost": 3, "late": 2}

@@ -1,0 +1,179 @@
+"""`/explain`: what the policy would do with a request now, and why each worker left out is so."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from balancer.core import bounds
+from balancer.core.asking import ask
+from balancer.core.bounds import OutOfBoundsError
+from balancer.core.errors import RoutingError
+from balancer.core.fleet import ANY_MODEL, Fleet
+from balancer.core.router import Asked, Router
+from balancer.core.view import LiveView
+from policies.base import FloatArray, Request
+from policies.hashing import key_of
+
+logger = logging.getLogger(__name__)
+
+_PARAMETERS = {"model", "version", "rows", "key", "priority", "deadline_ms"}
+_MOST_MOVED = 5
+"""Inputs shown of those that moved a pick: the others matter less than any of these."""
+_COLUMNS = (
+    *("weight", "in_flight", "reported_pending", "pending", "backlog_s", "completion_s", "service_s", "latency_s"),
+    *("error_rate", "tokens", "report_age_s"),
+)
+
+
+def read_question(query: Mapping[str, str]) -> Request:
+    """The request that `/explain` is asked about.
+
+    Raises:
+        OutOfBoundsError: naming the parameter, its value and what is allowed; `field` is a name of ours, never one of
+            the query's.
+    """
+    if unknown := sorted(set(query) - _PARAMETERS):
+        raise OutOfBoundsError("parameter", unknown[0], f"must be one of {', '.join(sorted(_PARAMETERS))}")
+    model = bounds.text("model", query.get("model", ""))
+    if not model:
+        raise OutOfBoundsError("model", model, "must be given, as /explain?model=NAME; see /workers for the names")
+    key = bounds.text("key", query.get("key", ""))
+    return Request(
+        model=model,
+        version=bounds.text("version", query.get("version", "")),
+        rows=_whole(query, "rows", 1, 1, bounds.MAX_ROWS),
+        key=key_of(key) if key else None,
+        priority=_whole(query, "priority", 0, 0, bounds.MAX_PRIORITY),
+        deadline_s=_number(query, "deadline_ms", math.inf, 0.0, bounds.MAX_DEADLINE_S * 1000) / 1000,
+    )
+
+
+def _number(query: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    """A number of the query, between bounds."""
+    if name not in query:
+        return default
+    # A number that is longer is out of bounds anyway; reading it takes long.
+    written = bounds.text(name, query[name])
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise OutOfBoundsError(name, written, f"is a number from {least:.12g} to {most:.12g}")
+    return bounds.number(name, value, least, most)
+
+
+def _whole(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """A whole number of the query, between bounds."""
+    value = _number(query, name, default, least, most)
+    if value != int(value):
+        raise OutOfBoundsError(name, value, f"is a whole number from {least} to {most}")
+    return int(value)
+
+
+def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
+    """The probabilities that would be given now, by whom, what that sees, and why each ineligible worker is so."""
+    answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name}
+    answer |= steering(router, now_s)
+    if _nobody_has(router.fleet, request):
+        # The router keeps what it finds for each name that it is asked about; names that nobody has it need not keep.
+        fleet = router.fleet
+        named = {w.name: list(fleet.objections(w, request.model, request.version)) for w in fleet.workers}
+        version = f" version {request.version!r}" if request.version else ""
+        return answer | _refused(router, request, f"no worker has model {request.model!r}{version}", named, now_s)
+    reasons = router.reasons(request, now_s)
+    try:
+        asked = router.asked(request, now_s)
+    except RoutingError as error:
+        return answer | _refused(router, request, str(error), reasons, now_s)
+    view, probabilities = asked.view, asked.probabilities
+    columns = _columns(view)
+    moved, shadow = _moved(asked), _shadow(router, asked)
+    return answer | {
+        "asked": asked.policy.name,
+        "asked_as": asked.role,
+        **({"moved_by_is_in": asked.policy.score_unit} if moved else {}),
+        "workers": [
+            {
+                "worker": name,
+                "probability": float(probabilities[row]),
+                **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
+                "eligible": bool(view.eligible[row]),
+                "why_not": reasons[name],
+                **({"moved_by": moved[row]} if row in moved else {}),
+                "sees": {column: values[row] for column, values in columns.items()},
+            }
+            for row, name in enumerate(router.fleet.names)
+        ],
+    }
+
+
+def _nobody_has(fleet: Fleet, request: Request) -> bool:
+    """Whether no worker has the model, or none the version, as far as workers tell."""
+    if not fleet.settings.reports_required:
+        return False
+    loaded = [worker.versions.get(request.model, frozenset()) for worker in fleet.workers]
+    return not any(request.version in versions if request.version else versions for versions in loaded)
+
+
+def _refused(
+    router: Router, request: Request, why: str, reasons: Mapping[str, list[str]], now_s: float
+) -> dict[str, Any]:
+    """The part of the page where nobody may serve the request."""
+    fleet = router.fleet
+    column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
+    columns = _columns(LiveView(fleet, np.zeros(len(fleet.workers), bool), column, float(request.rows), now_s))
+    workers = [
+        {
+            "worker": name,
+            "probability": 0.0,
+            "eligible": False,
+            "why_not": reasons[name],
+            "sees": {column: values[row] for column, values in columns.items()},
+        }
+        for row, name in enumerate(fleet.names)
+    ]
+    return {"refused": why, "workers": workers}
+
+
+def _columns(view: LiveView) -> dict[str, list[float]]:
+    return {name: getattr(view, name).tolist() for name in _COLUMNS}
+
+
+def steering(router: Router, now_s: float) -> dict[str, Any]:
+    """Who decides, and what guards, shadow and rollout say to that."""
+    if router.steering is not None:
+        return router.steering.explain(now_s)
+    return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}
+
+
+def _shadow(router: Router, asked: Asked) -> FloatArray | None:
+    """What the shadow would do; None where there is none, or it has no valid answer."""
+    if router.steering is None or router.steering.shadow is None:
+        return None
+    return ask(router.steering.shadow.policy, asked.request, asked.view)[0]
+
+
+def _moved(asked: Asked) -> dict[int, dict[str, float]]:
+    """By row of each eligible worker, what inputs add to its score beyond the mean of them, the few largest first.
+
+    Empty where the policy does not say.
+    """
+    eligible = asked.view.eligible
+    try:
+        contributions = asked.policy.contributions(asked.request, asked.view)
+        beyond = {name: values - values[eligible].mean() for name, values in contributions.items()}
+    except Exception:  # a third party's policy may raise anything; the rest of the page is true without
+        logger.exception("policy %s cannot say what moved its pick", asked.policy.name)
+        return {}
+    rows = [int(row) for row in eligible.nonzero()[0]] if beyond else []
+    return {row: dict(sorted(_rounded(beyond, row), key=lambda item: -abs(item[1]))[:_MOST_MOVED]) for row in rows}
+
+
+def _rounded(beyond: Mapping[str, FloatArray], row: int) -> list[tuple[str, float]]:
+    return [(name, float(f"{values[row]:.3g}")) for name, values in beyond.items()]

@@ -1,0 +1,92 @@
+"""The bearer token of the admin pages: read from a file, and again when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import stat
+from pathlib import Path
+
+from balancer.errors import OperatorError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+LEAST_CHARACTERS = 16
+"""Shorter tokens are guessed."""
+MOST_BYTES = 1024
+
+
+class TokenError(OperatorError):
+    """The file holds no token."""
+
+
+def read_token(path: Path) -> bytes:
+    """The token in a file, without the white space around it.
+
+    Raises:
+        TokenError: naming field, file and remedy.
+    """
+    try:
+        # Not to wait for the writer of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise TokenError(f"admin.token_file: {path} is no regular file; name one that holds the token")
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise TokenError(
+            f"admin.token_file: {path} cannot be read: {error.strerror}; write the token there, or remove the field"
+        ) from error
+    token = content.strip()
+    if not (len(token) >= LEAST_CHARACTERS and len(content) <= MOST_BYTES and token.isascii() and b"\n" not in token):
+        raise TokenError(
+            f"admin.token_file: {path} must hold one line of {LEAST_CHARACTERS} to {MOST_BYTES} ASCII characters; "
+            "make a token with: openssl rand -hex 32"
+        )
+    return token
+
+
+class Token:
+    """The token in force: that of the file, the last good one where the file goes bad."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._token: bytes | None = None
+        self._problem = ""
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the file, and follow it from now on; TokenError where it holds no token."""
+        self._token = await asyncio.to_thread(read_token, self._path)
+        self._following = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Follow it no longer."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    def allows(self, authorization: str) -> bool:
+        """Whether the header `Authorization` has the token; in a time that does not depend on what it has."""
+        scheme, _, given = authorization.partition(" ")
+        token = self._token
+        is_it = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token or b"")
+        return token is not None and scheme.lower() == "bearer" and is_it
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                token = await asyncio.to_thread(read_token, self._path)
+            except TokenError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    logger.error("the last good admin token stays in force: %s", error)
+                continue
+            self._problem = ""
+            if token != self._token:
+                self._token = token
+                logger.info("admin token renewed")

@@ -1,0 +1,75 @@
+"""One worker beside the estimators' numbers, and what speaks against giving it a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from balancer.core.settings import ModelSettings, Settings
+
+
+@dataclass
+class Worker:
+    """What is known of one worker beside the estimators' numbers."""
+
+    name: str
+    weight: float = 1.0
+    device: str = ""
+    memory_bytes: int = 0
+    draining: bool = False
+    """Discovery says so."""
+    stopping: bool = False
+    """Its agent says so."""
+    ready: bool = False
+    stream: int = -1
+    """That carried the last report; -1: there was none."""
+    incarnation: int = -1
+    number: int = -1
+    utilisation: float = float("nan")
+    memory_used_bytes: int = 0
+    versions: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Ready versions of each loaded model."""
+    batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
+    """The cumulative counters last seen for each (model, version, rows)."""
+
+
+def objections(worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
+    """Why a worker may not serve a model, in words; none: it may. `drain`: one that is draining may as well.
+
+    An empty model stands for calls that concern the server and not a model.
+    """
+    if (worker.draining or worker.stopping) and not drain:
+        yield "draining"
+    row = settings.models.get(model)
+    if not settings.reports_required and worker.number < 0:
+        yield from _table_objections(worker, row, model, version, frozenset())
+        return
+    if worker.number < 0:
+        yield "no report from its agent yet"
+        return
+    if not worker.ready:
+        yield "not ready"
+    if not model:
+        return
+    loaded = worker.versions.get(model, frozenset())
+    if not loaded:
+        yield f"model {model} is not loaded"
+    elif version and version not in loaded:
+        yield f"version {version} of {model} is not loaded (it has {', '.join(sorted(loaded))})"
+    yield from _table_objections(worker, row, model, version, loaded)
+
+
+def _table_objections(
+    worker: Worker, row: ModelSettings | None, model: str, version: str, loaded: frozenset[str]
+) -> Iterator[str]:
+    """What the model table holds against a worker."""
+    if row is None:
+        return
+    # A request that names no version is served the latest by Triton, so that is the one to be permitted.
+    served = version or max(loaded, key=lambda v: (len(v), v), default="")
+    if row.versions and served and served not in row.versions:
+        yield f"version {served} of {model} is not permitted (pinned to {', '.join(row.versions)})"
+    if row.devices and worker.device and worker.device not in row.devices:
+        yield f"device {worker.device} is not one of {', '.join(row.devices)}"
+    if row.memory_bytes and worker.memory_bytes and row.memory_bytes > worker.memory_bytes:
+        yield f"needs {row.memory_bytes} bytes of device memory, has {worker.memory_bytes}"

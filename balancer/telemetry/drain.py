@@ -1,0 +1,107 @@
+"""When a worker may stop: every balancer knows that it drains, and its Triton has nothing left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+
+from balancer.core.events import ModelReport
+from balancer.telemetry.streams import Replicas
+from balancer.telemetry.triton_source import TritonState
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+_LEAST_QUIET_S = 0.3
+_MOST_QUIET_S = 10.0
+_QUIET_SERVICE_TIMES = 2.0
+_RECONNECT_S = 2.0
+"""Without any balancer connected for so long, there is none to tell."""
+
+
+class DrainError(Exception):
+    """The worker was not drained in time; the message says what is missing."""
+
+
+class Drain:
+    """Whether an agent's worker drains, and how far that has got.
+
+    Triton does not say which requests execute: its counters move when one ends. So nothing is left once nothing is
+    queued, the estimate of what executes is zero, and no request ended for twice the longest mean time of a batch
+    (0.3 to 10 s): whatever began before would have ended since.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._asked = False
+        self._incarnation = -1
+        self._finished = -1
+        self._busy_s = -math.inf
+        self._quiet_needed_s = _LEAST_QUIET_S
+
+    @property
+    def asked(self) -> bool:
+        """Whether the worker is to drain, until its Triton starts anew."""
+        return self._asked
+
+    def begin(self) -> None:
+        """The worker is to get nothing new."""
+        if not self._asked:
+            logger.info("asked to drain: the balancers are told that this worker gets nothing new")
+        self._asked = True
+
+    def observe(self, triton: TritonState, now_s: float) -> None:
+        """Take in what Triton says now."""
+        if triton.incarnation != self._incarnation:
+            if self._asked:
+                logger.info("Triton started anew: the worker drains no more")
+            self._incarnation, self._asked, self._finished = triton.incarnation, False, -1
+        finished = sum(model.succeeded + model.failed for model in triton.models)
+        busy = any(model.pending > 0 or model.executing > 0 for model in triton.models)
+        unknown = not triton.reached and not triton.gone
+        if busy or unknown or (triton.reached and finished != self._finished):
+            self._busy_s = now_s
+        if triton.reached:
+            self._finished = finished
+            self._quiet_needed_s = _quiet_s(triton.models)
+
+    async def drained(self) -> None:
+        """Wait until every connected balancer knows, and then until nothing is left.
+
+        Raises:
+            DrainError: if no balancer is connected.
+        """
+        await self._told()
+        loop = asyncio.get_running_loop()
+        told_s = loop.time()
+        while loop.time() - max(self._busy_s, told_s) < self._quiet_needed_s:
+            await asyncio.sleep(_POLL_S)
+
+    def missing(self) -> str:
+        """What `drained` waits for."""
+        if unaware := self._replicas.unaware_of_draining:
+            return f"balancers that have not acknowledged it: {', '.join(unaware)}"
+        quiet_s = asyncio.get_running_loop().time() - self._busy_s
+        return f"Triton was busy {max(quiet_s, 0.0):.1f} s ago, and is to be idle for {self._quiet_needed_s:.1f} s"
+
+    async def _told(self) -> None:
+        loop = asyncio.get_running_loop()
+        alone_since_s = loop.time()
+        while True:
+            if self._replicas.connected:
+                alone_since_s = loop.time()
+                if not self._replicas.unaware_of_draining:
+                    return
+            elif loop.time() - alone_since_s > _RECONNECT_S:
+                raise DrainError("no balancer is connected, so none knows that this worker drains; see the agent's log")
+            await asyncio.sleep(_POLL_S)
+
+
+def _quiet_s(models: tuple[ModelReport, ...]) -> float:
+    """How long nothing may end before nothing executes."""
+    longest_s = max(
+        (seconds / executions for model in models for _, executions, seconds in model.batches if executions),
+        default=0.0,
+    )
+    return min(max(_LEAST_QUIET_S, _QUIET_SERVICE_TIMES * longest_s), _MOST_QUIET_S)

@@ -1,0 +1,109 @@
+"""What keeps an agent from a balancer, in words: cause and remedy, said once and again each minute while it lasts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import grpc
+
+logger = logging.getLogger(__name__)
+
+_REPEAT_S = 60.0
+_NO_TLS = "speaks plain text and not TLS; leave --tls-ca out, or give the balancer a certificate"
+_CAUSES = (
+    # What gRPC says, in whole or in part; what it means.
+    ("Connection refused", "nothing listens there; is the balancer up, and is this the port where it takes reports?"),
+    ("No such file", "nothing listens there; is the balancer up, and is this the socket where it takes reports?"),
+    ("Permission denied", "the socket may not be opened; run agent and balancer as users that may share it"),
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
+    ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the balancer's certificate has expired; renew it"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the balancer's certificate is not signed by what --tls-ca holds; give the authority that signed it",
+    ),
+    ("Hostname Verification", "the balancer's certificate does not name what --tls-name says; give a name that it has"),
+    (
+        "security handshaker",
+        "the TLS files hold no usable certificate or key; --tls-ca, --tls-cert and --tls-key are PEM",
+    ),
+    ("imed out", "no answer; do a firewall or a wrong address stand between?"),
+    ("imeout", "no answer; do a firewall or a wrong address stand between?"),
+    ("No route", "no way there; do a firewall or a wrong address stand between?"),
+    ("nreachable", "no way there; do a firewall or a wrong address stand between?"),
+)
+_HUNG_UP = ("Socket closed", "Connection reset", "Broken pipe", "recvmsg")
+_HUNG_UP_ON = {
+    "plain": "the balancer hangs up on plain text; give --tls-ca and --tls-name if it wants TLS",
+    "no certificate": "the balancer hangs up; give --tls-cert and --tls-key if it wants a certificate",
+    "certificate": "the balancer hangs up on the certificate shown; is it expired, or its authority not trusted?",
+}
+_ENDED = {
+    grpc.StatusCode.UNIMPLEMENTED: "no reports are taken there; give the port that the balancer's config names for it",
+    grpc.StatusCode.PERMISSION_DENIED: "the balancer refuses this agent",
+    grpc.StatusCode.UNAUTHENTICATED: "the balancer refuses this agent",
+    grpc.StatusCode.INVALID_ARGUMENT: "the balancer refuses the report; do both have the same version?",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the balancer has no room for this agent",
+    grpc.StatusCode.ABORTED: "taken over",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the balancer heard nothing in time; is this machine overloaded?",
+}
+"""How a balancer ends a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no stream to a balancer."""
+
+    cause: str
+    """With the remedy; the same for the same cause."""
+    details: str = ""
+    """As gRPC or the balancer put it."""
+    code: grpc.StatusCode | None = None
+
+
+def explain(code: grpc.StatusCode, details: str, shown: str) -> Trouble:
+    """What a call's end means.
+
+    Args:
+        code: Of the call.
+        details: Of the call.
+        shown: What the balancer got to see: "plain", "no certificate" (but TLS), or "certificate".
+    """
+    cause = _ENDED.get(code, "")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        cause = next((meaning for part, meaning in _CAUSES if part in details), "")
+        if not cause and any(part in details for part in _HUNG_UP):
+            cause = _HUNG_UP_ON[shown]
+    return Trouble(cause or "the stream broke", f"{code.name} {details}", code)
+
+
+class Said:
+    """What was said of the way to one balancer."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._cause = ""
+        self._at_s = -math.inf
+        self._times = 0
+
+    def trouble(self, trouble: Trouble, now_s: float) -> None:
+        """Log it unless the same was said within the last minute."""
+        self._times += 1
+        if trouble.cause == self._cause and now_s - self._at_s < _REPEAT_S:
+            return
+        self._cause, self._at_s = trouble.cause, now_s
+        logger.warning(
+            "no reports to balancer %s: %s",
+            self._address,
+            trouble.cause,
+            extra={"details": trouble.details, "attempts": self._times},
+        )
+
+    def connected(self) -> None:
+        """The balancer acknowledges reports."""
+        logger.info("reports to balancer %s: connected", self._address)
+
+    def well(self) -> None:
+        """It has done so for a while: trouble is news again."""
+        self._cause, self._at_s, self._times = "", -math.inf, 0

@@ -1,0 +1,26 @@
+"""One stack for attacks that it is to survive; the state that they leave behind is part of what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.stack import Stack
+
+SETTINGS = {
+    "log": {"decisions_share": 1.0},
+    "models": {"emulated_tft": {"versions": [1]}, "digits": {"devices": ["H100"]}},
+    "limits": {"max_pending_per_worker": 16},
+}
+"""`digits` may run nowhere here, so whoever is answered has passed by the table."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("attacked"), workers=2, settings=SETTINGS)
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()

@@ -1,0 +1,249 @@
+"""What a stranger wants of the admin port of a real balancer process; no worker is needed for that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.stack import eventually
+
+from balancer.stack.child import Child
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.yaml_document import dump
+
+pytestmark = pytest.mark.integration
+
+MANY = 300
+TOKEN = "an honest operator's token"
+PATIENCE_S = 30.0
+
+
+class Balancer:
+    """One process with default limits, and raw requests to its admin port."""
+
+    def __init__(self, directory: Path, **sections: Any) -> None:
+        self.port = free_ports(1)[0]
+        workers = [{"name": "w0", "address": "127.0.0.1", "grpc_port": 1, "http_port": 2}]
+        config = {
+            "listen": {"grpc": f"127.0.0.1:{free_port_range(2)}", "admin": f"127.0.0.1:{self.port}"},
+            "discovery": {"workers": workers},
+            "telemetry": {"required": False},
+            **sections,
+        }
+        (directory / "balancer.yaml").write_text(dump(config))
+        self.child = Child(["serve", "--config", str(directory / "balancer.yaml")], log_path=directory / "balancer.log")
+
+    async def start(self) -> None:
+        await self.child.start()
+        await self.child.answers(f"http://127.0.0.1:{self.port}/ready", PATIENCE_S)
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.child.process.pid)
+
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
+        writer.write(data)
+        return reader, writer
+
+    async def send(self, data: bytes) -> tuple[int, str]:
+        """Status and body of what is answered; 0 where the connection is cut off."""
+        reader, writer = await self.connect(data)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return 0, ""
+        finally:
+            writer.close()
+        return int(head.split(b" ")[1]), body.decode()
+
+    async def get(self, page: str, *headers: str) -> tuple[int, str]:
+        lines = [f"GET {page} HTTP/1.1", "Host: x", "Connection: close", *headers]
+        return await self.send("\r\n".join([*lines, "", ""]).encode())
+
+    async def sample(self, line: str) -> float:
+        """The value of a metric's line; 0 where there is none."""
+
+        async def found() -> str:
+            text = (await self.get("/metrics"))[1]
+            return next((each for each in text.splitlines() if each.startswith(f"{line} ")), f"{line} 0")
+
+        return float((await found()).rpartition(" ")[2])
+
+
+@pytest.fixture
+async def balancer(tmp_path: Path) -> AsyncIterator[Balancer]:
+    balancer = Balancer(tmp_path)
+    try:
+        await balancer.start()
+        yield balancer
+    finally:
+        await balancer.child.stop()
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    """Return once the other end has ended the connection; TimeoutError where it does not."""
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+
+
+async def test_a_stranger_cannot_hold_all_connections(balancer: Balancer) -> None:
+    before = balancer.process.num_fds()
+    held = [await balancer.connect(b"GET /metrics HTTP/1.1\r\nHost: x\r\n") for _ in range(MANY)]
+    # Probes and scrapes get through at once, and what is held is not much.
+    assert (await balancer.get("/live"))[0] == 200
+    assert (await balancer.get("/metrics"))[0] == 200
+    await eventually(lambda: balancer.process.num_fds() < before + 70, "most of what was held is let go")
+    await asyncio.gather(*(ended(reader) for reader, _ in held))
+    for _, writer in held:
+        writer.close()
+
+
+async def test_a_stranger_cannot_send_a_request_for_ever(balancer: Balancer) -> None:
+    reader, writer = await balancer.connect(b"GET /live HTTP/1.1\r\n")
+
+    async def dribble() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(b"X-A: 1\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.5)
+
+    dribbling = asyncio.create_task(dribble())
+    try:
+        await ended(reader)
+    finally:
+        dribbling.cancel()
+        writer.close()
+
+
+async def test_a_stranger_cannot_keep_an_answered_connection(balancer: Balancer) -> None:
+    reader, writer = await balancer.connect(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    await ended(reader)
+    writer.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_a_stranger_cannot_write(balancer: Balancer, method: str) -> None:
+    for page in ("/config", "/workers", "/live"):
+        status, body = await balancer.send(
+            f"{method} {page} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+        )
+        assert status == 405
+        assert "only read" in json.loads(body)["error"]
+
+
+async def test_a_stranger_cannot_upload(balancer: Balancer) -> None:
+    before = balancer.process.memory_info().rss
+    head = b"GET /live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%s\r\n" % (2**16, b"x" * 2**16)
+    for _ in range(5):
+        reader, writer = await balancer.connect(head)
+        with contextlib.suppress(OSError):
+            for _ in range(500):
+                writer.write(chunk)
+                await writer.drain()
+        await ended(reader)
+        writer.close()
+    assert (await balancer.send(head + chunk))[0] in (0, 413)
+    assert balancer.process.memory_info().rss < before + 16 * 2**20
+    assert (await balancer.get("/live"))[0] == 200
+
+
+async def test_a_stranger_cannot_blow_up_explain(balancer: Balancer) -> None:
+    async def explain(question: str) -> int:
+        return (await balancer.get(f"/explain?{question}"))[0]
+
+    assert await explain("model=m&rows=4&priority=1&deadline_ms=100&key=k") == 200
+    for number in ("1e308", "-1e308", "nan", "inf", "1e6", "0", "9" * 1000, "x"):
+        assert await explain(f"model=m&rows={number}") == 400
+        assert await explain(f"model=m&priority={number if number not in ('1e6', '0') else -1}") == 400
+    assert await explain("model=m&deadline_ms=-1") == 400
+    assert await explain(f"model={'m' * 300}") == 400
+    assert await explain(f"model=m&key={'k' * 300}") == 400
+    assert await explain(f"model=m&version={'1' * 2_000_000}") in (0, 400)
+    refused = 'balancer_refused_inputs_total{field="rows",message="explain"}'
+    await eventually(lambda: _is(balancer, refused, 8), "refused rows are counted")
+    assert (await balancer.get("/workers"))[0] == 200
+    assert not await balancer.sample('balancer_handler_errors_total{handler="admin"}')
+
+
+async def _is(balancer: Balancer, line: str, value: float) -> bool:
+    return await balancer.sample(line) == value
+
+
+async def test_a_stranger_cannot_grow_the_metrics(balancer: Balancer) -> None:
+    def names(text: str) -> set[str]:
+        return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    await balancer.get("/explain?model=m&rows=0")
+    before = names((await balancer.get("/metrics"))[1])
+    for number in range(300):
+        await balancer.get(f"/page{number}?{number}={number}")
+        await balancer.get(f"/explain?model=m&field{number}=1")
+        await balancer.get(f"/explain?model=m{number}&rows=0")
+        await balancer.send(f"BREW{number} / HTTP/1.1\r\n\r\n".encode())
+    await eventually(
+        lambda: _is(balancer, 'balancer_refused_inputs_total{field="rows",message="explain"}', 301), "all were counted"
+    )
+    new = names((await balancer.get("/metrics"))[1]) - before
+    assert new == {'balancer_refused_inputs_total{field="parameter",message="explain"}'}
+
+
+async def test_a_stranger_cannot_slow_picks_down_by_scraping(balancer: Balancer) -> None:
+    """A text is made once a second, whoever asks: they all have the same CPU time in it."""
+    scrapes = await asyncio.gather(*(balancer.get("/metrics") for _ in range(50)))
+    texts = {re.sub(r"[^\n]*admin_connections[^\n]*", "", text) for status, text in scrapes if status == 200}
+    assert len([status for status, _ in scrapes if status == 200]) == 50
+    assert len(texts) <= 2  # the second may have passed in between
+
+
+async def test_a_stranger_cannot_read_without_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    balancer = Balancer(tmp_path, admin={"token_file": "token"})
+    try:
+        await balancer.start()
+        pages = (
+            "/",
+            "/config",
+            "/metrics",
+            "/workers",
+            "/explain?model=m",
+            "/recent",
+            "/guard",
+            "//config",
+            "/nothing",
+        )
+        for page in pages:
+            for headers in ((), ("Authorization: Bearer",), ("Authorization: Bearer x",), (f"Authorization: {TOKEN}",)):
+                status, body = await balancer.get(page, *headers)
+                assert status == 401, (page, headers)
+                assert "w0" not in body
+        assert (await balancer.get("/workers", f"Authorization: Bearer {TOKEN}"))[0] == 200
+        # What asks whether it lives has no token.
+        assert (await balancer.get("/live"))[0] == 200
+        assert TOKEN not in (tmp_path / "balancer.log").read_text()
+    finally:
+        await balancer.child.stop()
+
+
+async def test_a_stranger_cannot_fill_the_log(balancer: Balancer) -> None:
+    log = balancer.child.log_path
+    before = log.stat().st_size
+    for number in range(200):
+        await balancer.send(b"\x16\x03\x01 no http at all\r\n\r\n")
+        await balancer.send(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+        await balancer.get(f"/explain?model={number}&rows=x")
+    assert log.stat().st_size < before + 2000

@@ -1,0 +1,211 @@
+"""A stranger who reaches one port, with TLS on: whatever is called there is refused, and nothing is learned of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+from support.certificates import Authority
+from support.stack import eventually
+
+from balancer.app import App
+from balancer.config import from_mapping
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.telemetry import report_pb2
+
+NAME = "balancer.test"
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+ENVOY_CALLS = (
+    PROCESS,
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+    "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+)
+REPORT = "/balancer.telemetry.v1.Reports/Stream"
+CALLS = (*ENVOY_CALLS, REPORT)
+REFUSED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED}
+ROLES = {
+    "envoy": "spiffe://balancer/envoy",
+    "agent of a": "spiffe://balancer/agent/a",
+    "admin": "spiffe://balancer/admin",
+    "nobody": "spiffe://elsewhere/envoy",
+}
+
+
+@dataclass
+class Served:
+    """A balancer of workers `a` and `b`, with certificates on every port, in this process."""
+
+    app: App
+    authority: Authority
+    addresses: dict[str, str]
+    stack: AsyncExitStack
+
+    def credentials(self, role: str) -> grpc.ChannelCredentials:
+        """Those of a client with that certificate."""
+        return self.authority.issue(role.replace(" ", "-"), uri=ROLES[role]).credentials(self.authority)
+
+    async def channel(self, listener: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        """A connection of its own; None: without TLS."""
+        options = [("grpc.ssl_target_name_override", NAME), ("grpc.use_local_subchannel_pool", 1)]
+        address = self.addresses[listener]
+        if credentials is None:
+            return await self.stack.enter_async_context(grpc.aio.insecure_channel(address, options=options[1:]))
+        return await self.stack.enter_async_context(grpc.aio.secure_channel(address, credentials, options=options))
+
+    async def call(self, listener: str, method: str, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode:
+        """Send an empty message, and return how that ends; OK where anything is answered."""
+        channel = await self.channel(listener, credentials)
+        return await outcome(channel.unary_stream(method)(b"", timeout=10))
+
+    async def report(self, worker: str, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
+        """Send a report on a worker; OK where it is acknowledged."""
+        channel = await self.channel("reports", credentials)
+        report = report_pb2.WorkerReport(worker=worker, incarnation=1, all_models=True, ready=True)
+        return await outcome(channel.unary_stream(REPORT)(report.SerializeToString(), timeout=10))
+
+    def heard(self) -> dict[str, int]:
+        """Reports that the router has heard, by what became of them."""
+        return dict(self.app.router.fleet.reports)
+
+
+async def outcome(call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> grpc.StatusCode:
+    """How a call ended; OK where anything was answered, and then it is left."""
+    try:
+        answer = await call.read()
+        return await call.code() if answer is grpc.aio.EOF else grpc.StatusCode.OK
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    finally:
+        call.cancel()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    authority = Authority(tmp_path)
+    own = authority.issue("balancer", dns=NAME).section(authority)
+    envoy, reports, admin = free_port_range(2), *free_ports(2)
+    listen = {"envoy": f"127.0.0.1:{envoy}", "reports": f"127.0.0.1:{reports}", "admin": f"127.0.0.1:{admin}"}
+    workers = [
+        {"name": name, "address": "127.0.0.1", "grpc_port": port, "http_port": port + 1}
+        for name, port in (("a", 1), ("b", 3))
+    ]
+    config = from_mapping(
+        {
+            "listen": listen,
+            "tls": dict.fromkeys(listen, own),
+            "envoy": {"balancer_tls": {"ca_file": str(authority.file), "server_name": NAME}},
+            "discovery": {"workers": workers},
+        }
+    )
+    serving, stop = asyncio.Event(), asyncio.Event()
+    app = App(config, None, serving=serving.set)
+    running = asyncio.create_task(app.run(stop))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.wait, [running])
+        stack.callback(stop.set)
+        await asyncio.wait_for(serving.wait(), 30)
+        yield Served(app, authority, listen | {"envoy's own": f"127.0.0.1:{envoy + 1}"}, stack)
+
+
+STRANGERS = ("plain text", "no certificate", "another authority", *ROLES)
+
+
+def stranger(served: Served, kind: str, tmp_path: Path) -> grpc.ChannelCredentials | None:
+    if kind == "plain text":
+        return None
+    if kind == "no certificate":
+        return grpc.ssl_channel_credentials(served.authority.pem)
+    if kind == "another authority":
+        # Of the same name and with the right role, but it is not the one that the balancer trusts.
+        forged = Authority(tmp_path / "forged").issue("envoy", uri=ROLES["envoy"])
+        return forged.credentials(served.authority)
+    return served.credentials(kind)
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+async def test_a_stranger_cannot_call_anything(served: Served, kind: str, tmp_path: Path) -> None:
+    credentials = stranger(served, kind, tmp_path)
+    may = {"envoy": ("envoy", "envoy's own"), "agent of a": ("reports",)}.get(kind, ())
+    for listener in {"envoy", "envoy's own", "reports"} - set(may):
+        for method in CALLS:
+            its_own = (REPORT,) if listener == "reports" else ENVOY_CALLS
+            refused = REFUSED if method in its_own else REFUSED | {grpc.StatusCode.UNIMPLEMENTED}
+            assert await served.call(listener, method, credentials) in refused, (listener, method)
+    for listener in may:
+        # Whoever has the role of one listener finds nothing of the others there.
+        for method in set(CALLS) - set((REPORT,) if listener == "reports" else ENVOY_CALLS):
+            assert await served.call(listener, method, credentials) is grpc.StatusCode.UNIMPLEMENTED, method
+    assert served.heard().get("accepted", 0) == 0
+    assert not served.app._ads.connected
+
+
+async def test_who_has_the_role_is_served(served: Served) -> None:
+    envoy = served.credentials("envoy")
+    assert await served.call("envoy", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
+    assert await served.call("envoy's own", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
+    assert await served.report("a", served.credentials("agent of a")) is grpc.StatusCode.OK
+
+
+async def test_an_agent_cannot_speak_for_another_worker(served: Served) -> None:
+    agent = served.credentials("agent of a")
+    assert await served.report("b", agent) is grpc.StatusCode.PERMISSION_DENIED
+    assert await served.report("c", agent) is grpc.StatusCode.PERMISSION_DENIED
+    silent = {worker.name: worker.number for worker in served.app.router.fleet.workers}
+    assert silent == {"a": -1, "b": -1}
+    assert await served.report("a", agent) is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("kind", ["no certificate", "another authority", "envoy", "agent of a", "admin"])
+async def test_a_stranger_cannot_read_the_admin_pages(served: Served, kind: str, tmp_path: Path) -> None:
+    trusted = ssl.create_default_context(cadata=served.authority.pem.decode())
+    if kind == "another authority":
+        shown = Authority(tmp_path / "forged").issue("admin", uri=ROLES["admin"])
+        trusted.load_cert_chain(shown.cert, shown.key)
+    elif kind != "no certificate":
+        shown = served.authority.issue("client", uri=ROLES[kind])
+        trusted.load_cert_chain(shown.cert, shown.key)
+    url = f"https://{served.addresses['admin']}"
+    statuses = []
+    for page in ("/", "/workers", "/metrics", "/config", "/recent", "/explain?model=m"):
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(url + page, ssl=trusted, server_hostname=NAME) as response,
+            ):
+                statuses.append(response.status)
+        except aiohttp.ClientError:
+            statuses.append(0)
+    assert set(statuses) == ({200} if kind == "admin" else {403} if kind in ROLES else {0})
+
+
+async def test_a_stranger_cannot_reach_a_socket_of_another_group(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as ended:  # what a process leaves that was killed
+        ended.bind(f"{tmp_path}/envoy.0")
+    listen = {"envoy": f"unix:{tmp_path}/envoy", "reports": f"unix:{tmp_path}/reports", "admin": "127.0.0.1:0"}
+    for _ in range(2):
+        serving, stop = asyncio.Event(), asyncio.Event()
+        running = asyncio.create_task(App(from_mapping({"listen": listen}), None, serving=serving.set).run(stop))
+        await asyncio.wait_for(serving.wait(), 30)
+        assert {(tmp_path / f"{name}.0").stat().st_mode & 0o777 for name in ("envoy", "reports")} == {0o660}
+        stop.set()
+        await running
+
+
+async def test_a_stranger_cannot_silence_the_balancer_with_garbage(served: Served) -> None:
+    envoy = served.credentials("envoy")
+    channel = await served.channel("envoy", envoy)
+    for method in ENVOY_CALLS[:3]:
+        call = channel.unary_stream(method)(b"\xff" * 100, timeout=10)
+        assert await outcome(call) is grpc.StatusCode.INVALID_ARGUMENT, method
+    assert await served.call("envoy", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
+    await eventually(lambda: not served.app._ads.connected, "no stream is left")

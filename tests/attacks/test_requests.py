@@ -1,0 +1,150 @@
+"""What a stranger wants who may send requests: Triton's clients and any header, through a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from support.attacker import Attacker, honest_requests_are_served_by_policy, inference
+from support.stack import Stack, eventually
+from tritonclient.grpc import service_pb2
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
+
+HOSTILE_ROWS = ["1e308", "-1e6", "0", "nan", "inf", "-inf", "9" * 400, "0x10", "1.5", "65537"]
+
+
+@pytest.mark.parametrize("rows", HOSTILE_ROWS)
+async def test_a_stranger_cannot_crash_it_by_the_size_of_a_batch(stack: Stack, rows: str) -> None:
+    attacker = Attacker(stack)
+    headers = {"x-batch-rows": rows}
+    answers = await asyncio.gather(*(attacker.rest_inference(headers=headers) for _ in range(6)))
+    assert {answer.code for answer in answers} == {"400"}
+    assert all("x-batch-rows" in answer.text and "65536" in answer.text for answer in answers)
+    answer = await attacker.grpc("ModelInfer", inference(), [("x-batch-rows", rows)])
+    assert answer.code == "INVALID_ARGUMENT"
+    await honest_requests_are_served_by_policy(stack)
+
+
+async def test_a_stranger_cannot_draw_all_picks_to_one_worker(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    await asyncio.gather(*(attacker.rest_inference(headers={"x-batch-rows": "-1e6"}) for _ in range(6)))
+    before = [await stack.metric("balancer_requests_total", worker=spec.name) for spec in stack.specs]
+    await honest_requests_are_served_by_policy(stack, 28)
+    after = [await stack.metric("balancer_requests_total", worker=spec.name) for spec in stack.specs]
+    assert all(now > then for then, now in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("timeout", ["9" * 5000 + "S", "9" * 9 + "m", b"\xb2S", b"\xd9\xa3S", "S", "-1S", "1e9S"])
+async def test_a_stranger_cannot_pass_by_the_table_with_a_timeout_that_cannot_be_read(
+    stack: Stack, timeout: str | bytes
+) -> None:
+    # By REST, since clients for gRPC set this header themselves.
+    value = timeout.decode("latin-1") if isinstance(timeout, bytes) else timeout
+    answer = await Attacker(stack).rest_inference("digits", {"grpc-timeout": value})
+    assert answer.code in {"400", "431"}
+    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
+    await honest_requests_are_served_by_policy(stack)
+
+
+@pytest.mark.parametrize("timeout", ["9" * 5000 + "S", "\xb2S"])
+@pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting", "/v2/repository/models/digits/unload"])
+async def test_a_stranger_cannot_reach_what_is_refused_by_making_the_balancer_fail(
+    stack: Stack, timeout: str, path: str
+) -> None:
+    answer = await Attacker(stack).rest(path, {"grpc-timeout": timeout}, {"log_verbose_level": 9})
+    assert answer.code in {"400", "404", "431", "501"}
+    for triton in stack.tritons:
+        assert "log_verbose_level" not in triton.log_path.read_text().lower()
+    await honest_requests_are_served_by_policy(stack)
+
+
+@pytest.mark.parametrize("field", ["model_version", "id", "model_name"])
+@pytest.mark.parametrize("size_bytes", [257, 2_000_000, 6_000_000])
+async def test_a_stranger_cannot_pass_by_the_table_or_bloat_it_by_a_huge_field(
+    stack: Stack, field: str, size_bytes: int
+) -> None:
+    request = inference("digits")
+    setattr(request, field, "x" * size_bytes)
+    answer = await Attacker(stack).grpc("ModelInfer", request)
+    assert answer.code in {"INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"}
+    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
+    await honest_requests_are_served_by_policy(stack)
+
+
+@pytest.mark.parametrize("count", [1_000, 200_000])
+async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensions(stack: Stack, count: int) -> None:
+    request = inference("digits")
+    for number in range(count):
+        request.parameters[f"key-{number}"].int64_param = number
+    shaped = inference("digits")
+    shaped.inputs[0].shape.extend([1] * count)
+    for each in (request, shaped):
+        answer = await Attacker(stack).grpc("ModelInfer", each)
+        assert answer.code in {"INVALID_ARGUMENT", "UNAVAILABLE", "PERMISSION_DENIED"}
+    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
+    await honest_requests_are_served_by_policy(stack)
+
+
+@pytest.mark.parametrize("name", ["x-sequence-id", "x-model-name", "x-routing-key", "x-priority", "x-batch-rows"])
+async def test_a_header_cannot_pass_by_the_table(stack: Stack, name: str) -> None:
+    value = "emulated_tft" if name == "x-model-name" else "1"
+    attacker = Attacker(stack)
+    assert (await attacker.rest_inference("digits", {name: value})).code == "503"
+    assert (await attacker.grpc("ModelInfer", inference("digits"), [(name, value)])).code == "UNAVAILABLE"
+    pinned = inference(model_version="2")
+    assert (await attacker.grpc("ModelInfer", pinned, [(name, value)])).code in {"NOT_FOUND", "UNAVAILABLE"}
+
+
+async def test_a_sequence_id_cannot_pass_by_the_limits(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    # All of one sequence goes to one worker, which takes 16 at most.
+    answers = await asyncio.gather(*(attacker.rest_inference(headers={"x-sequence-id": "1"}) for _ in range(60)))
+    codes = [answer.code for answer in answers]
+    assert set(codes) == {"200", "429"}
+    await honest_requests_are_served_by_policy(stack)
+
+
+async def test_an_id_used_twice_cannot_withdraw_the_other_request(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    slow = inference("emulated_bert_large")
+
+    async def in_flight() -> bool:
+        return any(worker["in_flight"] for worker in (await stack.get("/workers"))["workers"])
+
+    honest = asyncio.create_task(attacker.grpc("ModelInfer", slow, [("x-request-id", "same")], timeout_s=60))
+    await eventually(in_flight, "the honest request is in flight")
+    withdrawn = await stack.metric("balancer_outcomes_total", result="unmatched")
+    for _ in range(5):
+        # Refused before any worker, under the id of the other.
+        await attacker.grpc("ModelInfer", inference("digits"), [("x-request-id", "same")])
+    answer = await honest
+    assert answer.code == "OK"
+    await honest_requests_are_served_by_policy(stack)
+    assert await stack.metric("balancer_outcomes_total", result="unmatched") == withdrawn
+
+
+async def test_statuses_made_up_by_no_worker_do_not_grow_the_metrics(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    await asyncio.gather(*(attacker.rest(f"/v2/models/made-up-{number}/infer", body={}) for number in range(200)))
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.admin()}/metrics") as response:
+        assert "made-up" not in await response.text()
+
+
+async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    await honest_requests_are_served_by_policy(stack)
+    before = {w["worker"]: w["latency_s"] for w in (await stack.get("/workers"))["workers"]}
+    wrong = service_pb2.ModelInferRequest(model_name="emulated_tft")
+    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", wrong) for _ in range(16)))
+    assert {answer.code for answer in answers} == {"INVALID_ARGUMENT"}
+
+    async def counted() -> bool:
+        return await stack.metric("balancer_requests_total", status="grpc_3", model="emulated_tft") >= 16
+
+    await eventually(counted, "their outcomes were heard")
+    for worker in (await stack.get("/workers"))["workers"]:
+        assert worker["error_rate"] == 0
+        # It fades with time, and no faster than that.
+        assert worker["latency_s"] > 0.3 * before[worker["worker"]] or before[worker["worker"]] == 0

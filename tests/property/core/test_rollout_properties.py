@@ -1,0 +1,115 @@
+"""A worse policy always goes back before it has proven itself, whatever the steps; an equal or a better one finishes.
+
+The router of production, with workers of a small simulation: first come, first served, each of its own speed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.fleets import make_router
+from support.guarded import Heard
+
+from balancer.core.events import Finished
+from balancer.core.rollout import Rollout
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.steering import Plan, Steering
+from policies.base import FleetView, FloatArray, Policy, Request
+from policies.least_requests import LeastRequests
+from policies.random_choice import RandomChoice
+
+SERVICE_S = (0.01, 0.01, 0.01, 0.06)
+"""Mean, of each worker; the last is the slowest, and where `failing` it fails what it gets."""
+DEADLINE_S = 0.2
+GUARD = GuardSettings(report_age_s=1e9, window_every_s=2.0)
+
+
+class Slowest(RandomChoice):
+    """Half of its picks go to the slowest worker, which is more than it can serve."""
+
+    name: ClassVar[str] = "slowest"
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """See `Policy`."""
+        return np.array([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+
+
+class Twin(LeastRequests):
+    """As good as the old one."""
+
+    name: ClassVar[str] = "twin"
+
+
+def roll_out(
+    steps: RolloutSettings, old: Policy, new: Policy, seed: int, rate_per_s: float, failing: float, until_s: float
+) -> tuple[Rollout, Heard]:
+    """Poisson arrivals until the rollout is over; a share `failing` of the last worker's answers are fast errors."""
+    generator, heard = np.random.default_rng(seed), Heard()
+    router = make_router(len(SERVICE_S), old, seed=seed)
+    router.steering = Steering(old, Plan(rollout=steps, new=new), seed, listener=heard)
+    rollout = router.steering.rollout
+    assert rollout is not None
+    free_s = [0.0] * len(SERVICE_S)
+    ends: list[tuple[float, int, str, float, bool]] = []
+    now_s = 0.0
+    while now_s < until_s and not rollout.over:
+        now_s += float(generator.exponential(1 / rate_per_s))
+        while ends and ends[0][0] <= now_s:
+            end_s, number, worker, latency_s, ok = heapq.heappop(ends)
+            router.observe(Finished(number, worker, latency_s, ok), end_s)
+        decision = router.route(Request("m", deadline_s=DEADLINE_S), now_s)
+        row = int(decision.worker[1:])
+        fails = row == len(SERVICE_S) - 1 and bool(generator.random() < failing)
+        service_s = 0.001 if fails else float(generator.gamma(4.0, SERVICE_S[row] / 4))
+        free_s[row] = max(free_s[row], now_s) + service_s
+        end_s = free_s[row]
+        heapq.heappush(ends, (end_s, decision.number, decision.worker, end_s - now_s, not fails))
+    return rollout, heard
+
+
+STEPS = st.builds(
+    RolloutSettings,
+    shares=st.sampled_from([(0.5, 1.0), (1.0,), (0.01, 1.0), (0.05, 0.2, 0.5, 0.9, 1.0), (0.99, 1.0)]),
+    step_s=st.sampled_from([1.0, 3.0, 10.0, 60.0, 600.0]),
+    min_requests=st.sampled_from([1, 20, 100]),
+    watch_s=st.sampled_from([1.0, 60.0, 600.0]),
+    watch_pairs=st.sampled_from([30, 100]),
+    guard=st.just(GUARD),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    steps=STEPS,
+    failing=st.sampled_from([0.0, 0.5, 1.0]),
+    rate_per_s=st.sampled_from([40.0, 80.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_worse_policy_returns_before_it_has_proven_itself_whatever_the_steps(
+    steps: RolloutSettings, failing: float, rate_per_s: float, seed: int
+) -> None:
+    rollout, heard = roll_out(steps, LeastRequests(), Slowest(), seed, rate_per_s, failing, until_s=1200.0)
+    assert rollout.state == "returned", rollout.explain(1200.0)
+    assert rollout.finding is not None
+    assert rollout.finding.reason in {"late", "tail", "errors"}
+    states = [change.state for _, change in heard.rollouts]
+    assert "finished" not in states
+    assert states[-1] == "returned"
+
+
+@pytest.mark.parametrize(("old", "new"), [(LeastRequests, Twin), (RandomChoice, LeastRequests)])
+@pytest.mark.parametrize("shares", [(0.5, 1.0), (1.0,)])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_equal_or_better_policy_finishes(
+    old: Callable[[], Policy], new: Callable[[], Policy], shares: tuple[float, ...], seed: int
+) -> None:
+    steps = RolloutSettings(shares, step_s=5.0, min_requests=20, watch_s=60.0, watch_pairs=50, guard=GUARD)
+    rollout, heard = roll_out(steps, old(), new(), seed, 80.0, failing=0.0, until_s=600.0)
+    assert rollout.state == "finished", rollout.explain(600.0)
+    assert heard.rollouts[-1][1].at_s < 300

@@ -1,0 +1,108 @@
+"""What a stranger sends to the listener, and what honest requests get meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from support.stack import Stack, eventually
+
+HONEST_MODEL = "emulated_tft"
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_SHAPE = (1, 4)
+
+
+def inference(model: str = HONEST_MODEL, **fields: Any) -> service_pb2.ModelInferRequest:
+    """A request that emulated models answer."""
+    request = service_pb2.ModelInferRequest(model_name=model, **fields)
+    request.inputs.add(name="INPUT", datatype="FP32", shape=_SHAPE)
+    request.raw_input_contents.append(np.ones(_SHAPE, np.float32).tobytes())
+    return request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of either protocol."""
+
+    code: str
+    """Name of the gRPC status, or the HTTP status."""
+    text: str
+
+
+class Attacker:
+    """Speaks to one listener."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    async def grpc(
+        self, method: str, request: Any, headers: Sequence[tuple[str, str | bytes]] = (), timeout_s: float | None = None
+    ) -> Answer:
+        """Call a method of Triton's service."""
+        async with grpc.aio.insecure_channel(self.stack.url, options=_UNLIMITED) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                answer = await getattr(stub, method)(request, metadata=list(headers), timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return Answer(error.code().name, error.details() or "")
+            return Answer("OK", str(answer))
+
+    async def rest(
+        self, path: str, headers: Mapping[str, str] | None = None, body: Any = None, method: str = "POST"
+    ) -> Answer:
+        """Send an HTTP request; the path goes out as it is."""
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{self.stack.url}{path}"
+            async with session.request(method, url, headers=headers, json=body) as response:
+                return Answer(str(response.status), await response.text())
+
+    async def rest_inference(self, model: str = HONEST_MODEL, headers: Mapping[str, str] | None = None) -> Answer:
+        """An inference by REST."""
+        data = {"name": "INPUT", "shape": list(_SHAPE), "datatype": "FP32", "data": [1.0] * math.prod(_SHAPE)}
+        return await self.rest(f"/v2/models/{model}/infer", headers, {"inputs": [data]})
+
+
+async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20) -> None:
+    """The process is the one that was started, its estimators are sound, and it picks."""
+    assert stack.balancer.process.returncode is None
+    picked = await stack.metric("balancer_decisions_total")
+    attacker = Attacker(stack)
+    answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=30) for _ in range(requests)))
+    assert not [answer for answer in answers if answer.code != "OK"]
+    assert await stack.metric("balancer_decisions_total") == picked + requests
+    assert await stack.metric("balancer_handler_errors_total") == 0
+    await nothing_is_left_over(stack)
+
+
+async def nothing_is_left_over(stack: Stack) -> None:
+    """All that was picked has ended, and what is known of the workers is finite."""
+
+    async def idle() -> bool:
+        page = await stack.get("/workers")
+        return all(worker["in_flight"] == 0 for worker in page["workers"])
+
+    await eventually(idle, "no request counts in flight")
+    for worker in (await stack.get("/workers"))["workers"]:
+        for name in ("pending", "backlog_s", "latency_s", "error_rate", "tokens", "report_age_s"):
+            assert worker[name] is not None, f"{name} of {worker['worker']} is not finite"
+            assert worker[name] >= 0, f"{name} of {worker['worker']} is {worker[name]}"
+
+
+@contextlib.asynccontextmanager
+async def cancelled_after(task: asyncio.Task[Any]) -> Any:
+    """End a task of the attacker's with the block."""
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            await task

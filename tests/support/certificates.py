@@ -1,0 +1,85 @@
+"""Real certificates for the TLS tests, with URI and DNS names, as files."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+_HOUR = datetime.timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate and its key, PEM files."""
+
+    cert: Path
+    key: Path
+
+    def credentials(self, authority: Authority) -> grpc.ChannelCredentials:
+        """For a client that shows this certificate, and trusts what `authority` signed."""
+        return grpc.ssl_channel_credentials(authority.pem, self.key.read_bytes(), self.cert.read_bytes())
+
+    def section(self, authority: Authority) -> dict[str, str]:
+        """The part of section `tls` for a listener with this certificate, whose clients `authority` signed."""
+        files = {"cert_file": self.cert, "key_file": self.key, "client_ca_file": authority.file}
+        return {name: str(path) for name, path in files.items()}
+
+
+@dataclass
+class Authority:
+    """Signs certificates, into a folder of its own."""
+
+    folder: Path
+    name: str = "authority"
+    _key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self._certificate = (
+            self._builder(self.name, self._key.public_key()).add_extension(constraints, critical=True)
+        ).sign(self._key, hashes.SHA256())
+        self.file = self.folder / f"{self.name}.pem"
+        self.file.write_bytes(self.pem)
+
+    @property
+    def pem(self) -> bytes:
+        """Its certificate."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, file_stem: str, *, uri: str | None = None, dns: str | None = None) -> Identity:
+        """A certificate with these names, at `FILE_STEM.crt` and `.key`; written anew where they were there."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        uris = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
+        names = [*uris, *([] if dns is None else [x509.DNSName(dns)])]
+        builder = self._builder(file_stem, key.public_key())
+        certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
+            self._key, hashes.SHA256()
+        )
+        identity = Identity(self.folder / f"{file_stem}.crt", self.folder / f"{file_stem}.key")
+        identity.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        plain = serialization.NoEncryption()
+        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        identity.key.write_bytes(key.private_bytes(encoding, form, plain))
+        return identity
+
+    def _builder(self, name: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        def named(text: str) -> x509.Name:
+            return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(name))
+            .issuer_name(named(self.name))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _HOUR)
+            .not_valid_after(now + _HOUR)
+        )

@@ -1,0 +1,180 @@
+"""Certificates are followed while they serve: a new pair holds for new connections, one that does not fit for none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from support.certificates import Authority
+from support.stack import eventually
+
+from balancer import certificates
+from balancer.certificates import Certificates
+from balancer.config_listen import AdminListenerTls, EnvoyListenerTls
+from balancer.yaml_document import ConfigError
+
+NAME = "balancer.test"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def listener(authority: Authority, kind: type[EnvoyListenerTls] = EnvoyListenerTls) -> EnvoyListenerTls:
+    return kind(**authority.issue("balancer", dns=NAME).section(authority))
+
+
+@contextlib.asynccontextmanager
+async def following(followed: Certificates) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(followed.follow(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+def common_name(certificate: bytes) -> str:
+    name = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name[0].value)
+
+
+async def shown_by(port: int, authority: Authority) -> bytes:
+    """The certificate that a server shows to a new connection, DER."""
+    client = authority.issue("client", uri="spiffe://balancer/envoy")
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    context.load_cert_chain(client.cert, client.key)
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=NAME)
+    try:
+        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return certificate
+    finally:
+        writer.close()
+
+
+async def test_grpc_shows_the_new_certificate_on_every_port_and_old_connections_live(authority: Authority) -> None:
+    followed = Certificates("envoy", listener(authority))
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    ports = [server.add_secure_port("127.0.0.1:0", followed.credentials()) for _ in range(2)]
+    await server.start()
+    credentials = authority.issue("envoy", uri="spiffe://balancer/envoy").credentials(authority)
+    options = [("grpc.ssl_target_name_override", NAME)]
+    async with following(followed), grpc.aio.secure_channel(f"127.0.0.1:{ports[0]}", credentials, options) as old:
+        ask = health_pb2_grpc.HealthStub(old).Check
+        watch = health_pb2_grpc.HealthStub(old).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        first = await shown_by(ports[0], authority)
+        authority.issue("balancer", dns=NAME)
+        for port in ports:
+
+            async def renewed(port: int = port) -> bool:
+                return await shown_by(port, authority) != first
+
+            await eventually(renewed, f"port {port} shows the new certificate")
+        assert (await ask(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        assert not watch.done()
+        watch.cancel()
+    await server.stop(None)
+
+
+async def test_a_pair_that_does_not_fit_keeps_the_last_good_one_and_is_told_once(
+    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
+    tls = listener(authority)
+    followed = Certificates("envoy", tls)
+    good = followed._material
+    looks = 0
+    read = certificates.read_material
+
+    def counting(name: str, section: certificates.ListenerTls) -> certificates.Material:
+        nonlocal looks
+        looks += 1
+        return read(name, section)
+
+    monkeypatch.setattr(certificates, "read_material", counting)
+    key = Path(tls.key_file).read_bytes()
+    async with following(followed):
+        Path(tls.key_file).write_bytes(authority.issue("other", dns=NAME).key.read_bytes())
+        seen = looks
+        await eventually(lambda: looks > seen + 10, "the pair was looked at")
+        assert followed._material is good
+        refused = [record.getMessage() for record in caplog.records if "last good one" in record.getMessage()]
+        assert len(refused) == 1
+        assert f"tls.envoy.key_file: {tls.key_file} is not the key of {tls.cert_file}" in refused[0]
+        Path(tls.key_file).write_bytes(key)
+        await eventually(lambda: "can be used again" in caplog.text, "the good pair was seen")
+
+
+async def test_admin_takes_a_new_certificate_and_forgets_an_authority(tmp_path: Path) -> None:
+    authority, later = Authority(tmp_path / "first"), Authority(tmp_path / "later", name="later")
+    tls = AdminListenerTls(**authority.issue("balancer", dns=NAME).section(authority))
+    followed = Certificates("admin", tls)
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=followed.ssl_context())
+    await site.start()
+    port = runner.addresses[0][1]
+
+    async def status(client_of: Authority) -> int:
+        """HTTP status that a client with a certificate of that authority gets; 0: it is not let in."""
+        client = client_of.issue("client", uri="spiffe://balancer/admin")
+        context = ssl.create_default_context(cadata=(authority.pem + later.pem).decode())
+        context.load_cert_chain(client.cert, client.key)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=NAME)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            line = await reader.readline()
+            writer.close()
+            return int(line.split()[1]) if line else 0
+        except (ssl.SSLError, ConnectionError):
+            return 0
+
+    try:
+        async with following(followed):
+            assert (await status(authority), await status(later)) == (404, 0)
+            renewed = later.issue("balancer", dns=NAME)
+            Path(tls.cert_file).write_bytes(renewed.cert.read_bytes())
+            Path(tls.key_file).write_bytes(renewed.key.read_bytes())
+            authority.file.write_bytes(later.pem)
+
+            async def taken_over() -> bool:
+                return (await status(authority), await status(later)) == (0, 404)
+
+            await eventually(taken_over, "the new authority is in force, the old one is not")
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "message"),
+    [
+        ("cert_file", b"", "cert_file: {file} has no certificate in it; name a PEM file that has"),
+        ("key_file", b"no key", "key_file: {file} has no private key in it"),
+        ("client_ca_file", b"\xff", "client_ca_file: {file} has no certificate in it"),
+        ("cert_file", None, "cert_file: {file} cannot be read: No such file or directory"),
+    ],
+)
+def test_what_does_not_fit_is_named(authority: Authority, field: str, content: bytes | None, message: str) -> None:
+    tls = listener(authority)
+    file = Path(getattr(tls, field))
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        Certificates("envoy", tls)
+    assert f"tls.envoy.{message.format(file=file)}" in str(caught.value)

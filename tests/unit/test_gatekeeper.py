@@ -1,0 +1,87 @@
+"""What stands before every handler: errors are answered, counted and logged, and never more than once a second."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from balancer.gatekeeper import Gatekeeper, GuardedServer
+from balancer.metrics import Metrics
+
+
+class CountingFake:
+    """Stands for the metrics: what was counted, by labels."""
+
+    def __init__(self) -> None:
+        self.counted: list[tuple[str, ...]] = []
+        self._labels: tuple[str, ...] = ()
+
+    def labels(self, *labels: str) -> CountingFake:
+        self._labels = labels
+        return self
+
+    def inc(self) -> None:
+        self.counted.append(self._labels)
+
+
+class MetricsFake(Metrics):
+    """Only the counters that a gatekeeper uses."""
+
+    def __init__(self) -> None:
+        self.errors_counted = self.handler_errors = CountingFake()  # type: ignore[assignment]
+        self.refused_inputs = CountingFake()  # type: ignore[assignment]
+
+
+async def failing(_request: Any, _context: object) -> bytes:
+    raise RuntimeError("a mistake of ours")
+
+
+async def aborting(_request: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[grpc.aio.Channel, MetricsFake]]:
+    metrics = MetricsFake()
+    server = grpc.aio.server()
+    guarded = GuardedServer(server, Gatekeeper(metrics, None))
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(failing),
+        "UnaryStream": grpc.unary_stream_rpc_method_handler(failing),
+        "StreamUnary": grpc.stream_unary_rpc_method_handler(failing),
+        "Stream": grpc.stream_stream_rpc_method_handler(failing),
+        "Abort": grpc.stream_stream_rpc_method_handler(aborting),
+    }
+    guarded.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.b.Service", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel, metrics
+    await server.stop(None)
+
+
+async def test_a_handler_that_raises_answers_internal_is_counted_and_logged_once_a_second(
+    served: tuple[grpc.aio.Channel, MetricsFake], caplog: pytest.LogCaptureFixture
+) -> None:
+    channel, metrics = served
+    for method in ("Unary", "UnaryStream", "StreamUnary", "Stream"):
+        call = channel.stream_stream(f"/a.b.Service/{method}")()
+        await call.write(b"x")
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INTERNAL, method
+        assert "a mistake of ours" not in await call.details()
+    assert metrics.errors_counted.counted == [("Service",)] * 4  # type: ignore[attr-defined]
+    logged = [record for record in caplog.records if record.name == "balancer.mistakes"]
+    assert 1 <= len(logged) < 4
+    assert logged[0].exc_info
+
+
+async def test_a_handler_may_abort(served: tuple[grpc.aio.Channel, MetricsFake]) -> None:
+    channel, metrics = served
+    call = channel.stream_stream("/a.b.Service/Abort")()
+    await call.write(b"x")
+    assert await call.code() is grpc.StatusCode.NOT_FOUND
+    assert not metrics.errors_counted.counted  # type: ignore[attr-defined]
