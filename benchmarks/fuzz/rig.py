@@ -128,12 +128,12 @@ class Target(Gateway):
     @property
     def reports_address(self) -> str:
         """Where agents report."""
-        return self.config.own_grpc_address(0)
+        return self.config.reports_address(0)
 
     @property
     def envoy_address(self) -> str:
         """Where Envoy asks, tells outcomes, and hears of workers."""
-        return self.config.own_grpc_address(0)
+        return self.config.own_envoy_address(0)
 
     @property
     def admin_url(self) -> str:

@@ -102,7 +102,7 @@ class Deployment(Gateway):
 
     async def start_agent(self, number: int) -> None:
         """Start one in place of one that has ended."""
-        balancers = [self.config.own_grpc_address(process) for process in range(self.processes)]
+        balancers = [self.config.reports_address(process) for process in range(self.processes)]
         self.agents[number] = self._agent(self.tritons.servers[number], balancers)
         await self.agents[number].start()
 
