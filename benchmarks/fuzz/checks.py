@@ -148,7 +148,7 @@ async def honest(target: Target) -> list[str]:
     deadline_s = asyncio.get_running_loop().time() + _FORGOTTEN_S
     async with grpc.aio.insecure_channel(target.endpoint) as channel, aiohttp.ClientSession() as session:
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        while sent < _HONEST or (idle and asyncio.get_running_loop().time() < deadline_s):
+        while sent < _HONEST or (idle and not failures and asyncio.get_running_loop().time() < deadline_s):
             failures += await _ask(target, infer, session)
             sent += 2
             idle = {worker.name for worker in target.workers if worker.served == served[worker.name]}
@@ -156,7 +156,13 @@ async def honest(target: Target) -> list[str]:
     picked = await target.picks() - picks
     if picked < sent:
         found.append(f"honest requests: {picked} of {sent} were placed by policy; Envoy fell back for the rest")
-    return [*found, *(f"honest requests: none of {sent} was served by {name}" for name in sorted(idle))]
+    for worker in (await page(target, "/workers"))["workers"]:
+        if worker["worker"] in idle:
+            why = {name: value for name, value in worker.items() if isinstance(value, float | int)}
+            found.append(
+                f"honest requests: none of {sent} was served by {worker['worker']}: {why}, {worker['service']}"
+            )
+    return found
 
 
 async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Counter[str]:
