@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench scoreboard fidelity switchback held-out docs proto clean
+.PHONY: help setup demo test lint bench fuzz soak scoreboard fidelity switchback held-out docs proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -31,6 +31,12 @@ bench: setup ## speed and memory; report in out/bench
 	@command -v h2load >/dev/null || [[ $$(id -u) != 0 ]] || \
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
+
+fuzz: setup ## 100,000 random hostile inputs at every port, 10 minutes; report in out/fuzz
+	$(BIN)/python -m benchmarks.fuzz
+
+soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
+	$(BIN)/python -m benchmarks.soak
 
 scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs/scoreboard
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard

@@ -109,7 +109,7 @@ class Gateway:
         (self.directory / "workers.yaml").write_text(dump_workers(self.tritons.specs))
         self.write_config(POLICY)
         self.config = load(self.config_path)
-        self._envoy = EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
+        self._envoy = self._new_envoy()
         await self.start_balancer()
         balancers = [self.config.reports_address(process) for process in range(self.processes)]
         self.agents = [self._agent(triton, balancers) for triton in self.tritons.servers]
@@ -177,6 +177,9 @@ class Gateway:
     def endpoint(self) -> str:
         """Of the listener."""
         return self.envoy.endpoint
+
+    def _new_envoy(self) -> EnvoyProcess:
+        return EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
 
     def _agent(self, triton: TritonServer, balancers: list[str]) -> Child:
         arguments = [

@@ -1,0 +1,180 @@
+"""What is attacked: a real balancer and a real Envoy, before workers that answer anything at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from aiohttp import web
+from tritonclient.grpc import service_pb2
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.telemetry import report_pb2
+from benchmarks.stack import MODEL, Gateway
+
+_GRPC = "/inference.GRPCInferenceService/"
+_NEVER_BALANCED = re.compile(
+    r"RepositoryModel(Load|Unload)|(System|Cuda)SharedMemory\w+|TraceSetting|LogSettings"
+    r"|/v2/(repository/models/.+/(load|unload)|(system|cuda)sharedmemory/.*|(models/.+/)?trace/setting|logging)"
+)
+"""Calls that change one server. A worker that gets one has been reached past the gate."""
+_REPORT_PAUSE_S = 0.05
+_RECONNECT_S = 0.1
+
+
+@dataclass
+class FakeWorker:
+    """No Triton: answers every call, gRPC or HTTP, with the same bytes, and notes what should not have come."""
+
+    name: str
+    grpc_port: int = 0
+    http_port: int = 0
+    served: int = 0
+    bypassed: Counter[str] = field(default_factory=Counter)
+    """Calls that are never balanced, by path."""
+
+    async def start(self) -> None:
+        """Listen on free ports."""
+        self._answer = service_pb2.ModelInferResponse(model_name=MODEL, id=self.name).SerializeToString()
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        self._server.add_generic_rpc_handlers((_Any(self),))
+        self.grpc_port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        application = web.Application(client_max_size=2**30)
+        application.router.add_route("*", "/{path:.*}", self._http)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.http_port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._server.stop(None)
+        await self._runner.cleanup()
+
+    def spec(self) -> WorkerSpec:
+        """As discovery lists it."""
+        return WorkerSpec(name=self.name, address="127.0.0.1", grpc_port=self.grpc_port, http_port=self.http_port)
+
+    def note(self, path: str) -> None:
+        """Count a call; one that should not be here by its path."""
+        self.served += 1
+        if _NEVER_BALANCED.fullmatch(path) or _NEVER_BALANCED.fullmatch(unquote(path)):
+            self.bypassed[path[:100]] += 1
+
+    async def call(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        """Any method: the same answer to each message."""
+        while isinstance(await context.read(), bytes):
+            await context.write(self._answer)
+
+    async def _http(self, request: web.Request) -> web.Response:
+        self.note(request.raw_path.partition("?")[0])
+        with contextlib.suppress(OSError, web.HTTPException):
+            await request.read()
+        return web.Response(text=self.name)
+
+
+class _Any(grpc.GenericRpcHandler):
+    """Every method is served alike; unary calls are the same on the wire as streams of one message."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self._worker = worker
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The one handler."""
+        self._worker.note(handler_call_details.method.removeprefix(_GRPC))
+        return grpc.stream_stream_rpc_method_handler(self._worker.call)
+
+
+@dataclass
+class Target(Gateway):
+    """The gateway under attack, with honest reporters for its fake workers."""
+
+    workers: list[FakeWorker] = field(default_factory=list)
+    _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    async def wait_ready(self) -> None:
+        """As the gateway's, with reports."""
+        self.report()
+        await super().wait_ready()
+
+    async def stop(self) -> None:
+        """End all."""
+        await self.be_silent()
+        await super().stop()
+
+    def report(self) -> None:
+        """Have honest agents report of every worker, from now on."""
+        if not self._reporting:
+            self._reporting = [asyncio.create_task(self._report(worker.name)) for worker in self.workers]
+
+    async def be_silent(self) -> None:
+        """End the honest agents' streams."""
+        for task in self._reporting:
+            task.cancel()
+        await asyncio.gather(*self._reporting, return_exceptions=True)
+        self._reporting.clear()
+
+    @property
+    def reports_address(self) -> str:
+        """Where agents report."""
+        return self.config.reports_address(0)
+
+    @property
+    def envoy_address(self) -> str:
+        """Where Envoy asks, tells outcomes, and hears of workers."""
+        return self.config.own_envoy_address(0)
+
+    @property
+    def admin_url(self) -> str:
+        """Of the admin pages."""
+        return f"http://{self.config.admin_address(0)}"
+
+    async def _report(self, worker: str) -> None:
+        """As an agent does: try for ever."""
+        incarnation = time.time_ns()
+        number = 0
+        while True:
+            async with grpc.aio.insecure_channel(self.reports_address) as channel:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    stream: Any = channel.stream_stream("/balancer.telemetry.v1.Reports/Stream")()
+                    while not stream.done():
+                        number += 1
+                        await stream.write(_honest(worker, incarnation, number))
+                        await asyncio.sleep(_REPORT_PAUSE_S)
+            await asyncio.sleep(_RECONNECT_S)
+
+
+def _honest(worker: str, incarnation: int, number: int) -> bytes:
+    report = report_pb2.WorkerReport(
+        worker=worker, incarnation=incarnation, number=number, ready=True, all_models=True, balancers=1
+    )
+    model = report.models.add(model=MODEL, version="1", ready=True, succeeded=number, max_batch_rows=1, instances=1)
+    model.batches.add(rows=1, executions=number, compute_s=number * 0.0005)
+    return report.SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def target(directory: Path, count: int = 3) -> AsyncIterator[Target]:
+    """Everything started, and stopped afterwards."""
+    async with contextlib.AsyncExitStack() as running:
+        workers = [FakeWorker(f"worker-{number}") for number in range(count)]
+        for worker in workers:
+            await worker.start()
+            running.push_async_callback(worker.stop)
+        # Of the Tritons that a gateway has, it needs the list for discovery; there are no agents to start.
+        fleet: Any = SimpleNamespace(servers=[], specs=tuple(worker.spec() for worker in workers))
+        started = Target(directory, fleet, workers=workers)
+        running.push_async_callback(started.stop)
+        await started.start()
+        yield started

@@ -1,0 +1,1 @@
+"""A million requests through a whole deployment while its parts die, hang and change: `make soak`."""

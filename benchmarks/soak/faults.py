@@ -1,0 +1,353 @@
+"""What can happen to a deployment, each from its beginning until all is as before."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from balancer.stack.child import Child
+from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
+from benchmarks.soak.site import Site
+from benchmarks.soak.strangers import annoy
+
+_GARBAGE = (
+    "policy: [",
+    "policy: {name: no_such_policy}",
+    "",
+    "\x00\xff",
+    "policy: {name: learned, options: {x: .inf}}\n" * 50,
+)
+_OTHER_POLICIES = (
+    "round_robin",
+    "least_requests",
+    "power_of_two",
+    "wlpr",
+    "peak_ewma",
+    "prequal",
+    "token_bucket",
+    "learned",
+)
+
+
+async def balancer_killed(site: Site) -> None:
+    """kill -9, and a new one after some time."""
+    await _end_balancer(site, site.deployment.balancer.kill())
+
+
+async def balancer_restarted(site: Site) -> None:
+    """SIGTERM, and a new one."""
+    await _end_balancer(site, site.deployment.balancer.stop())
+
+
+async def _end_balancer(site: Site, ending: Awaitable[None]) -> None:
+    await ending
+    await asyncio.sleep(site.span(0.2, 3.0))
+    await site.deployment.start_balancer()
+    site.event.mended()
+    await site.picks()
+
+    async def every() -> bool:
+        page = await site.deployment.page("/workers")
+        return bool(page) and all(worker["ready"] for worker in page["workers"])
+
+    site.event.recovered_s = time.time()
+    # A worker that another fault holds is not waited for.
+    try:
+        await until(every, "every worker reports", 5.0)
+        site.event.said["all_report_after_s"] = round(time.time() - site.event.recovered_s, 3)
+    except NotSoError:
+        site.event.said["note"] = "not every worker reported within 5 s"
+
+
+async def balancer_hung(site: Site) -> None:
+    """SIGSTOP for some seconds."""
+    balancer = site.deployment.balancer
+    hang(balancer)
+    try:
+        await until(site.deployment.balancer_left_out, "Envoy leaves the balancer out")
+        site.event.noticed()
+        await asyncio.sleep(site.span(0.2, 3.0))
+    finally:
+        hang(balancer, stopped=False)
+    site.event.mended()
+    await site.picks()
+
+
+async def agent_killed(site: Site) -> None:
+    """kill -9 of one agent, and a new one."""
+    await site.deployment.agents[site.number].kill()
+    await site.left_out()
+    await asyncio.sleep(site.span(0.2, 2.0))
+    await site.deployment.start_agent(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def agent_hung(site: Site) -> None:
+    """SIGSTOP of one agent."""
+    agent = site.deployment.agents[site.number]
+    hang(agent)
+    try:
+        await site.left_out()
+        await asyncio.sleep(site.span(0.2, 2.0))
+    finally:
+        hang(agent, stopped=False)
+    site.event.mended()
+    await site.answers()
+
+
+async def all_agents_killed(site: Site) -> None:
+    """kill -9 of all; routing goes on with what is known."""
+    deployment = site.deployment
+    await asyncio.gather(*(agent.kill() for agent in deployment.agents))
+
+    async def stale() -> bool:
+        ages = [(await deployment.worker(name)).get("report_age_s") for name in deployment.names]
+        return all(age is None or age > 0.5 for age in ages)
+
+    await until(stale, "every report is old")
+    site.event.noticed()
+    await asyncio.sleep(site.span(1.0, 4.0))
+    for number in range(len(deployment.agents)):
+        await deployment.start_agent(number)
+    site.event.mended()
+
+    async def fresh() -> bool:
+        ages = [(await deployment.worker(name)).get("report_age_s") for name in deployment.names]
+        return all(age is not None and age < 0.5 for age in ages)
+
+    await until(fresh, "every worker reports")
+
+
+async def triton_killed(site: Site) -> None:
+    """kill -9 of a Triton, and a new one under its name."""
+    triton = site.deployment.tritons.servers[site.number]
+    site.event.killed.append((site.name, time.time()))
+    await triton.kill()
+    await site.left_out()
+    await asyncio.sleep(site.span(0.2, 2.0))
+    await site.deployment.start_triton(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def triton_stopped(site: Site) -> None:
+    """SIGTERM to a Triton, and a new one once it has ended."""
+    triton = site.deployment.tritons.servers[site.number]
+    triton.process.send_signal(signal.SIGTERM)
+    ended = asyncio.ensure_future(triton.wait())
+    await site.left_out()
+    await ended
+    site.event.said["took_s"] = round(time.time() - site.event.began_s, 2)
+    await triton.kill()
+    await site.deployment.start_triton(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def worker_told_to_drain(site: Site) -> None:
+    """`balancer agent drain`, then SIGTERM to its Triton, as a pre-stop hook does; and a new one."""
+    deployment = site.deployment
+    command = Child(
+        ["agent", "drain", "--control", str(deployment.control(site.name)), "--timeout", "30"],
+        log_path=deployment.directory / f"{site.name}-drain.log",
+    )
+    await command.start()
+    await site.left_out()
+    if status := await command.wait():
+        raise NotSoError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
+    site.event.said["drained_s"] = round(time.time() - site.event.began_s, 3)
+    triton = deployment.tritons.servers[site.number]
+    triton.process.send_signal(signal.SIGTERM)
+    await triton.wait()
+    await triton.kill()
+    await deployment.start_triton(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def triton_hung(site: Site) -> None:
+    """SIGSTOP of a Triton and its models for some seconds: what is there waits."""
+    triton = site.deployment.tritons.servers[site.number]
+    hang(triton)
+    try:
+        await site.left_out()
+        await asyncio.sleep(site.span(0.2, 3.0))
+    finally:
+        hang(triton, stopped=False)
+    site.event.mended()
+    await site.answers()
+
+
+async def worker_removed(site: Site) -> None:
+    """Drained by the list, removed once it is empty, and listed again: as the README says."""
+    deployment, name = site.deployment, site.name
+    deployment.draining.add(name)
+    deployment.list_workers()
+    try:
+        await site.left_out()
+
+        async def empty() -> bool:
+            return bool((await deployment.worker(name)).get("in_flight") == 0)
+
+        await until(empty, f"{name} has nothing in flight")
+        deployment.unlisted.add(name)
+        deployment.list_workers()
+
+        async def gone() -> bool:
+            return not await deployment.worker(name)
+
+        await until(gone, f"{name} is gone from the list")
+        await asyncio.sleep(site.span(0.2, 2.0))
+    finally:
+        deployment.draining.discard(name)
+        deployment.unlisted.discard(name)
+        deployment.list_workers()
+    site.event.mended()
+    await site.answers()
+
+
+async def policy_swapped(site: Site) -> None:
+    """Another policy in the config, and the first one again."""
+    other = site.rng.choice(_OTHER_POLICIES)
+    site.event.said["policy"] = other
+    await _swap(site, other)
+    site.event.noticed()
+    await asyncio.sleep(site.span(0.5, 3.0))
+    await _swap(site, POLICY)
+    site.event.mended()
+
+
+async def _swap(site: Site, policy: str) -> None:
+    site.deployment.write_config(policy)
+
+    async def in_force() -> bool:
+        page = await site.deployment.page("/workers")
+        return bool(page) and page["policy"] == policy
+
+    await until(in_force, f"{policy} is in force")
+
+
+async def config_broken(site: Site) -> None:
+    """A config that cannot be read, or says what cannot be."""
+    deployment = site.deployment
+    good = deployment.config_path.read_text()
+    text = site.rng.choice(_GARBAGE)
+    site.event.said["text"] = text[:60]
+    await _broken(site, deployment.config_path, good, text)
+
+
+async def list_broken(site: Site) -> None:
+    """A list of workers that cannot be read, or is empty."""
+    path = site.deployment.directory / "workers.yaml"
+    text = site.rng.choice(("workers: [", "workers: [{name: x}]", "\x00\xff", "[]\n- x", "workers: 7"))
+    site.event.said["text"] = text[:60]
+    await _broken(site, path, path.read_text(), text)
+
+
+async def _broken(site: Site, path: Any, good: str, text: str) -> None:
+    deployment = site.deployment
+    log, logged = deployment.log_path, deployment.log_path.stat().st_size
+
+    async def said() -> bool:
+        return log.stat().st_size > logged
+
+    deployment.replace(path, text)
+    try:
+        await until(said, f"the log tells of the bad {path.name}", 5.0)
+        site.event.noticed()
+        await asyncio.sleep(site.span(0.2, 2.0))
+    finally:
+        deployment.replace(path, good)
+    site.event.mended()
+    await site.picks()
+
+
+async def envoy_killed(site: Site) -> None:
+    """kill -9 of Envoy, and a new one."""
+    site.event.killed.append(("envoy", time.time()))
+    began_s = time.time()
+    await site.deployment.envoy.kill()
+    await asyncio.sleep(site.span(0.0, 1.0))
+    await site.deployment.restart_envoy()
+    site.event.down.append(("envoy", began_s, time.time()))
+    site.event.mended()
+    await site.picks()
+
+
+async def certificates_rotated(site: Site) -> None:
+    """New certificates and keys for every part; one agent comes back with its new one."""
+    deployment = site.deployment
+    assert deployment.certificates is not None, "drawn only where there are certificates"
+    deployment.certificates.rotate()
+    served = deployment.certificates.is_served
+
+    async def new_one() -> bool:
+        try:
+            return await asyncio.to_thread(served, deployment.envoy_listener)
+        except OSError:
+            return False
+
+    await until(new_one, "the balancer shows its new certificate")
+    site.event.noticed()
+    await deployment.agents[site.number].stop()
+    await deployment.start_agent(site.number)
+    site.event.mended()
+    await site.answers()
+
+
+async def strangers(site: Site) -> None:
+    """Hostile clients for some seconds."""
+    answers = await annoy(site.deployment.endpoint, site.rng, site.span(2.0, 5.0))
+    site.event.said["answers"] = dict(answers.most_common(8))
+    site.event.mended()
+    await site.picks()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault."""
+
+    name: str
+    """As the README's table calls the part."""
+    happen: Callable[[Site], Awaitable[None]]
+    part: str = ""
+    """What it breaks, so that two faults do not break the same: `worker` means the one that was drawn."""
+    restarts: str = ""
+    """The process whose memory cannot be watched across it."""
+    noticed_by: str = ""
+    """Who knew, for the table."""
+    remedy: str = ""
+    """What an operator does, for the table."""
+
+
+FAULTS = (
+    Fault("balancer killed", balancer_killed, "balancer", "balancer", "Envoy, at once", "restart it"),
+    Fault("balancer restarted", balancer_restarted, "balancer", "balancer", "Envoy, at once"),
+    Fault("balancer hangs", balancer_hung, "balancer", "", "Envoy's health check", "by itself, or restart it"),
+    Fault("agent killed", agent_killed, "worker", "agent", "its stream ends", "restart it"),
+    Fault("agent hangs", agent_hung, "worker", "", "its silence", "by itself, or restart it"),
+    Fault(
+        "all agents killed",
+        all_agents_killed,
+        "workers",
+        "agents",
+        "`balancer_worker_report_age_seconds`",
+        "restart them",
+    ),
+    Fault("Triton killed", triton_killed, "worker", "", "the next report", "restart it under its name"),
+    Fault("Triton stops by itself (SIGTERM)", triton_stopped, "worker", "", "report", "restart it under its name"),
+    Fault("`balancer agent drain`, then SIGTERM", worker_told_to_drain, "worker", "", "the command", "restart it"),
+    Fault("Triton hangs", triton_hung, "worker", "", "report", "by itself, or restart it"),
+    Fault("worker drained, removed, listed again", worker_removed, "worker", "", "discovery"),
+    Fault("policy swapped", policy_swapped, "config", "", "`serve`"),
+    Fault("bad config", config_broken, "config", "", "the log", "correct it"),
+    Fault("list of workers bad", list_broken, "workers", "", "the log", "correct it"),
+    Fault("certificates rotated", certificates_rotated, "worker", "agent", "`serve`"),
+    Fault("Envoy killed", envoy_killed, "envoy", "envoy", "whatever is in front", "restart it"),
+    Fault("hostile clients", strangers, "", "", ""),
+)

@@ -1,0 +1,228 @@
+"""What a soak came to: failures by cause, growth, and what each kind of fault cost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soak.client import Failure, Load
+from benchmarks.soak.sampler import Sample
+from benchmarks.soak.site import Event
+
+ON_KILLED_TRITON = "executing or queued on a killed Triton"
+ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"
+TO_KILLED_ENVOY = "connected to a killed Envoy"
+UNEXPLAINED = "unexplained"
+_CRASHED = "Triton ended by itself"
+_SLACK_S = 0.5
+"""Between a kill and the failure that it causes; and how exactly a crash is timed."""
+_WARM_UP = 0.2
+"""Of a stretch of samples, left out of growth."""
+_LEAST_SAMPLES = 20
+_RESET = ("UC", "UR", "UF", "UPE")
+"""Envoy's flags for a connection that broke under a request."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A failure with its cause."""
+
+    failure: Failure
+    cause: str
+    during: tuple[str, ...]
+    """Faults that were under way."""
+    logged: Mapping[str, Any]
+    """Envoy's own line of it; empty where there is none."""
+
+
+@dataclass
+class Soak:
+    """Everything that was recorded, reckoned."""
+
+    seed: int
+    asked: int
+    took_s: float
+    load: Load
+    events: list[Event]
+    samples: list[Sample]
+    upstreams: Mapping[str, str]
+    """Worker by `host:port`."""
+    envoy_log: Path
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    """Of a request, by what spent it; only known where nothing was restarted."""
+
+    def explained(self) -> list[Explained]:
+        """Every failure with its cause."""
+        logged = _envoy_lines(self.envoy_log)
+        return [self._explain(failure, logged.get(failure.id, {})) for failure in self.load.failures]
+
+    def _explain(self, failure: Failure, line: Mapping[str, Any]) -> Explained:
+        during = tuple(
+            sorted(
+                {
+                    f"{event.kind} {event.target}".strip()
+                    for event in self.events
+                    if event.began_s <= failure.ended_s and (event.recovered_s or np.inf) >= failure.started_s
+                }
+            )
+        )
+        return Explained(failure, self._cause(failure, line), during, line)
+
+    def _cause(self, failure: Failure, line: Mapping[str, Any]) -> str:
+        worker = self.upstreams.get(str(line.get("upstream") or ""), "")
+        broke = any(flag in str(line.get("flags") or "").split(",") for flag in _RESET)
+        for event in self.events:
+            for part, killed_s in event.killed:
+                crashed = event.kind == _CRASHED
+                near = failure.started_s <= killed_s + (0.0 if crashed else _SLACK_S) + 0.05
+                if part == worker and broke and near and failure.ended_s >= killed_s - _SLACK_S:
+                    return ON_CRASHED_TRITON if crashed else ON_KILLED_TRITON
+            for part, from_s, to_s in event.down:
+                overlaps = failure.started_s <= to_s + _SLACK_S and failure.ended_s >= from_s
+                if part == "envoy" and not line and overlaps:
+                    return TO_KILLED_ENVOY
+        return UNEXPLAINED
+
+    def growth(self) -> dict[str, dict[str, float]]:
+        """By part: megabytes and descriptors per million requests, over the longest stretch without a restart."""
+        stretches: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+        for sample in self.samples:
+            stretches[sample.part, sample.pid].append(sample)
+        longest: dict[str, list[Sample]] = {}
+        for (part, _), stretch in stretches.items():
+            if len(stretch) > len(longest.get(part, ())):
+                longest[part] = stretch
+        return {
+            part: _trend(stretch[int(len(stretch) * _WARM_UP) :])
+            for part, stretch in longest.items()
+            if len(stretch) >= _LEAST_SAMPLES
+        }
+
+    def by_fault(self, explained: Sequence[Explained]) -> list[dict[str, Any]]:
+        """What each kind of fault cost; those that another overlapped count where there is no other."""
+        rows = []
+        for kind in dict.fromkeys(event.kind for event in self.events):
+            events = [event for event in self.events if event.kind == kind and event.recovered_s]
+            alone = [event for event in events if not self._overlapped(event)] or events
+            if not alone:
+                continue
+            causes: Counter[str] = Counter()
+            failed = [self._failed(event, explained, causes) for event in alone]
+            rows.append(
+                {
+                    "kind": kind,
+                    "times": len(events),
+                    "alone": sum(not self._overlapped(event) for event in events),
+                    "failed": sum(failed),
+                    "failed_most": max(failed),
+                    "causes": dict(causes),
+                    "longest_s": max(self.load.longest_s(e.began_s, e.recovered_s or e.began_s) for e in alone),
+                    "noticed_s": _most(e.noticed_s - e.began_s for e in alone if e.noticed_s),
+                    "answers_s": _most(e.said["answers_after_s"] for e in alone if "answers_after_s" in e.said),
+                    "recovered_s": _most((e.recovered_s or 0) - e.mended_s for e in alone if e.mended_s),
+                    "not_in_time": [event.failed for event in events if event.failed],
+                }
+            )
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file of results, all reckoned."""
+        explained = self.explained()
+        causes = Counter(each.cause for each in explained)
+        unexplained = Counter(
+            f"{each.failure.code}: {each.failure.details[:120]} [{each.logged.get('flags', 'not in Envoy`s log')}] "
+            f"during {' + '.join(each.during) or 'nothing'}"
+            for each in explained
+            if each.cause == UNEXPLAINED
+        )
+        return {
+            "seed": self.seed,
+            "asked": self.asked,
+            "requests": self.load.done,
+            "rest": self.load.rest,
+            "took_s": self.took_s,
+            "rate_per_s": self.load.done / self.took_s,
+            "by_worker": {name.decode(errors="replace"): count for name, count in self.load.by_worker.items()},
+            "failures": dict(causes),
+            "codes": dict(Counter(f"{e.cause}: {e.failure.code}: {e.failure.details[:120]}" for e in explained)),
+            "unexplained": dict(unexplained.most_common()),
+            "faults": dict(Counter(event.kind for event in self.events)),
+            "not_recovered": [f"{e.kind} {e.target}: {e.failed}" for e in self.events if e.failed],
+            "growth": self.growth(),
+            "by_fault": self.by_fault(explained),
+            "cpu_us": self.cpu_us,
+        }
+
+    def _overlapped(self, event: Event) -> bool:
+        ended_s = event.recovered_s or np.inf
+        return any(
+            other is not event and other.began_s <= ended_s and (other.recovered_s or np.inf) >= event.began_s
+            for other in self.events
+        )
+
+    def _failed(self, event: Event, explained: Sequence[Explained], causes: Counter[str]) -> int:
+        failed = [
+            each
+            for each in explained
+            if each.failure.ended_s >= event.began_s and each.failure.started_s <= (event.recovered_s or np.inf)
+        ]
+        causes.update(each.cause for each in failed)
+        return len(failed)
+
+
+def write(soak: Soak, out: Path) -> dict[str, Any]:
+    """Write the results and everything raw; returns the results."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = soak.as_json()
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    with (out / "failures.jsonl").open("w") as lines:
+        for each in soak.explained():
+            line = asdict(each.failure) | {"cause": each.cause, "during": each.during, "envoy": dict(each.logged)}
+            lines.write(json.dumps(line) + "\n")
+    with (out / "samples.jsonl").open("w") as lines:
+        lines.writelines(json.dumps(asdict(sample)) + "\n" for sample in soak.samples)
+    return results
+
+
+def _envoy_lines(path: Path) -> dict[int, dict[str, Any]]:
+    """Envoy's lines by the number of the request; those of strangers carry none."""
+    found: dict[int, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            found[int(line["id"])] = line
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _trend(stretch: Sequence[Sample]) -> dict[str, float]:
+    requests = np.array([sample.requests for sample in stretch], float)
+    rss = np.array([sample.rss_bytes for sample in stretch], float)
+    descriptors = np.array([sample.descriptors for sample in stretch], float)
+    span = float(requests[-1] - requests[0])
+    if span <= 0:
+        return {}
+    tenth = max(len(stretch) // 10, 3)
+    return {
+        "requests": span,
+        "seconds": stretch[-1].at_s - stretch[0].at_s,
+        "rss_mb": float(np.median(rss[-tenth:]) / 1e6),
+        # A line through all samples: single ones jump with what is in flight.
+        "mb_per_million": float(np.polyfit(requests, rss, 1)[0]),
+        "mb_grown": float((np.median(rss[-tenth:]) - np.median(rss[:tenth])) / 1e6),
+        "descriptors": float(np.median(descriptors[-tenth:])),
+        "descriptors_grown": float(np.median(descriptors[-tenth:]) - np.median(descriptors[:tenth])),
+    }
+
+
+def _most(values: Any) -> float | None:
+    return max(values, default=None)
