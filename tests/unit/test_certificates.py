@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,6 +95,7 @@ async def test_a_pair_that_does_not_fit_keeps_the_last_good_one_and_is_told_once
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO, "balancer.certificates")
     tls = listener(authority)
     followed = Certificates("envoy", tls)
     good = followed._material
