@@ -15,6 +15,7 @@ from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import RoutingError
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.router import Asked, Router
+from balancer.core.shown import reasons as why_not
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Request
 from policies.hashing import key_of
@@ -86,7 +87,7 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
         named = {w.name: list(fleet.objections(w, request.model, request.version)) for w in fleet.workers}
         version = f" version {request.version!r}" if request.version else ""
         return answer | _refused(router, request, f"no worker has model {request.model!r}{version}", named, now_s)
-    reasons = router.reasons(request, now_s)
+    reasons = why_not(router, request, now_s)
     try:
         asked = router.asked(request, now_s)
     except RoutingError as error:

@@ -19,6 +19,7 @@ from balancer.admin.token import Token
 from balancer.config_sections import AdminSection
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.router import Router
+from balancer.core.shown import snapshot
 from balancer.loop_lag import LoopLag
 from balancer.metrics import Metrics
 from balancer.mistakes import Mistakes
@@ -160,7 +161,7 @@ class Admin:
         return web.Response(body=text.plain, headers=headers)
 
     async def _workers(self, _: web.BaseRequest) -> web.Response:
-        return _json({"policy": self._router.policy.name, "workers": self._router.snapshot(self._clock())})
+        return _json({"policy": self._router.policy.name, "workers": snapshot(self._router, self._clock())})
 
     async def _guard(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._router.policy.name, **steering(self._router, self._clock())})

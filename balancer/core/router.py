@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -125,7 +125,7 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                self._sent(event.number, event.worker, self._column(event.model), event.rows, now_s, None)
+                self._sent(event.number, event.worker, self.column(event.model), event.rows, now_s, None)
             case Finished():
                 self._finished(event, now_s)
             case Withdrawn():
@@ -194,7 +194,7 @@ class Router:
         )
         if self.witness is not None:
             self.witness.decided(asked, decision)
-        self._sent(number, decision.worker, self._column(request.model), float(request.rows), now_s, ticket)
+        self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket)
         return decision
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
@@ -210,30 +210,11 @@ class Router:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
         if not np.count_nonzero(eligible):
             raise self._refusal(request)
-        view = LiveView(fleet, eligible, self._column(request.model), float(request.rows), now_s)
+        view = LiveView(fleet, eligible, self.column(request.model), float(request.rows), now_s)
         if request.sequence:
             self._check_limits_of_sequence(request, view)
             return view
         return self._within_limits(request, view)
-
-    def reasons(self, request: Request, now_s: float) -> dict[str, list[str]]:
-        """For each worker why it would not be picked for this request, in words; empty: it may be."""
-        fleet = self.fleet
-        limit = self._pending_limit(request)
-        stale_after_s = self.settings.stale_after_s
-        found: dict[str, list[str]] = {}
-        view = LiveView(fleet, np.ones(len(fleet.workers), bool), self._column(request.model), 1.0, now_s)
-        eligible = fleet.eligible(request.model, request.version, now_s)
-        for row, worker in enumerate(fleet.workers):
-            why = list(fleet.objections(worker, request.model, request.version))
-            age_s = view.report_age_s[row]
-            if not why and not eligible[row]:
-                since = "its report stream broke" if math.isinf(age_s) else f"its last report is {age_s:.1f} s old"
-                why.append(f"{since} (limit {stale_after_s} s) and others are fresh")
-            if view.pending[row] >= limit:
-                why.append(f"{view.pending[row]:.0f} requests pending, the limit is {limit:.0f}")
-            found[worker.name] = why
-        return found
 
     def asked(self, request: Request, now_s: float) -> Asked:
         """What would be asked now, and answered; nothing is counted. Raises as `route` does."""
@@ -277,7 +258,8 @@ class Router:
         asked = Asked(request, subset, view, answer.policy, probabilities, valid, now_s, answer.role)
         return asked, answer.ticket
 
-    def _column(self, model: str) -> int:
+    def column(self, model: str) -> int:
+        """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
         return self.fleet.models.get(model, self.fleet.models[ANY_MODEL])
 
     def _policy_for(self, request: Request, policy: Policy) -> Policy:
@@ -300,7 +282,8 @@ class Router:
         self.failures[policy] += 1
         self.last_failure = failure
 
-    def _pending_limit(self, request: Request) -> float:
+    def pending_limit(self, request: Request) -> float:
+        """Requests pending at a worker from which on it is not given this one."""
         limits = self.settings.limits
         sheddable = 0 < limits.sheddable_priority <= float(np.max(request.priority))
         lower = limits.sheddable_max_pending_per_worker if sheddable else math.inf
@@ -308,7 +291,7 @@ class Router:
 
     def _within_limits(self, request: Request, view: LiveView) -> LiveView:
         """The view less the workers that are full, or would be late where that sheds."""
-        limit = self._pending_limit(request)
+        limit = self.pending_limit(request)
         if math.isfinite(limit):
             view.narrow(view.pending < limit)
             if not view.eligible.any():
@@ -325,7 +308,7 @@ class Router:
     def _check_limits_of_sequence(self, request: Request, view: LiveView) -> None:
         """Limits hold for sequences as well, at the one worker that may serve it: no other can take its place."""
         limits = self.settings.limits
-        if not limits.shed_late and math.isinf(self._pending_limit(request)):
+        if not limits.shed_late and math.isinf(self.pending_limit(request)):
             return
         members = view.eligible
         view.eligible = self._unbounded.probabilities(request, view) > 0
@@ -393,36 +376,6 @@ class Router:
         if sent is not None:
             self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
         return sent
-
-    def snapshot(self, now_s: float) -> list[dict[str, Any]]:
-        """The fleet as policies see it, a record a worker, for people to read."""
-        fleet = self.fleet
-        view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
-        names = ("weight", "in_flight", "reported_pending", "pending", "backlog_s", "latency_s", "error_rate", "tokens")
-        numbers = {name: getattr(view, name) for name in (*names, "report_age_s")}
-        return [
-            {
-                "worker": worker.name,
-                "ready": worker.ready,
-                "draining": worker.draining or worker.stopping,
-                "device": worker.device,
-                "memory_bytes": worker.memory_bytes,
-                "memory_used_bytes": worker.memory_used_bytes,
-                "utilisation": worker.utilisation,
-                **{name: float(column[row]) for name, column in numbers.items()},
-                "models": {model: sorted(versions) for model, versions in sorted(worker.versions.items())},
-                "service": {
-                    model: {
-                        "fixed_s": float(fleet.service.fixed_s[row, column]),
-                        "per_row_s": float(fleet.service.per_row_s[row, column]),
-                        "max_batch_rows": int(fleet.service.max_batch_rows[row, column]),
-                    }
-                    for model, column in fleet.models.items()
-                    if fleet.service.weight[row, column] > 0
-                },
-            }
-            for row, worker in enumerate(fleet.workers)
-        ]
 
 
 def _drop(sent: _InFlight | None) -> None:

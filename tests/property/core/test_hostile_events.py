@@ -15,6 +15,7 @@ from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
+from balancer.core.shown import snapshot
 from policies import BUILTIN
 from policies.base import Request
 
@@ -117,7 +118,7 @@ def _assert_sound(router: Router, now_s: float) -> None:
     for state in (fleet.queue, fleet.service, fleet.latency, fleet.tokens):
         for field in dataclasses.fields(state):
             _assert_in_range(field.name, getattr(state, field.name))
-    for worker in router.snapshot(now_s):
+    for worker in snapshot(router, now_s):
         for name in ("in_flight", "pending", "backlog_s", "latency_s", "error_rate"):
             assert 0.0 <= worker[name] < np.inf, (name, worker[name])
     assert 0.0 <= fleet.latency.errors.max(initial=0.0) <= 1.0

@@ -11,6 +11,7 @@ from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
 from balancer.core.settings import Settings
+from balancer.core.shown import reasons
 from policies import BUILTIN
 from policies.base import Request
 
@@ -67,7 +68,7 @@ def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], pol
     for step, gap in zip(steps, gaps, strict=False):
         now_s += gap
         if isinstance(step, Request):
-            legal = {name for name, why in router.reasons(step, now_s).items() if not why}
+            legal = {name for name, why in reasons(router, step, now_s).items() if not why}
             outcomes = []
             for each in (router, twin):
                 try:

@@ -12,6 +12,7 @@ from balancer.core.errors import NoEligibleWorker, Shed, UnknownModel
 from balancer.core.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
 from balancer.core.settings import Limits, ModelSettings, Settings
+from balancer.core.shown import reasons
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
@@ -92,7 +93,7 @@ def test_the_model_table_keeps_workers_out_and_says_why(row: ModelSettings, why:
     router.observe(report("w0", 2, device="T4", memory_bytes=16), 0.1)
     with pytest.raises(NoEligibleWorker):
         router.route(M, 0.1)
-    assert any(why in reason for reason in router.reasons(M, 0.1)["w0"])
+    assert any(why in reason for reason in reasons(router, M, 0.1)["w0"])
 
 
 def test_not_ready_and_draining_workers_get_nothing() -> None:
@@ -100,14 +101,14 @@ def test_not_ready_and_draining_workers_get_nothing() -> None:
     router.observe(report("w0", 2, ready=False), 0.1)
     router.observe(WorkerAdded("w1", draining=True), 0.1)
     assert {router.route(M, 0.1).worker for _ in range(5)} == {"w2"}
-    assert router.reasons(M, 0.1) == {"w0": ["not ready"], "w1": ["draining"], "w2": []}
+    assert reasons(router, M, 0.1) == {"w0": ["not ready"], "w1": ["draining"], "w2": []}
 
 
 def test_stale_workers_are_avoided_while_others_are_fresh_and_used_when_none_is() -> None:
     router = make_router(2)
     router.observe(report("w0", 2), 5.0)
     assert {router.route(M, 5.1).worker for _ in range(4)} == {"w0"}
-    assert "last report is 5.1 s old" in router.reasons(M, 5.1)["w1"][0]
+    assert "last report is 5.1 s old" in reasons(router, M, 5.1)["w1"][0]
     assert {router.route(M, 50.0).worker for _ in range(20)} == {"w0", "w1"}
 
 
@@ -115,7 +116,7 @@ def test_a_broken_report_stream_makes_a_worker_stale_at_once() -> None:
     router = make_router(2)
     router.observe(ReportsLost("w0"), 0.1)
     assert {router.route(M, 0.1).worker for _ in range(4)} == {"w1"}
-    assert "its report stream broke" in router.reasons(M, 0.1)["w0"][0]
+    assert "its report stream broke" in reasons(router, M, 0.1)["w0"][0]
 
 
 def test_reports_that_repeat_or_come_late_change_nothing_and_lost_ones_are_counted() -> None:

@@ -1,0 +1,63 @@
+"""What the router knows, for people to read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from balancer.core.router import Router
+from balancer.core.view import LiveView
+from policies.base import Request
+
+
+def reasons(router: Router, request: Request, now_s: float) -> dict[str, list[str]]:
+    """For each worker why it would not be picked for this request, in words; empty: it may be."""
+    fleet = router.fleet
+    limit = router.pending_limit(request)
+    stale_after_s = router.settings.stale_after_s
+    found: dict[str, list[str]] = {}
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), router.column(request.model), 1.0, now_s)
+    eligible = fleet.eligible(request.model, request.version, now_s)
+    for row, worker in enumerate(fleet.workers):
+        why = list(fleet.objections(worker, request.model, request.version))
+        age_s = view.report_age_s[row]
+        if not why and not eligible[row]:
+            since = "its report stream broke" if math.isinf(age_s) else f"its last report is {age_s:.1f} s old"
+            why.append(f"{since} (limit {stale_after_s} s) and others are fresh")
+        if view.pending[row] >= limit:
+            why.append(f"{view.pending[row]:.0f} requests pending, the limit is {limit:.0f}")
+        found[worker.name] = why
+    return found
+
+
+def snapshot(router: Router, now_s: float) -> list[dict[str, Any]]:
+    """The fleet as policies see it, a record a worker, for people to read."""
+    fleet = router.fleet
+    view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
+    names = ("weight", "in_flight", "reported_pending", "pending", "backlog_s", "latency_s", "error_rate", "tokens")
+    numbers = {name: getattr(view, name) for name in (*names, "report_age_s")}
+    return [
+        {
+            "worker": worker.name,
+            "ready": worker.ready,
+            "draining": worker.draining or worker.stopping,
+            "device": worker.device,
+            "memory_bytes": worker.memory_bytes,
+            "memory_used_bytes": worker.memory_used_bytes,
+            "utilisation": worker.utilisation,
+            **{name: float(column[row]) for name, column in numbers.items()},
+            "models": {model: sorted(versions) for model, versions in sorted(worker.versions.items())},
+            "service": {
+                model: {
+                    "fixed_s": float(fleet.service.fixed_s[row, column]),
+                    "per_row_s": float(fleet.service.per_row_s[row, column]),
+                    "max_batch_rows": int(fleet.service.max_batch_rows[row, column]),
+                }
+                for model, column in fleet.models.items()
+                if fleet.service.weight[row, column] > 0
+            },
+        }
+        for row, worker in enumerate(fleet.workers)
+    ]
