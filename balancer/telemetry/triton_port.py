@@ -64,22 +64,26 @@ class TritonPort:
                     self._was_open, self._stopping = True, False
                     await self._hold()
                 elif takes is False and self._was_open and not self._stopping:
-                    await self._stop(on_stop)
+                    await self._stop(answers, on_stop)
                 else:
                     await asyncio.sleep(PERIOD_S)
         finally:
             self._let_go()
 
-    async def _stop(self, on_stop: Callable[[], Awaitable[None]]) -> None:
+    async def _stop(self, answers: Callable[[], bool], on_stop: Callable[[], Awaitable[None]]) -> None:
         """Stays so until a connection is taken again, or Triton is gone."""
         self._stopping = True
         logger.warning("Triton is stopping: %s takes no more connections; the worker drains", self.address)
+        waiting = asyncio.ensure_future(on_stop())
         try:
             async with asyncio.timeout(HOLD_S):
-                await on_stop()
-            logger.info("Triton is let go: nothing more is coming")
+                while answers() and not waiting.done():
+                    await asyncio.wait({waiting}, timeout=PERIOD_S)
+            logger.info("Triton is let go: %s", "nothing more is coming" if waiting.done() else "it is gone")
         except TimeoutError:
             logger.warning("Triton is let go after %.0f s, with requests left or balancers that do not know", HOLD_S)
+        finally:
+            waiting.cancel()
         self._let_go()
 
     async def _takes_connections(self) -> bool | None:
