@@ -108,7 +108,7 @@ async def _run(
         certificates = None if plain else Certificates(directory / "tls", names)
         deployment = Deployment(directory / "gateway", tritons, certificates=certificates)
         running.push_async_callback(deployment.stop)
-        await deployment.start()
+        await _started(deployment)
         impossible = {None if certificates else certificates_rotated}
         impossible.add(None if deployment.drains(deployment.agents[0]) else worker_told_to_drain)
         faults = [fault for fault in faults if fault.happen not in impossible]
@@ -152,6 +152,14 @@ async def _run(
         return Soak(
             seed, requests, took_s, load, schedule.events, sampler.samples, deployment.upstreams(), kept, cpu_us=spent
         )
+
+
+async def _started(deployment: Deployment) -> None:
+    try:
+        await deployment.start()
+    except TimeoutError as error:
+        tails = [part.log_tail() for part in (deployment.balancer, deployment.envoy, *deployment.agents)]
+        raise OperatorError("\n".join([*tails, "the deployment did not become ready"])) from error
 
 
 def _cpu_by_kind(cpu: CpuMeter, load: Load) -> dict[str, float]:

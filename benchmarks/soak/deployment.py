@@ -15,7 +15,7 @@ import aiohttp
 import yaml
 
 from balancer.discovery.file import dump_workers
-from balancer.envoy_bootstrap import render
+from balancer.envoy_bootstrap import render_with_secrets
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import LocalProcess
@@ -191,7 +191,12 @@ class Deployment(Gateway):
 
     def _new_envoy(self) -> EnvoyProcess:
         options = self.config.bootstrap_options()
-        bootstrap = yaml.safe_load(render(options))
+        secrets = self.directory / "envoy"
+        secrets.mkdir(exist_ok=True)
+        text, files = render_with_secrets(options, secrets)
+        for name, content in files.items():
+            (secrets / name).write_text(content)
+        bootstrap = yaml.safe_load(text)
         manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         manager["access_log"].append(_failure_logger(self.failures_path))
         return EnvoyProcess(options=options, log_path=self.directory / "envoy.log", bootstrap=yaml.safe_dump(bootstrap))
