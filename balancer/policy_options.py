@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from pydantic import Field, ValidationError, create_model
 
 from balancer.plugins import Catalogue, catalogue
+from balancer.regular_file import UnreadableError, read_regular
 from balancer.schema import StrictModel, did_you_mean, nested_error
 from policies.base import Policy
 
@@ -74,9 +75,9 @@ def checked_options(policy: type[Policy], options: Mapping[str, Any], folder: Pa
 def read_policy_file(name: str) -> bytes:
     """The content of a file that an option names; ValueError where it cannot be read."""
     try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise ValueError(f"file {name} cannot be read: {error.strerror}; check the path") from error
+        return read_regular(Path(name))
+    except UnreadableError as error:
+        raise ValueError(f"file {name} {error}") from error
 
 
 def build_policy(name: str, options: Mapping[str, Any]) -> Policy:

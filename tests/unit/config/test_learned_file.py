@@ -51,7 +51,7 @@ def test_shipped_is_no_file_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "mine.npz cannot be read: No such file or directory; check the path"),
+        (None, "mine.npz cannot be read: No such file or directory; put the file there or name another"),
         (b"", "is not a policy that `balancer train` wrote"),
         (b"x" * 100, "is not a policy that `balancer train` wrote"),
     ],
