@@ -18,7 +18,11 @@ SETTINGS = {
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("attacked"), workers=2, settings=SETTINGS)
+    # By expected latency, as by default: the one policy that all estimators move.
+    policy = {"name": "expected_latency"}
+    stack = Stack(
+        tmp_path_factory.mktemp("attacked"), workers=2, gpus=("A100", "A100"), settings=SETTINGS, policy=policy
+    )
     try:
         await stack.start()
         yield stack
