@@ -132,13 +132,11 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
     victim, clients = stack.tritons[0], 48
     async with steady_load(stack.url, clients=clients) as load:
         await eventually(lambda: load.finished > 300, "requests served")
-        page = await stack.get("/workers")
-        there = next(worker for worker in page["workers"] if worker["worker"] == victim.name)["in_flight"]
-        load.marks.mark("dying")
         await victim.kill()
         load.marks.mark("dead")
         so_far = load.finished
         await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
     assert load.result is not None
-    failures, phases = load.failures(), load.result.phases(load.marks)
-    assert failures.total() <= there + len(phases["dying"]), failures
+    # Nothing fails that was sent when it was dead already, nor what was at the other two.
+    assert load.result.phases(load.marks)["dead"].ok.all()
+    assert load.failures().total() < clients / 2
