@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import pytest
-from support.attacker import Attacker, honest_requests_are_served_by_policy, inference
+from support.attacker import Attacker, honest_requests_are_served_by_policy, inference, nothing_is_left_over
 from support.stack import Stack, eventually
 from tritonclient.grpc import service_pb2
 
@@ -73,8 +72,8 @@ async def test_a_stranger_cannot_pass_by_the_table_or_bloat_it_by_a_huge_field(
     await honest_requests_are_served_by_policy(stack)
 
 
-@pytest.mark.parametrize("count", [1_000, 200_000])
-async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensions(stack: Stack, count: int) -> None:
+async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensions(stack: Stack) -> None:
+    count = 200_000
     request = inference("digits")
     for number in range(count):
         request.parameters[f"key-{number}"].int64_param = number
@@ -82,7 +81,8 @@ async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensi
     shaped.inputs[0].shape.extend([1] * count)
     for each in (request, shaped):
         answer = await Attacker(stack).grpc("ModelInfer", each)
-        assert answer.code in {"INVALID_ARGUMENT", "UNAVAILABLE", "PERMISSION_DENIED"}
+        assert answer.code == "INVALID_ARGUMENT"
+        assert "has more than 1024 values, which is refused" in answer.text
     assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
     await honest_requests_are_served_by_policy(stack)
 
@@ -117,25 +117,19 @@ async def test_an_id_used_twice_cannot_withdraw_the_other_request(stack: Stack) 
     await eventually(in_flight, "the honest request is in flight")
     withdrawn = await stack.metric("balancer_outcomes_total", result="unmatched")
     for _ in range(5):
-        # Refused before any worker, under the id of the other.
-        await attacker.grpc("ModelInfer", inference("digits"), [("x-request-id", "same")])
+        # What is no message ends in Envoy, without a pick, under the id of the other.
+        assert (await attacker.garbage([("x-request-id", "same")])).code == "INVALID_ARGUMENT"
     answer = await honest
     assert answer.code == "OK"
     await honest_requests_are_served_by_policy(stack)
     assert await stack.metric("balancer_outcomes_total", result="unmatched") == withdrawn
 
 
-async def test_statuses_made_up_by_no_worker_do_not_grow_the_metrics(stack: Stack) -> None:
-    attacker = Attacker(stack)
-    await asyncio.gather(*(attacker.rest(f"/v2/models/made-up-{number}/infer", body={}) for number in range(200)))
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.admin()}/metrics") as response:
-        assert "made-up" not in await response.text()
-
-
 async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(stack: Stack) -> None:
     attacker = Attacker(stack)
     await honest_requests_are_served_by_policy(stack)
-    before = {w["worker"]: w["latency_s"] for w in (await stack.get("/workers"))["workers"]}
+    samples = "balancer_request_duration_seconds_count"
+    before = await stack.metric(samples)
     wrong = service_pb2.ModelInferRequest(model_name="emulated_tft")
     answers = await asyncio.gather(*(attacker.grpc("ModelInfer", wrong) for _ in range(16)))
     assert {answer.code for answer in answers} == {"INVALID_ARGUMENT"}
@@ -144,7 +138,18 @@ async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(st
         return await stack.metric("balancer_requests_total", status="grpc_3", model="emulated_tft") >= 16
 
     await eventually(counted, "their outcomes were heard")
-    for worker in (await stack.get("/workers"))["workers"]:
-        assert worker["error_rate"] == 0
-        # It fades with time, and no faster than that.
-        assert worker["latency_s"] > 0.3 * before[worker["worker"]] or before[worker["worker"]] == 0
+    assert await stack.metric(samples) == before
+    assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
+
+
+async def test_a_client_that_leaves_does_not_make_a_worker_look_fast(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    await honest_requests_are_served_by_policy(stack)
+    samples = "balancer_request_duration_seconds_count"
+    before = await stack.metric(samples)
+    slow = inference("emulated_bert_large")
+    for _ in range(5):
+        assert (await attacker.grpc("ModelInfer", slow, timeout_s=0.002)).code == "DEADLINE_EXCEEDED"
+    await nothing_is_left_over(stack)
+    assert await stack.metric(samples) == before
+    assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +55,15 @@ class Attacker:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", str(answer))
 
+    async def garbage(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+        """An inference whose message is none."""
+        async with grpc.aio.insecure_channel(self.stack.url) as channel:
+            try:
+                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff", metadata=list(headers))
+            except grpc.aio.AioRpcError as error:
+                return Answer(error.code().name, error.details() or "")
+            return Answer("OK", "")
+
     async def rest(
         self, path: str, headers: Mapping[str, str] | None = None, body: Any = None, method: str = "POST"
     ) -> Answer:
@@ -95,14 +103,3 @@ async def nothing_is_left_over(stack: Stack) -> None:
         for name in ("pending", "backlog_s", "latency_s", "error_rate", "tokens", "report_age_s"):
             assert worker[name] is not None, f"{name} of {worker['worker']} is not finite"
             assert worker[name] >= 0, f"{name} of {worker['worker']} is {worker[name]}"
-
-
-@contextlib.asynccontextmanager
-async def cancelled_after(task: asyncio.Task[Any]) -> Any:
-    """End a task of the attacker's with the block."""
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-            await task

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from balancer.config import load
 from balancer.discovery.file import dump_workers
@@ -39,6 +40,25 @@ async def eventually(condition: Callable[[], Any], what: str, patience_s: float 
             return value
         await asyncio.sleep(POLL_S)
     raise AssertionError(f"not so after {patience_s} s: {what}")
+
+
+async def exposed(admin_url: str) -> list[Sample]:
+    """All samples of a balancer's metrics, made after this was called: the page is made once a second."""
+    called_s = time.time()
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{admin_url}/metrics") as response:
+                families = text_string_to_metric_families(await response.text())
+            samples = [sample for family in families for sample in family.samples]
+            made = [sample.value for sample in samples if sample.name == "balancer_metrics_timestamp_seconds"]
+            if not made or made[0] >= called_s:
+                return samples
+            await asyncio.sleep(POLL_S)
+
+
+def sum_of(samples: Iterable[Sample], name: str, **labels: str) -> float:
+    """The sum of the samples of that name that have the labels."""
+    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
 @dataclass
@@ -122,17 +142,8 @@ class Stack:
             return None
 
     async def metric(self, name: str, process: int = 0, **labels: str) -> float:
-        """The sum of the samples of a metric that have the labels, in a text that was begun after the call."""
-        called_s = time.time()
-        async with aiohttp.ClientSession() as session:
-            while True:
-                async with session.get(f"{self.admin(process)}/metrics") as response:
-                    families = text_string_to_metric_families(await response.text())
-                samples = [sample for family in families for sample in family.samples]
-                if any(s.name == "balancer_metrics_timestamp_seconds" and s.value >= called_s for s in samples):
-                    break
-                await asyncio.sleep(POLL_S)
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        """The sum of the samples of a metric that have the labels, now or later."""
+        return sum_of(await exposed(self.admin(process)), name, **labels)
 
     async def all_ready(self) -> None:
         """Wait until every process has heard of every worker."""

@@ -1,0 +1,181 @@
+"""What a stranger wants who can make Envoy tell something, or speaks to the port of Envoy himself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from support.stack import eventually, exposed, sum_of
+
+from balancer.frontends import access_log
+from balancer.frontends.pick.service import SERVICE as PICKS
+from balancer.stack.child import Child
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.yaml_document import dump
+
+pytestmark = pytest.mark.integration
+
+WORKER = "10.0.0.1:8000"
+"""Nothing is sent there: this test is the gateway."""
+
+
+class Gateway:
+    """A balancer in a process of its own, and this test in the place of its gateway."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port_range(2)
+        self.admin = f"127.0.0.1:{free_ports(1)[0]}"
+
+    async def start(self) -> None:
+        config = {
+            "policy": {"name": "round_robin"},
+            "listen": {
+                "envoy": f"127.0.0.1:{self.port}",
+                "reports": f"127.0.0.1:{free_ports(1)[0]}",
+                "admin": self.admin,
+            },
+            "telemetry": {"required": False},
+            "discovery": {"workers": [{"name": "w", "address": "10.0.0.1", "grpc_port": 8001, "http_port": 8000}]},
+        }
+        path = self.directory / "balancer.yaml"
+        path.write_text(dump(config))
+        self.process = Child(["serve", "--config", str(path)], log_path=self.directory / "balancer.log")
+        await self.process.start()
+        await self.process.answers(f"http://{self.admin}/ready", 30)
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self.process.stop()
+
+    async def pick(self, *more: ext_proc.ProcessingRequest) -> str:
+        """Ask for a pick, and tell `more` of it; the number that it has."""
+        request = ext_proc.ProcessingRequest()
+        for key, value in {":path": "/v2/models/m/infer", ":method": "POST"}.items():
+            request.request_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+        stream = self.channel.stream_stream(
+            f"/{PICKS}/Process",
+            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
+            response_deserializer=ext_proc.ProcessingResponse.FromString,
+        )()
+        await stream.write(request)
+        response: Any = await stream.read()
+        for message in more:
+            await stream.write(message)
+            await stream.read()
+        await stream.done_writing()
+        assert await stream.code() == grpc.StatusCode.OK
+        return str(response.dynamic_metadata["balancer"]["number"])
+
+    async def tell(self, *entries: accesslog_pb2.HTTPAccessLogEntry) -> None:
+        """Send entries as Envoy's access log does."""
+        call = self.channel.stream_unary(
+            f"/{access_log.SERVICE}/StreamAccessLogs",
+            request_serializer=als_pb2.StreamAccessLogsMessage.SerializeToString,
+            response_deserializer=als_pb2.StreamAccessLogsResponse.FromString,
+        )()
+        message = als_pb2.StreamAccessLogsMessage()
+        message.http_logs.log_entry.extend(entries)
+        await call.write(message)
+        await call.done_writing()
+        await call
+
+    async def worker(self) -> dict[str, Any]:
+        """What is known of the one worker."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://{self.admin}/workers") as response:
+            worker: dict[str, Any] = (await response.json())["workers"][0]
+            return worker
+
+    async def metric(self, name: str, **labels: str) -> float:
+        return sum_of(await exposed(f"http://{self.admin}"), name, **labels)
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    gateway = Gateway(tmp_path)
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+def entry(
+    number: str = "", status: int = 200, grpc_status: str = "", seconds: int = 0
+) -> accesslog_pb2.HTTPAccessLogEntry:
+    told = accesslog_pb2.HTTPAccessLogEntry()
+    told.request.path = "/v2/models/m/infer"
+    told.response.response_code.value = status
+    if grpc_status:
+        told.response.response_trailers["grpc-status"] = grpc_status
+    common = told.common_properties
+    common.duration.seconds = seconds
+    address = common.upstream_remote_address.socket_address
+    address.address, address.port_value = WORKER.split(":", maxsplit=1)[0], int(WORKER.split(":")[1])
+    if number:
+        common.metadata.filter_metadata["balancer"].update({"process": "0", "number": number})
+    return told
+
+
+async def test_an_outcome_of_the_process_before_does_not_end_a_request_of_this_one(gateway: Gateway) -> None:
+    number = await gateway.pick()
+    # As the former process counted, and as another run of this one writes it.
+    await gateway.tell(entry("0"), entry("0123456789abcdef.0"))
+    assert (await gateway.worker())["in_flight"] == 1
+    await gateway.tell(entry(number))
+    assert (await gateway.worker())["in_flight"] == 0
+
+
+async def test_an_entry_that_cannot_be_read_does_not_cost_the_others(gateway: Gateway) -> None:
+    number = await gateway.pick()
+    hostile = [entry("9" * 5000), entry(grpc_status="9" * 5000), entry(grpc_status="\u00b2"), entry(seconds=10**11)]
+    hostile[0].common_properties.metadata.filter_metadata["balancer"].fields["number"].list_value.SetInParent()
+    await gateway.tell(*hostile, entry(seconds=-5), entry(number))
+    worker = await gateway.worker()
+    assert (worker["in_flight"], worker["error_rate"]) == (0, 0)
+    assert worker["latency_s"] == 0
+    assert await gateway.metric("balancer_handler_errors_total") == 0
+    assert await gateway.metric("balancer_refused_inputs_total", message="outcome", field="latency_s") == 2
+
+
+async def test_made_up_statuses_do_not_grow_the_metrics(gateway: Gateway) -> None:
+    await gateway.tell(entry())
+    before = len(await exposed(f"http://{gateway.admin}"))
+    for first in range(0, 20_000, 1000):
+        await gateway.tell(*(entry(status=first + i, grpc_status=str((first + i) % 1000)) for i in range(1000)))
+        await gateway.tell(*(entry(status=first + i) for i in range(1000)))
+    assert await gateway.metric("balancer_requests_total") == 40_001
+    # Known codes of HTTP and gRPC, and one line for all others of each.
+    assert len(await exposed(f"http://{gateway.admin}")) - before < 100
+
+
+@pytest.mark.parametrize(
+    ("grpc_status", "status", "errors"),
+    [("13", "200", 1), ("3", "200", 0), ("1", "200", 0), ("", "404", 0), ("", "503", 1)],
+)
+async def test_an_error_that_another_gateway_tells_is_no_fast_success(
+    gateway: Gateway, grpc_status: str, status: str, errors: int
+) -> None:
+    answer = ext_proc.ProcessingRequest()
+    for key, value in {":status": status, "grpc-status": grpc_status}.items():
+        if value:
+            answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+    await gateway.pick(answer)
+
+    async def ended() -> bool:
+        return bool((await gateway.worker())["in_flight"] == 0)
+
+    await eventually(ended, "the outcome was heard")
+    assert await gateway.metric("balancer_errors_total", worker="w") == errors
+    # A fault's own slowness is a sign; what is no answer says nothing.
+    assert await gateway.metric("balancer_request_duration_seconds_count") == 0
+    assert errors or (await gateway.worker())["latency_s"] == 0
