@@ -142,7 +142,7 @@ class Target(Gateway):
 
     async def _report(self, worker: str) -> None:
         """As an agent does: try for ever."""
-        incarnation = time.time_ns()
+        incarnation = time.time_ns() // 1_000_000
         number = 0
         while True:
             async with grpc.aio.insecure_channel(self.reports_address) as channel:

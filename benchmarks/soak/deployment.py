@@ -44,6 +44,10 @@ _NOT_WELL: tuple[dict[str, Any], ...] = (
 )
 _LOGGED = {
     "id": f"%REQ({ID_HEADER.upper()})%",
+    "started": "%START_TIME(%s.%3f)%",
+    "path": "%REQ(:PATH):100%",
+    "grpc_timeout": "%REQ(GRPC-TIMEOUT):40%",
+    "bytes_in": "%BYTES_RECEIVED%",
     "upstream": "%UPSTREAM_HOST%",
     "flags": "%RESPONSE_FLAGS%",
     "details": "%RESPONSE_CODE_DETAILS%",
