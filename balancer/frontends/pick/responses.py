@@ -36,7 +36,7 @@ INVALID_CODES = (400, 3)
 INTERNAL_CODES = (500, 13)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16_384)  # of some hundred bytes each
 def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
     """The part that names the endpoints, best first.
 
