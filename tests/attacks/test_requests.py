@@ -109,18 +109,18 @@ async def test_a_sequence_id_cannot_pass_by_the_limits(stack: Stack) -> None:
 async def test_an_id_used_twice_cannot_withdraw_the_other_request(stack: Stack) -> None:
     attacker = Attacker(stack)
     slow = inference("emulated_bert_large")
+    same = [("x-request-id", "same")]
 
     async def in_flight() -> bool:
         return any(worker["in_flight"] for worker in (await stack.get("/workers"))["workers"])
 
-    honest = asyncio.create_task(attacker.grpc("ModelInfer", slow, [("x-request-id", "same")], timeout_s=60))
-    await eventually(in_flight, "the honest request is in flight")
     withdrawn = await stack.metric("balancer_outcomes_total", result="unmatched")
-    for _ in range(5):
-        # What is no message ends in Envoy, without a pick, under the id of the other.
-        assert (await attacker.garbage([("x-request-id", "same")])).code != "OK"
-    answer = await honest
-    assert answer.code == "OK"
+    honest = [asyncio.create_task(attacker.grpc("ModelInfer", slow, same, timeout_s=60)) for _ in range(24)]
+    await eventually(in_flight, "honest requests are in flight")
+    while not all(request.done() for request in honest):
+        # Ends in Envoy, without a pick, under the id of the others.
+        assert (await attacker.compressed(same)).code == "INVALID_ARGUMENT"
+    assert [(await request).code for request in honest] == ["OK"] * len(honest)
     await honest_requests_are_served_by_policy(stack)
     assert await stack.metric("balancer_outcomes_total", result="unmatched") == withdrawn
 

@@ -55,11 +55,12 @@ class Attacker:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", str(answer))
 
-    async def garbage(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-        """An inference whose message is none."""
-        async with grpc.aio.insecure_channel(self.stack.url) as channel:
+    async def compressed(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+        """An inference whose message Envoy cannot read, since it is compressed: it ends there, before any pick."""
+        async with grpc.aio.insecure_channel(self.stack.url, compression=grpc.Compression.Gzip) as channel:
+            method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             try:
-                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff", metadata=list(headers))
+                await method(inference(id="x" * 1000).SerializeToString(), metadata=list(headers))
             except grpc.aio.AioRpcError as error:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", "")
