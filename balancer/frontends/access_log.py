@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
 from balancer.core.events import Void
+from balancer.frontends.access_log_wire import read_message
 from balancer.frontends.pick.kserve import EXTRACTION, REQUEST_ID_HEADER
 from balancer.frontends.pick.responses import DECISION_NAMESPACE, NUMBER_KEY, RUN_SEPARATOR
 from balancer.frontends.verdict import code, verdict
@@ -130,7 +131,7 @@ class AccessLog:
         """To be added to a server."""
         handler = grpc.stream_unary_rpc_method_handler(
             self._serve,
-            request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
+            request_deserializer=read_message,
             response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})

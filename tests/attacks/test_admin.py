@@ -32,7 +32,11 @@ class Balancer:
         self.port = free_ports(1)[0]
         workers = [{"name": "w0", "address": "127.0.0.1", "grpc_port": 1, "http_port": 2}]
         config = {
-            "listen": {"grpc": f"127.0.0.1:{free_port_range(2)}", "admin": f"127.0.0.1:{self.port}"},
+            "listen": {
+                "envoy": f"127.0.0.1:{free_port_range(2)}",
+                "reports": f"127.0.0.1:{free_ports(1)[0]}",
+                "admin": f"127.0.0.1:{self.port}",
+            },
             "discovery": {"workers": workers},
             "telemetry": {"required": False},
             **sections,

@@ -206,6 +206,8 @@ async def test_a_stranger_cannot_silence_the_balancer_with_garbage(served: Serve
     channel = await served.channel("envoy", envoy)
     for method in ENVOY_CALLS[:3]:
         call = channel.unary_stream(method)(b"\xff" * 100, timeout=10)
-        assert await outcome(call) is grpc.StatusCode.INVALID_ARGUMENT, method
+        # What may be a request is answered by a refusal: after an error, a gateway goes on without a pick.
+        refused = grpc.StatusCode.OK if method.endswith("/Process") else grpc.StatusCode.INVALID_ARGUMENT
+        assert await outcome(call) is refused, method
     assert await served.call("envoy", "/grpc.health.v1.Health/Check", envoy) is grpc.StatusCode.OK
     await eventually(lambda: not served.app._ads.connected, "no stream is left")

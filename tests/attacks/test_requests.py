@@ -72,6 +72,26 @@ async def test_a_stranger_cannot_pass_by_the_table_or_bloat_it_by_a_huge_field(
     await honest_requests_are_served_by_policy(stack)
 
 
+@pytest.mark.parametrize("field", ["model_name", "model_version", "id"])
+async def test_a_stranger_cannot_pass_by_the_table_with_a_text_that_is_none(stack: Stack, field: str) -> None:
+    request = inference("digits")
+    setattr(request, field, "@@@@")
+    message = request.SerializeToString().replace(b"@@@@", b"a\xff\xfeb")
+    answer = await Attacker(stack).message(message)
+    assert (answer.code, answer.text) == ("INVALID_ARGUMENT", f"{field}: is not UTF-8, which is refused")
+    await honest_requests_are_served_by_policy(stack)
+
+
+async def test_a_stranger_cannot_lose_the_outcomes_of_others_with_an_id_that_is_no_text(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    hostile = {"x-request-id": "a\udcff\udcfeb"}
+    honest = [asyncio.create_task(attacker.grpc("ModelInfer", inference(), timeout_s=30)) for _ in range(8)]
+    answers = await asyncio.gather(*(attacker.rest("/v2/models/emulated_tft", hostile, method="GET") for _ in range(8)))
+    assert {answer.code for answer in answers} == {"200"}
+    assert [(await request).code for request in honest] == ["OK"] * len(honest)
+    await honest_requests_are_served_by_policy(stack)
+
+
 async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensions(stack: Stack) -> None:
     count = 200_000
     request = inference("digits")

@@ -55,6 +55,15 @@ class Attacker:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", str(answer))
 
+    async def message(self, serialised: bytes) -> Answer:
+        """An inference, as these bytes say."""
+        async with grpc.aio.insecure_channel(self.stack.url, options=_UNLIMITED) as channel:
+            try:
+                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(serialised)
+            except grpc.aio.AioRpcError as error:
+                return Answer(error.code().name, error.details() or "")
+            return Answer("OK", "")
+
     async def compressed(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
         """An inference whose message Envoy cannot read, since it is compressed: it ends there, before any pick."""
         async with grpc.aio.insecure_channel(self.stack.url, compression=grpc.Compression.Gzip) as channel:

@@ -16,6 +16,7 @@ import grpc
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
+from google.protobuf.message import DecodeError
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.router import Decision
@@ -33,6 +34,9 @@ _NO_REQUEST = "the first message has no request_headers"
 _HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
 """Metadata with which our bootstrap says that a stream has one message."""
 _FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+
+UNREADABLE = object()
+"""In the place of a message that protobuf cannot read."""
 
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
 
@@ -84,6 +88,8 @@ class ExternalProcessor:
     async def once(self, _: object, stream: Stream) -> bytes:
         """A request of a gateway that tells nothing after the headers: the answer ends the stream."""
         message = await stream.read()
+        if message is UNREADABLE:
+            return self._unreadable()
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         # Our own gateway, which goes by the metadata: a header more could make a request too large that was not.
@@ -93,6 +99,9 @@ class ExternalProcessor:
         """One request of a client, from its headers to the end of what the gateway tells of it."""
         message = await stream.read()
         start_s = time.perf_counter()
+        if message is UNREADABLE:
+            await stream.write(self._unreadable())
+            return
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         call, pick = await self._answer(message, stream, header=True)
@@ -100,6 +109,12 @@ class ExternalProcessor:
         if call is not None and pick.decision is not None:
             echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
             await self._follow(stream, call, pick.decision, start_s, echo)
+
+    def _unreadable(self) -> bytes:
+        """A text in the request is none. Ended with an error, it would go on without a pick."""
+        error = OutOfBoundsError("encoding", "the request", "is UTF-8 in all of its names and ids")
+        self._listener.refused(error)
+        return self._picker.invalid(error, grpc=True).answer
 
     async def _answer(
         self, message: ext_proc.ProcessingRequest, stream: Stream, header: bool
@@ -145,6 +160,13 @@ class ExternalProcessor:
             self._listener.served(call, dataclasses.replace(served, latency_s=latency_s))
 
 
+def _read(data: bytes) -> object:
+    try:
+        return ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError:
+        return UNREADABLE
+
+
 def _is_request(message: object) -> TypeGuard[ext_proc.ProcessingRequest]:
     return isinstance(message, ext_proc.ProcessingRequest) and message.HasField("request_headers")
 
@@ -157,12 +179,11 @@ class _Handler(grpc.GenericRpcHandler):
     """
 
     def __init__(self, processor: ExternalProcessor) -> None:
-        read = ext_proc.ProcessingRequest.FromString
         self._once: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_unary_rpc_method_handler(
-            processor.once, request_deserializer=read, response_serializer=None
+            processor.once, request_deserializer=_read, response_serializer=None
         )
         self._process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
-            processor.process, request_deserializer=read, response_serializer=None
+            processor.process, request_deserializer=_read, response_serializer=None
         )
 
     def service(
