@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
 from benchmarks.fuzz.rig import Target
-from benchmarks.stack import MODEL
+from benchmarks.stack import MODEL, POLICY
 
 RSS_LIMIT = 0.05
 """By how much resident memory may have grown, as a share."""
@@ -25,8 +25,8 @@ _SPARE_DESCRIPTORS = 4
 """Connections that come and go by themselves."""
 _PATIENCE_S = 20.0
 _HONEST = 200
-_FORGOTTEN_S = 60.0
-"""Who may speak as Envoy can blacken a worker by forged outcomes: what they taught must be forgotten by then."""
+_IN_TURN = "round_robin"
+"""Asks every worker that may be asked; what others prefer is theirs, and who speaks as Envoy can forge that."""
 _POLL_S = 0.25
 _GAUGES = ("in_flight", "pending", "tokens", "error_rate")
 _UNKNOWN_ALLOWED = frozenset({"latency_s", "report_age_s", "utilisation", "tokens"})
@@ -141,28 +141,31 @@ async def honest(target: Target) -> list[str]:
                 f"honest requests: not every worker is ready {_PATIENCE_S:g} s after the attack, for all its reports"
             ]
         await asyncio.sleep(_POLL_S)
-    picks, served = await target.picks(), {worker.name: worker.served for worker in target.workers}
+    picks = await target.picks()
     failures: Counter[str] = Counter()
-    sent = 0
-    idle = set(served)
-    deadline_s = asyncio.get_running_loop().time() + _FORGOTTEN_S
+    idle: set[str] = set()
     async with grpc.aio.insecure_channel(target.endpoint) as channel, aiohttp.ClientSession() as session:
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        while sent < _HONEST or (idle and not failures and asyncio.get_running_loop().time() < deadline_s):
-            failures += await _ask(target, infer, session)
-            sent += 2
-            idle = {worker.name for worker in target.workers if worker.served == served[worker.name]}
+        for policy in (_IN_TURN, POLICY):
+            await _in_force(target, policy)
+            served = {worker.name: worker.served for worker in target.workers}
+            for _ in range(_HONEST // 4):
+                failures += await _ask(target, infer, session)
+            if policy == _IN_TURN:
+                idle = {worker.name for worker in target.workers if worker.served == served[worker.name]}
     found = [f"honest requests: {count} failed with {what}" for what, count in failures.items()]
     picked = await target.picks() - picks
-    if picked < sent:
-        found.append(f"honest requests: {picked} of {sent} were placed by policy; Envoy fell back for the rest")
-    for worker in (await page(target, "/workers"))["workers"]:
-        if worker["worker"] in idle:
-            why = {name: value for name, value in worker.items() if isinstance(value, float | int)}
-            found.append(
-                f"honest requests: none of {sent} was served by {worker['worker']}: {why}, {worker['service']}"
-            )
-    return found
+    if picked < _HONEST:
+        found.append(f"honest requests: {picked} of {_HONEST} were placed by policy; Envoy fell back for the rest")
+    return [*found, *(f"honest requests: none was served by {name}, in turn with the others" for name in sorted(idle))]
+
+
+async def _in_force(target: Target, policy: str) -> None:
+    """Swap the policy, and return once it decides."""
+    target.write_config(policy)
+    async with asyncio.timeout(_PATIENCE_S):
+        while (await page(target, "/workers"))["policy"] != policy:
+            await asyncio.sleep(_POLL_S)
 
 
 async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Counter[str]:

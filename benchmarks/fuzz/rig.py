@@ -28,7 +28,6 @@ _NEVER_BALANCED = re.compile(
     r"|/v2/(repository/models/.+/(load|unload)|(system|cuda)sharedmemory/.*|(models/.+/)?trace/setting|logging)"
 )
 """Calls that change one server. A worker that gets one has been reached past the gate."""
-_GIVEN_UP_S = 20.0
 _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
 
@@ -113,10 +112,6 @@ class Target(Gateway):
         """End all."""
         await self.be_silent()
         await super().stop()
-
-    def write_config(self, policy: str, **sections: Any) -> None:
-        """As the gateway's; what was picked for nobody is given up soon, so that the end can be looked at."""
-        super().write_config(policy, requests={"outcome_timeout_s": _GIVEN_UP_S}, **sections)
 
     def report(self) -> None:
         """Have honest agents report of every worker, from now on."""
