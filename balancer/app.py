@@ -134,7 +134,7 @@ class App:
         try:
             await self._serve_grpc()
             port = await self._serve_admin()
-            where = {"grpc": config.own_envoy_address(self._process), "admin_port": port}
+            where = {"envoy": config.listen.envoy, "reports": config.reports_address(self._process), "admin_port": port}
             logger.info("serving", extra={**where, "process_number": self._process})
             self._serving()
             async with asyncio.TaskGroup() as tasks:

@@ -39,6 +39,7 @@ _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
 Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BufferBytes = Annotated[ByteSize, Field(gt=0, lt=2**32)]
 
@@ -210,7 +211,7 @@ class RequestsSection(StrictModel):
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=16)
     """Workers named after the pick, for Envoy to try where nothing was executed."""
-    outcome_timeout_s: Positive = _SETTINGS.outcome_timeout_s
+    outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
 
 
@@ -219,7 +220,7 @@ class TelemetrySection(StrictModel):
 
     required: bool = _SETTINGS.reports_required
     """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""
-    stale_after_s: Positive = _SETTINGS.stale_after_s
+    stale_after_s: Seconds = _SETTINGS.stale_after_s
     """Workers whose last report is older, in seconds, are avoided while others are fresh."""
 
 
@@ -257,7 +258,7 @@ class AdminSection(StrictModel):
 
 
 class EnvoyTlsSection(StrictModel):
-    """Certificate of Envoy's listener, in PEM files that Envoy reads."""
+    """Certificate of Envoy's listener, in PEM files that Envoy reads, maybe elsewhere: give absolute paths."""
 
     cert_file: str
     """Certificate chain of the server."""
@@ -268,7 +269,8 @@ class EnvoyTlsSection(StrictModel):
 
 
 class BalancerTlsSection(StrictModel):
-    """What Envoy trusts and shows towards the balancer, in PEM files."""
+    """What Envoy trusts and shows towards the balancer, in PEM files. Envoy reads them, maybe on another machine: give
+    absolute paths."""
 
     ca_file: str
     """Authority that the balancer's certificate must come from."""
@@ -293,16 +295,16 @@ class EnvoySection(StrictModel):
     """Where clients send requests, gRPC and HTTP on one port."""
     admin: Address = join_address(_BOOTSTRAP.admin_address, _BOOTSTRAP.admin_port)
     """Envoy's admin interface; never expose it."""
-    message_timeout_s: Positive = _BOOTSTRAP.message_timeout_s
+    message_timeout_s: Seconds = _BOOTSTRAP.message_timeout_s
     """Seconds that Envoy waits for a pick before it falls back to its own least-request."""
-    health_timeout_s: Positive = _BOOTSTRAP.health_timeout_s
+    health_timeout_s: Seconds = _BOOTSTRAP.health_timeout_s
     """Seconds of silence after which Envoy takes a balancer process for hung, and stops asking it."""
-    access_log_flush_s: Positive = _BOOTSTRAP.flush_interval_s
+    access_log_flush_s: Seconds = _BOOTSTRAP.flush_interval_s
     """Seconds for which Envoy gathers outcomes before it sends them to the balancer."""
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
     """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
     the model's name out of a message holds the message until it is complete."""
-    request_timeout_s: Positive = _BOOTSTRAP.request_timeout_s
+    request_timeout_s: Seconds = _BOOTSTRAP.request_timeout_s
     """Seconds that a request may take to arrive. An answer that begins before ends the count, so a stream of
     inferences lives on once it was answered; an inference that is complete may take any time."""
     max_connections: int = Field(default=_BOOTSTRAP.max_connections, ge=1, lt=2**31)

@@ -62,16 +62,17 @@ class AgentOptions:
             bounds.text("device", self.device)
         except OutOfBoundsError as error:
             raise OperatorError(str(error)) from error
-        for option, addresses in (
-            ("balancers", tuple(each for each in self.balancers if not each.startswith(f"{UNIX}/"))),
-            ("triton_grpc", (self.triton_grpc,)),
-            ("triton_metrics", (self.triton_metrics,)),
-            ("triton_http", (self.triton_http,) if self.triton_http else ()),
+        tcp = tuple(each for each in self.balancers if not each.startswith(f"{UNIX}/"))
+        for option, addresses, example in (
+            ("balancers", tcp, "127.0.0.1:9102"),
+            ("triton_grpc", (self.triton_grpc,), "127.0.0.1:8001"),
+            ("triton_metrics", (self.triton_metrics,), "127.0.0.1:8002"),
+            ("triton_http", (self.triton_http,) if self.triton_http else (), "127.0.0.1:8000"),
         ):
             for address in addresses:
                 host, _, port = address.rpartition(":")
                 if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                    raise OperatorError(f"{option}: {address!r} is not host:port; write it like 127.0.0.1:8001")
+                    raise OperatorError(f"{option}: {address!r} is not host:port; write it like {example}")
         if not MIN_REPORT_HZ <= self.report_hz <= MAX_REPORT_HZ:
             valid = f"{MIN_REPORT_HZ:.0f} to {MAX_REPORT_HZ:.0f}"
             raise OperatorError(f"report_hz: {self.report_hz} is out of range; choose {valid} reports a second")

@@ -39,7 +39,7 @@ async def listening(path: Path | None, drained: Drained) -> AsyncIterator[None]:
     try:
         server = await _server(path, drained) if path else None
     except OSError as error:
-        logger.info("no control socket, so `balancer agent drain` will not find this agent: %s: %s", path, error)
+        logger.warning("no control socket, so `balancer agent drain` will not find this agent: %s: %s", path, error)
         server = None
     try:
         yield

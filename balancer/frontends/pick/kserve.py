@@ -233,7 +233,7 @@ def _parameters(fields: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, o
     """
     keys = [str(key) for key in fields["parameters.key"]]
     if len(keys) > bounds.MAX_PARAMETERS:
-        raise OutOfBoundsError("parameters", len(keys), f"are {bounds.MAX_PARAMETERS} at most")
+        raise OutOfBoundsError("parameters", len(keys), f"counts {bounds.MAX_PARAMETERS} at most")
     lists = {kind: list(fields.get(f"parameters.value.{kind}", ())) for kind in _PARAMETER_KINDS}
     kinds = {key: _KIND[key] for key in keys if key in _KIND}
     if "sequence_id" in keys:
