@@ -308,6 +308,21 @@ def test_what_a_client_got_wrong_and_a_client_that_left_say_nothing_of_the_worke
     assert not router.fleet.queue.in_flight.any()
 
 
+def test_a_failure_that_a_request_may_have_caused_counts_where_no_client_can_have_aimed_it() -> None:
+    def error_rate_after(workers: int, request: Request) -> float:
+        router = make_router(workers)
+        for _ in range(20):
+            decision = router.route(request, 0.1)
+            router.observe(Finished(decision.number, decision.worker, 0.001, False, "request"), 0.2)
+        return float(router.fleet.latency.errors.max())
+
+    assert error_rate_after(2, M) > 0
+    # At one by a key, by a sequence, or by a model that only it has.
+    assert error_rate_after(2, Request("m", key=7)) == 0
+    assert error_rate_after(2, in_sequence(7)) == 0
+    assert error_rate_after(1, M) == 0
+
+
 def test_pins_hold_for_workers_that_never_reported() -> None:
     settings = Settings(reports_required=False, models={"m": ModelSettings(versions=("1",))})
     router = Router(LeastRequests(), settings)
