@@ -364,8 +364,8 @@ class Router:
         if sent is not None and sent.ticket is not None:
             # A deadline that passed says nothing of the worker, but something of who picked it.
             sent.ticket.ended(event.latency_s, event.ok, now_s)
-        # An error that the request may have caused counts against a worker only where no client can have aimed it there,
-        # by a key or by a model that only that worker has.
+        # An error that the request may have caused counts against a worker where no client can have aimed it there: by
+        # a key, or by a model that only that worker has.
         if event.void == "deadline" or (event.void == "request" and (sent is None or not sent.chosen)):
             return
         if sent is not None and event.worker != sent.worker:

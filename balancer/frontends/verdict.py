@@ -26,11 +26,11 @@ def code(text: str, absent: int = -1) -> int:
 def verdict(grpc_status: int, http_status: int) -> Verdict:
     """What a status says of the worker that gave it.
 
-    UNAVAILABLE is also what Triton says when its queue is full: that is a fast answer, and a worker that refuses must not
-    look better for it than one that serves. INTERNAL, UNKNOWN and 500 may be the worker's fault or the request's (Triton
-    answers 500 to JSON that it cannot parse): the router tells them apart by who chose the worker. What the client got
-    wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say nothing of the worker: taken for answers, they
-    would make it look fast. Nor does a deadline that passed.
+    UNAVAILABLE is also what Triton says when its queue is full: that is a fast answer, and a worker that refuses must
+    not look better for it than one that serves. INTERNAL, UNKNOWN and 500 may be the worker's fault or the request's
+    (Triton answers 500 to JSON that it cannot parse): the router tells them apart by who chose the worker. What the
+    client got wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say nothing of the worker: taken for
+    answers, they would make it look fast. Nor does a deadline that passed.
 
     Args:
         grpc_status: -1: none is known; then HTTP's decides.

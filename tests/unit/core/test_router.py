@@ -76,7 +76,7 @@ def test_unknown_model_and_version_are_told_in_tritons_words() -> None:
 
 def test_a_model_that_only_the_table_knows_is_unavailable_rather_than_unknown() -> None:
     router = make_router(settings=Settings(models={"later": ModelSettings()}))
-    with pytest.raises(NoEligibleWorker, match="explain"):
+    with pytest.raises(NoEligibleWorker, match="retry later"):
         router.route(Request("later"), 0.1)
 
 
