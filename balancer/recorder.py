@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Finished, Withdrawn
+from balancer.core.events import Finished, Void, Withdrawn
 from balancer.core.router import Router
 from balancer.decision_log.recording import Recording
 from balancer.frontends.access_log import NOT_PICKED, Outcome, verdict_of
@@ -30,6 +30,8 @@ _REASONS: dict[type[RoutingError], Reason] = {
 }
 FIRST_PROCESS = "0"
 _MOST_UNHEARD = 100_000
+_FAILURES: tuple[Void, ...] = ("", "request")
+"""What may be the worker's fault; people see all of it."""
 _QUESTIONS = (Kind.MODEL, Kind.SERVER)
 _INFERENCE = ("/ModelInfer", "/infer", "/generate")
 
@@ -152,7 +154,7 @@ class Recorder:
         elif outcome.number == NOT_PICKED and self._process != FIRST_PROCESS:
             return
         ok, void = verdict(outcome.grpc_status, outcome.http_status)
-        if inference and not ok and not void:
+        if inference and not ok and void in _FAILURES:
             self.recent.add(now_s, None, False, outcome.number >= 0)
         self._metrics.requests_of(self._metrics.model_label(outcome.model), "", status).inc()
 
@@ -177,7 +179,7 @@ class Recorder:
     def _finish(self, finished: Finished, model: str, status: str, inference: bool, now_s: float) -> None:
         metrics = self._metrics
         label = metrics.model_label(model)
-        fault = not finished.ok and not finished.void
+        fault = not finished.ok and finished.void in _FAILURES
         self._observe(finished, now_s)
         if inference:
             self.recent.add(now_s, finished.latency_s if finished.ok else None, not fault, finished.number >= 0)

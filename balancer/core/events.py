@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Void = Literal["", "client", "deadline"]
+Void = Literal["", "client", "deadline", "request"]
 """What ended a request other than the worker: `client`, who left or asked for what cannot be; `deadline`, the request's
-own, which passed."""
+own, which passed; `request`, an error that it may have caused itself: an input that a model or a server fails at."""
 
 
 @dataclass(frozen=True, slots=True)

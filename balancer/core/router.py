@@ -82,6 +82,8 @@ class _InFlight(NamedTuple):
     rows: float
     at_s: float
     ticket: Ticket | None
+    chosen: bool
+    """Whether the policy chose the worker among several: then no client did."""
 
 
 class Router:
@@ -125,7 +127,7 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                self._sent(event.number, event.worker, self.column(event.model), event.rows, now_s, None)
+                self._sent(event.number, event.worker, self.column(event.model), event.rows, now_s, None, True)
             case Finished():
                 self._finished(event, now_s)
             case Withdrawn():
@@ -194,7 +196,8 @@ class Router:
         )
         if self.witness is not None:
             self.witness.decided(asked, decision)
-        self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket)
+        chosen = asked.role != "hash" and int(np.count_nonzero(view.eligible)) > 1
+        self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket, chosen)
         return decision
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
@@ -301,7 +304,7 @@ class Router:
             if best_s > request.deadline_s:
                 raise Shed(
                     f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
-                    f"the deadline is in {float(np.max(request.deadline_s)) * 1000:.0f} ms"
+                    f"the deadline is in {float(np.max(request.deadline_s)) * 1000:.3g} ms"
                 )
         return view
 
@@ -338,19 +341,18 @@ class Router:
             loaded = any(request.model in worker.versions for worker in workers)
             if loaded:
                 return UnknownModel(_unknown(request))
-        return NoEligibleWorker(
-            f"no worker may serve model {request.model!r} now ({len(workers)} known; /explain?model={request.model} "
-            "says why)"
-        )
+        return NoEligibleWorker(f"no worker may serve model {request.model!r} now; retry later")
 
     def _expire(self, number: int, now_s: float) -> None:
         _drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
 
-    def _sent(self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None) -> None:
+    def _sent(
+        self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None, chosen: bool
+    ) -> None:
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), now_s)
-        self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket)
+        self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket, chosen)
         self.fleet.sent(worker, column, rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
@@ -362,7 +364,9 @@ class Router:
         if sent is not None and sent.ticket is not None:
             # A deadline that passed says nothing of the worker, but something of who picked it.
             sent.ticket.ended(event.latency_s, event.ok, now_s)
-        if event.void:
+        # An error that the request may have caused counts against a worker where no client can have aimed it there: by
+        # a key, or by a model that only that worker has.
+        if event.void == "deadline" or (event.void == "request" and (sent is None or not sent.chosen)):
             return
         if sent is not None and event.worker != sent.worker:
             # Retried elsewhere, or never served: the worker picked did not take it.

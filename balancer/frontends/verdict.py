@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from balancer.core.events import Void
 
-# https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_GRPC_OK, _GRPC_DEADLINE_EXCEEDED = 0, 4
-# UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS.
-_GRPC_FAULTS = frozenset({2, 13, 14, 15})
-_HTTP_FAULTS = frozenset({500, 502, 503})
-_HTTP_TIMEOUTS = frozenset({504})
+Verdict = tuple[bool, Void]
+"""Whether the worker did what it was asked, and, where that says nothing of it, who ended the request."""
+
+_ANSWER: Verdict = (True, "")
+_FAULT: Verdict = (False, "")
+_FAILED_AT_IT: Verdict = (False, "request")
+_LATE: Verdict = (False, "deadline")
+_CLIENTS: Verdict = (False, "client")
+# OK, DEADLINE_EXCEEDED; UNAVAILABLE, DATA_LOSS; UNKNOWN, INTERNAL: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
+_GRPC = {0: _ANSWER, 4: _LATE, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
+_HTTP = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT} | dict.fromkeys(range(200, 300), _ANSWER)
 _MOST_DIGITS = 3
 
 
@@ -18,26 +23,17 @@ def code(text: str, absent: int = -1) -> int:
     return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else absent
 
 
-def verdict(grpc_status: int, http_status: int) -> tuple[bool, Void]:
-    """Whether the worker did what it was asked, and, where that cannot be told, who ended the request.
+def verdict(grpc_status: int, http_status: int) -> Verdict:
+    """What a status says of the worker that gave it.
 
-    Against the worker speak UNAVAILABLE, INTERNAL, UNKNOWN and DATA_LOSS, in REST 500, 502 and 503. UNAVAILABLE is also
-    what Triton says when its queue is full: that is a fast answer, and a worker that refuses must not look better for
-    it than one that serves. What the client got wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say
-    nothing of the worker: taken for answers, they would make it look fast. Nor does a deadline that passed.
+    UNAVAILABLE is also what Triton says when its queue is full: that is a fast answer, and a worker that refuses must
+    not look better for it than one that serves. INTERNAL, UNKNOWN and 500 may be the worker's fault or the request's
+    (Triton answers 500 to JSON that it cannot parse): the router tells them apart by who chose the worker. What the
+    client got wrong (INVALID_ARGUMENT, NOT_FOUND, 4xx), and a client that left, say nothing of the worker: taken for
+    answers, they would make it look fast. Nor does a deadline that passed.
 
     Args:
         grpc_status: -1: none is known; then HTTP's decides.
         http_status: 0: none came, since the client left before.
     """
-    if grpc_status >= 0:
-        if grpc_status == _GRPC_OK:
-            return True, ""
-        if grpc_status in _GRPC_FAULTS:
-            return False, ""
-        return False, "deadline" if grpc_status == _GRPC_DEADLINE_EXCEEDED else "client"
-    if 200 <= http_status < 300:
-        return True, ""
-    if http_status in _HTTP_FAULTS:
-        return False, ""
-    return False, "deadline" if http_status in _HTTP_TIMEOUTS else "client"
+    return _GRPC.get(grpc_status, _CLIENTS) if grpc_status >= 0 else _HTTP.get(http_status, _CLIENTS)

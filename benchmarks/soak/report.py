@@ -20,6 +20,8 @@ ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"
 TO_KILLED_ENVOY = "connected to a killed Envoy"
 UNEXPLAINED = "unexplained"
 _CRASHED = "Triton ended by itself"
+_KINDS = {TO_KILLED_ENVOY: "Envoy killed", ON_KILLED_TRITON: "Triton killed"}
+"""Whose cost a failure of that cause is, whatever else was under way."""
 _SLACK_S = 0.5
 """Between a kill and the failure that it causes; and how exactly a crash is timed."""
 _WARM_UP = 0.2
@@ -170,7 +172,9 @@ class Soak:
         failed = [
             each
             for each in explained
-            if each.failure.ended_s >= event.began_s and each.failure.started_s <= (event.recovered_s or np.inf)
+            if each.failure.ended_s >= event.began_s
+            and each.failure.started_s <= (event.recovered_s or np.inf)
+            and _KINDS.get(each.cause, event.kind) == event.kind
         ]
         causes.update(each.cause for each in failed)
         return len(failed)

@@ -162,6 +162,15 @@ async def test_what_clients_get_wrong_does_not_make_a_worker_look_fast_or_bad(st
     assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
 
 
+async def test_a_stranger_cannot_blame_the_worker_of_a_key_by_bodies_that_are_none(stack: Stack) -> None:
+    attacker = Attacker(stack)
+    path, key = "/v2/models/emulated_tft/infer", {"x-routing-key": "k1", "content-type": "application/json"}
+    answers = await asyncio.gather(*(attacker.rest(path, key, "no JSON object") for _ in range(12)))
+    assert {answer.code for answer in answers} <= {"400", "500"}
+    await nothing_is_left_over(stack)
+    assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
+
+
 async def test_a_client_that_leaves_does_not_make_a_worker_look_fast(stack: Stack) -> None:
     attacker = Attacker(stack)
     await honest_requests_are_served_by_policy(stack)

@@ -62,7 +62,7 @@ finishes = st.builds(
     st.sampled_from(["", "stranger", *NAMES]),
     st.none() | st.sampled_from([0.0, 1e-300, bounds.MAX_LATENCY_S]) | st.floats(0.0, bounds.MAX_LATENCY_S),
     st.booleans(),
-    st.sampled_from(["", "client", "deadline"]),
+    st.sampled_from(["", "client", "deadline", "request"]),
 )
 requests = st.builds(
     Request,

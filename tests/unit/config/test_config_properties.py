@@ -37,7 +37,7 @@ configs = sections(
     ),
     estimators=sections(latency_decay_s=positive, tokens=sections(refill_per_s=positive)),
     requests=sections(tenant_header=st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True)),
-    telemetry=sections(required=st.booleans(), stale_after_s=positive),
+    telemetry=sections(required=st.booleans(), stale_after_s=st.floats(1e-6, 1e6)),
     discovery=sections(file=st.none() | names),
     log=sections(level=st.sampled_from(["debug", "error"]), decisions_share=st.floats(0, 1)),
     seed=st.integers(0, 2**63 - 1),

@@ -76,7 +76,7 @@ def test_unknown_model_and_version_are_told_in_tritons_words() -> None:
 
 def test_a_model_that_only_the_table_knows_is_unavailable_rather_than_unknown() -> None:
     router = make_router(settings=Settings(models={"later": ModelSettings()}))
-    with pytest.raises(NoEligibleWorker, match="explain"):
+    with pytest.raises(NoEligibleWorker, match="retry later"):
         router.route(Request("later"), 0.1)
 
 
@@ -306,6 +306,21 @@ def test_what_a_client_got_wrong_and_a_client_that_left_say_nothing_of_the_worke
             router.observe(Finished(decision.number, decision.worker, 0.0001, False, void), 1.2)  # type: ignore[arg-type]
     np.testing.assert_array_equal(before, (router.fleet.latency.latency_s, router.fleet.latency.errors))
     assert not router.fleet.queue.in_flight.any()
+
+
+def test_a_failure_that_a_request_may_have_caused_counts_where_no_client_can_have_aimed_it() -> None:
+    def error_rate_after(workers: int, request: Request) -> float:
+        router = make_router(workers)
+        for _ in range(20):
+            decision = router.route(request, 0.1)
+            router.observe(Finished(decision.number, decision.worker, 0.001, False, "request"), 0.2)
+        return float(router.fleet.latency.errors.max())
+
+    assert error_rate_after(2, M) > 0
+    # At one by a key, by a sequence, or by a model that only it has.
+    assert error_rate_after(2, Request("m", key=7)) == 0
+    assert error_rate_after(2, in_sequence(7)) == 0
+    assert error_rate_after(1, M) == 0
 
 
 def test_pins_hold_for_workers_that_never_reported() -> None:

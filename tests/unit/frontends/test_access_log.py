@@ -122,6 +122,7 @@ def test_the_model_of_a_rest_path(path: str, model: str) -> None:
 
 
 ANSWER, FAULT, CLIENT, DEADLINE = (True, ""), (False, ""), (False, "client"), (False, "deadline")
+REQUEST = (False, "request")
 
 
 @pytest.mark.parametrize(
@@ -133,12 +134,12 @@ ANSWER, FAULT, CLIENT, DEADLINE = (True, ""), (False, ""), (False, "client"), (F
         ({"http_status": 200, "grpc_status": 3}, CLIENT),
         ({"http_status": 200, "grpc_status": 4}, DEADLINE),
         ({"http_status": 200, "grpc_status": 5}, CLIENT),
-        ({"http_status": 200, "grpc_status": 2}, FAULT),
-        ({"http_status": 200, "grpc_status": 13}, FAULT),
+        ({"http_status": 200, "grpc_status": 2}, REQUEST),
+        ({"http_status": 200, "grpc_status": 13}, REQUEST),
         ({"http_status": 200, "grpc_status": 14}, FAULT),
         ({"http_status": 200, "grpc_status": 999}, CLIENT),
         ({"http_status": 503}, FAULT),
-        ({"http_status": 500}, FAULT),
+        ({"http_status": 500}, REQUEST),
         ({"http_status": 504}, DEADLINE),
         ({"http_status": 404}, CLIENT),
         ({"http_status": 400}, CLIENT),
