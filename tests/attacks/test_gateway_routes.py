@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import Rig, eventually, go_on
+from support.raw_http2 import Upload
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.frontends.ads import Endpoint
@@ -309,3 +310,28 @@ async def test_a_stranger_cannot_make_a_worker_look_guilty_with_headers(rig: Rig
             assert (entry["served"], entry["attempts"]) == (None, 0)
         seen += 2
     assert await calls(rig) == before
+
+
+@pytest.mark.parametrize(
+    "header",
+    [("grpc-timeout", "0.5S"), ("grpc-timeout", "\u00b2S"), ("grpc-timeout", "9" * 9 + "S"), ("x-any", "\u00b2")],
+)
+async def test_a_stranger_cannot_break_the_requests_of_others(rig: Rig, header: tuple[str, str]) -> None:
+    live = service_pb2.ServerLiveRequest()
+
+    async def hostile() -> None:
+        upload = Upload(rig.envoy.endpoint, "/inference.GRPCInferenceService/ServerLive", (header,))
+        await upload.start()
+        try:
+            await upload.send(b"\0\0\0\0\0")
+        finally:
+            await upload.stop()
+
+    for _ in range(10):
+        # The hostile ones between the honest ones, on the same connections from Envoy to the worker.
+        answers = await asyncio.gather(
+            *(rig.stub.ServerLive(live, timeout=10) for _ in range(20)),
+            *(hostile() for _ in range(4)),
+            *(rig.stub.ServerLive(live, timeout=10) for _ in range(20)),
+        )
+        assert all(answer.live for answer in answers if answer is not None)
