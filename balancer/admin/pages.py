@@ -172,7 +172,9 @@ class Admin:
     async def _recent(self, _: web.BaseRequest) -> web.Response:
         error = self._config_shown()["last_error"]
         page = {"policy": self._router.policy.name, **dataclasses.asdict(self._recent_of_process())}
-        return _json({**page, "config_refused": error and error["problems"]})
+        made = (sample for family in self._metrics_of_process.decisions.collect() for sample in family.samples)
+        decisions = {sample.labels["policy"]: sample.value for sample in made}
+        return _json({**page, "decisions": decisions, "config_refused": error and error["problems"]})
 
     async def _explain(self, request: web.BaseRequest) -> web.Response:
         try:

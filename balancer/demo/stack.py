@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.errors import OperatorError
 from balancer.stack.ports import free_ports
@@ -137,21 +136,17 @@ class DemoStack:
 
     async def workers_now(self) -> dict[str, Any]:
         """What `/workers` shows: the policy in force and the fleet."""
-        try:
-            return (await self._get("/workers"))[1]
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise DemoError(f"the balancer's admin interface does not answer: {error!r}; {self.log_tail()}") from error
+        return await self._page("/workers")
 
     async def decisions_now(self) -> dict[str, float]:
         """How many requests each policy has decided so far, by name: a guard's baseline counts for itself."""
-        assert self._session is not None
+        return dict((await self._page("/recent"))["decisions"])
+
+    async def _page(self, path: str) -> dict[str, Any]:
         try:
-            async with self._session.get(f"http://127.0.0.1:{self._admin_port}/metrics") as response:
-                families = text_string_to_metric_families(await response.text())
+            return (await self._get(path))[1]
         except (aiohttp.ClientError, TimeoutError) as error:
             raise DemoError(f"the balancer's admin interface does not answer: {error!r}; {self.log_tail()}") from error
-        samples = (sample for family in families for sample in family.samples)
-        return {one.labels["policy"]: one.value for one in samples if one.name == "balancer_decisions_total"}
 
     async def _get(self, path: str) -> tuple[int, dict[str, Any]]:
         assert self._session is not None

@@ -99,7 +99,7 @@ def test_simulate_takes_the_file_of_a_learned_policy(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     told = "".join(refused.output.split())  # click wraps it
     assert "--policy" in told
-    assert f"file{mine}cannotberead:Nosuchfileordirectory;checkthepath" in told
+    assert f"file{mine}cannotberead:Nosuchfileordirectory;putthefilethereornameanother" in told
 
 
 def test_scenarios_as_table_and_as_json() -> None:
