@@ -49,8 +49,8 @@ class Recorder:
         self._process = process
         self.mistakes = Mistakes(metrics.handler_errors, clock)
         self._failures = 0
-        self._unheard: dict[str, int] = {}
-        """Decision numbers by the gateway's own id of the request, oldest first."""
+        self._unheard: dict[str, tuple[int, float]] = {}
+        """Decision numbers, and when they were made, by the gateway's own id of the request, oldest first."""
         self.decision_lines = DecisionLines(0.0)
         self._recording: Recording | None = None
         self.recent = Recent()
@@ -67,7 +67,7 @@ class Recorder:
         if decision is not None:
             metrics.decisions_of(decision.policy).inc()
             if call.gateway_id:
-                self._remember(call.gateway_id, decision.number)
+                self._remember(call.gateway_id, decision.number, decision.at_s)
             if self._recording is not None and call.kind in _QUESTIONS:
                 self._recording.no_inference(decision.number)
         else:
@@ -93,11 +93,13 @@ class Recorder:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
         self.mistakes.caught("pick", error)
 
-    def _remember(self, gateway_id: str, number: int) -> None:
-        """Keep a pick until its outcome is heard: Envoy may tell of it under the request's id alone."""
-        self._unheard[gateway_id] = number
-        if len(self._unheard) > _MOST_UNHEARD:
-            del self._unheard[next(iter(self._unheard))]
+    def _remember(self, gateway_id: str, number: int, at_s: float) -> None:
+        """Keep a pick while its outcome is awaited: Envoy may tell of it under the request's id alone."""
+        unheard = self._unheard
+        unheard[gateway_id] = number, at_s
+        oldest = next(iter(unheard))
+        if len(unheard) > _MOST_UNHEARD or at_s - unheard[oldest][1] > self._router.settings.outcome_timeout_s:
+            del unheard[oldest]
 
     def _log(self, call: Call, pick: Pick) -> None:
         decision = pick.decision
@@ -130,7 +132,7 @@ class Recorder:
         dropped = self._unheard.pop(outcome.gateway_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
-            self._observe(Withdrawn(dropped), now_s)
+            self._observe(Withdrawn(dropped[0]), now_s)
         if not outcome.upstream:
             self._unserved(outcome, status, inference, now_s)
             return
