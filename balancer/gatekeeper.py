@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -17,13 +16,12 @@ from google.protobuf.message import DecodeError
 from balancer import identity
 from balancer.metrics import Metrics
 from balancer.mistakes import Mistakes
+from balancer.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
 _PEER_IS_GONE = (grpc.aio.AbortError, grpc.aio.InternalError)
 """Not mistakes of a handler: it has answered with an error, or the peer has left."""
-
-_WARN_EVERY_S = 1.0
 
 Handler = Any
 """grpc.RpcMethodHandler, a named tuple that the stubs do not know as one."""
@@ -37,14 +35,7 @@ class Gatekeeper:
         self._metrics = metrics
         self._role = role
         self._mistakes = Mistakes(metrics.handler_errors, time.monotonic)
-        self._warned_s = -math.inf
-
-    def _warn(self, text: str) -> None:
-        """Tell it, once a second at most: whoever is refused comes again."""
-        now_s = time.monotonic()
-        if now_s - self._warned_s >= _WARN_EVERY_S:
-            self._warned_s = now_s
-            logger.warning("%s", text)
+        self._seldom = Seldom(time.monotonic)
 
     def wrap(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
         """The same service, guarded."""
@@ -63,7 +54,8 @@ class Gatekeeper:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             if self._role is not None and not identity.has_role(identity.names(context), self._role):
                 self._metrics.refused_inputs.labels(service, "certificate").inc()
-                self._warn(f"{name} of {context.peer()} refused: its certificate has no {self._role}")
+                if self._seldom.due():
+                    logger.warning("%s of %s refused: its certificate has no %s", name, context.peer(), self._role)
                 rule = f"the certificate has no subject alternative name {self._role}"
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, rule)
             try:

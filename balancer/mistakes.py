@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import Counter
 
-logger = logging.getLogger(__name__)
+from balancer.seldom import Seldom
 
-_EVERY_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 class Mistakes:
@@ -18,15 +18,13 @@ class Mistakes:
     def __init__(self, counter: Counter, clock: Callable[[], float]) -> None:
         """`counter` has one label, the handler; `clock` gives seconds."""
         self._counter = counter
-        self._clock = clock
-        self._told_s = float("-inf")
+        self._seldom = Seldom(clock)
         self._untold = 0
 
     def caught(self, handler: str, error: Exception) -> None:
         """Count it, and tell it with its traceback where none was told within the last second."""
         self._counter.labels(handler).inc()
-        now_s = self._clock()
-        if now_s - self._told_s < _EVERY_S:
+        if not self._seldom.due():
             self._untold += 1
             return
         logger.error(
@@ -35,4 +33,4 @@ class Mistakes:
             exc_info=error,
             extra={"not_told_since": self._untold},
         )
-        self._told_s, self._untold = now_s, 0
+        self._untold = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.events import Event, ReportsLost
+from balancer.seldom import Seldom
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportDecoder
 
@@ -33,7 +35,6 @@ SERVER_OPTIONS = (
 """For the server that the collector is added to."""
 OWN_SERVER_OPTIONS = (("grpc.max_concurrent_streams", bounds.MAX_STREAMS_PER_CONNECTION),)
 """Beside those, for a server of reports alone: Envoy opens a stream of ext_proc for each request."""
-_SECONDS_BETWEEN_WARNINGS = 1.0
 
 _Context = grpc.aio.ServicerContext[report_pb2.WorkerReport, report_pb2.ReportAck]
 MaySpeak = Callable[[Any, str], str]
@@ -167,7 +168,7 @@ class Collector:
         self._opened = 0
         self._speakers: dict[str, _Stream] = {}
         """The stream that each worker is."""
-        self._warned_s: dict[str, float] = {}
+        self._seldom = Seldom(time.monotonic)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service; call it before the server starts."""
@@ -271,7 +272,5 @@ class Collector:
 
     def _warn(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
         """Log at most once a second of a kind: whoever can make one of these can make thousands."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._warned_s.get(kind, -math.inf) >= _SECONDS_BETWEEN_WARNINGS:
-            self._warned_s[kind] = now_s
+        if self._seldom.due(kind):
             logger.warning(message, *values, exc_info=exc_info)

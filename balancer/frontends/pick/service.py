@@ -6,7 +6,6 @@ the hot path, and each layer left out is a tenth of it.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,17 +146,16 @@ class ExternalProcessor:
 
     async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
         """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
-        served: Served | None = None
+        response: ext_proc.ProcessingRequest | None = None
         while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
             kind = message.WhichOneof("request")
             if kind is None:
                 await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
             if kind == "response_headers":
-                served = read_served(message, decision, time.perf_counter() - start_s)
+                response = message
             await stream.write(unchanged(message, kind, echo).SerializeToString())
-        if served is not None:
-            latency_s = time.perf_counter() - start_s
-            self._listener.served(call, dataclasses.replace(served, latency_s=latency_s))
+        if response is not None:
+            self._listener.served(call, read_served(response, decision, time.perf_counter() - start_s))
 
 
 def _read(data: bytes) -> object:

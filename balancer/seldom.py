@@ -1,0 +1,27 @@
+"""How often a log tells of what strangers can bring about as often as they like: once a second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+_EVERY_S = 1.0
+
+
+class Seldom:
+    """Says when the next line of each kind is due."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds that only grow."""
+        self._clock = clock
+        self._told_s: dict[str, float] = {}
+
+    def due(self, kind: str = "") -> bool:
+        """Whether none of the kind was due within the last second; then one is now. Kinds come from code, never from
+        input.
+        """
+        now_s = self._clock()
+        if now_s - self._told_s.get(kind, -math.inf) < _EVERY_S:
+            return False
+        self._told_s[kind] = now_s
+        return True
