@@ -161,9 +161,9 @@ def refusal(request: Request, error: RoutingError, at_s: float) -> bytes:
 
 
 def outcome(event: Finished | Withdrawn, at_s: float) -> bytes:
-    """How the request of a decision ended."""
+    """How the request of a decision ended; one that its client ended, or got wrong, as one that no worker got."""
     content: dict[str, Any] = {"number": event.number, "at_s": at_s}
-    if isinstance(event, Finished):
+    if isinstance(event, Finished) and event.void != "client":
         content |= {"worker": event.worker, "latency_s": event.latency_s, "ok": event.ok}
     return line("outcome", content)
 
