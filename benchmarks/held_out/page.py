@@ -88,7 +88,7 @@ def _fleets(report: Report) -> list[str]:
         "## Other fleets",
         "The same file in fleets of 2, 32, 64 and 256 workers, with speeds of 1, 3 and 10 and with models on GPUs that "
         "no scenario of the train split has, at "
-        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity ([fleets]({_FLEETS_FOLDER})). The first "
+        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity (`benchmarks/held_out/fleets`). The first "
         f"{WARM_UP_OF_FLEETS:.0%} of the requests are not counted: in those the estimators learn how fast workers "
         "are. As served, guard on:",
         tables.ratios(report.fleets, subject, "fleet and load"),
@@ -99,9 +99,6 @@ def _fleets(report: Report) -> list[str]:
         "Without it:",
         tables.unguarded(report.fleets, subject, "fleet and load"),
     ]
-
-
-_FLEETS_FOLDER = "../../benchmarks/held_out/fleets"
 
 
 def _counted(report: Report) -> str:
