@@ -206,6 +206,8 @@ def _tables(results: dict[str, Any]) -> list[Table]:
     for part in ("balancer", "envoy", "agent of worker-0"):
         if trend := results["growth"].get(part):
             aims.append(Aim(f"Growth of {part}", trend["mb_per_million"], "MB/million", 1.0))
+            if (allocated := trend.get("allocated_mb_per_million")) is not None:
+                aims.append(Aim(f"Growth of what {part} has allocated", allocated, "MB/million", 1.0))
             aims.append(Aim(f"Descriptors of {part}", trend["descriptors_grown"], "more", _SPARE_DESCRIPTORS))
     return [faults, failures, growth, aims_table(aims)]
 

@@ -169,6 +169,11 @@ class Deployment(Gateway):
         page = await _get(f"{self.envoy.admin_url}/stats?format=json&filter=^{_ANSWERS}$")
         return int(page["stats"][0]["value"]) if page and page.get("stats") else -1
 
+    async def envoy_allocated_bytes(self) -> int | None:
+        """What Envoy's allocator has handed out; None where Envoy does not say."""
+        page = await _get(f"{self.envoy.admin_url}/memory")
+        return int(page["allocated"]) if page else None
+
     def write_config(self, policy: str, **sections: Any) -> None:
         """As the gateway's, with mutual TLS."""
         if self.certificates is not None:
@@ -203,7 +208,13 @@ class Deployment(Gateway):
         bootstrap = yaml.safe_load(text)
         manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         manager["access_log"].append(_failure_logger(self.failures_path))
-        return EnvoyProcess(options=options, log_path=self.directory / "envoy.log", bootstrap=yaml.safe_dump(bootstrap))
+        return EnvoyProcess(
+            options=options,
+            log_path=self.directory / "envoy.log",
+            bootstrap=yaml.safe_dump(bootstrap),
+            # What is not written yet when it is killed explains no failure.
+            extra_args=("--file-flush-interval-msec", "100"),
+        )
 
 
 def _failure_logger(path: Path) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from benchmarks.soak.site import Event
 
 ON_KILLED_TRITON = "executing or queued on a killed Triton"
 ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"
+AT_DEAD_MODEL = "at a Triton whose model's process had died of a hang"
+CROSSED_A_STOP = "over REST, sent as a stopping Triton closed the connection"
 TO_KILLED_ENVOY = "connected to a killed Envoy"
 UNEXPLAINED = "unexplained"
 _CRASHED = "Triton ended by itself"
+_HANGS = ("Triton hangs", _CRASHED)
 _KINDS = {TO_KILLED_ENVOY: "Envoy killed", ON_KILLED_TRITON: "Triton killed"}
 """Whose cost a failure of that cause is, whatever else was under way."""
 _SLACK_S = 0.5
@@ -27,6 +30,8 @@ _SLACK_S = 0.5
 _WARM_UP = 0.2
 """Of a stretch of samples, left out of growth."""
 _LEAST_SAMPLES = 20
+_DEAD_MODEL = "Stub process"
+"""Begins what Triton answers where the process of a model in Python has ended."""
 _RESET = ("UC", "UR", "UF", "UPE")
 """Envoy's flags for a connection that broke under a request."""
 
@@ -81,7 +86,7 @@ class Soak:
         broke = any(flag in str(line.get("flags") or "").split(",") for flag in _RESET)
         for event in self.events:
             for part, killed_s in event.killed:
-                crashed = event.kind == _CRASHED
+                crashed = event.kind in _HANGS
                 near = failure.started_s <= killed_s + (0.0 if crashed else _SLACK_S) + 0.05
                 if part == worker and broke and near and failure.ended_s >= killed_s - _SLACK_S:
                     return ON_CRASHED_TRITON if crashed else ON_KILLED_TRITON
@@ -89,10 +94,18 @@ class Soak:
                 overlaps = failure.started_s <= to_s + _SLACK_S and failure.ended_s >= from_s
                 if part == "envoy" and not line and overlaps:
                     return TO_KILLED_ENVOY
+                if part == worker and broke and overlaps and failure.protocol == "REST":
+                    return CROSSED_A_STOP
+            if event.kind in _HANGS and event.target == worker and _DEAD_MODEL in failure.details:
+                return AT_DEAD_MODEL
         return UNEXPLAINED
 
     def growth(self) -> dict[str, dict[str, float]]:
-        """By part: megabytes and descriptors per million requests, over the longest stretch without a restart."""
+        """By part: megabytes and descriptors per million requests, over the longest stretch without a restart.
+
+        The first fifth of it is left out, and what came before each kind of fault in it had happened once: a heap
+        grows to the size that the worst of them needs, and stays.
+        """
         stretches: dict[tuple[str, int], list[Sample]] = defaultdict(list)
         for sample in self.samples:
             stretches[sample.part, sample.pid].append(sample)
@@ -101,10 +114,21 @@ class Soak:
             if len(stretch) > len(longest.get(part, ())):
                 longest[part] = stretch
         return {
-            part: _trend(stretch[int(len(stretch) * _WARM_UP) :])
+            part: _trend(stretch[self._warm(stretch) :])
             for part, stretch in longest.items()
             if len(stretch) >= _LEAST_SAMPLES
         }
+
+    def _warm(self, stretch: Sequence[Sample]) -> int:
+        """Number of the first sample that counts."""
+        first: dict[str, float] = {}
+        for event in self.events:
+            if event.began_s >= stretch[0].at_s and event.recovered_s and event.recovered_s <= stretch[-1].at_s:
+                first.setdefault(event.kind, event.recovered_s)
+        warm_s = max(first.values(), default=0.0)
+        by_faults = sum(sample.at_s < warm_s for sample in stretch)
+        # A short stretch may be over by then; it is reckoned with what it has.
+        return max(int(len(stretch) * _WARM_UP), by_faults if len(stretch) - by_faults >= len(stretch) // 2 else 0)
 
     def by_fault(self, explained: Sequence[Explained]) -> list[dict[str, Any]]:
         """What each kind of fault cost; those that another overlapped count where there is no other."""
@@ -223,9 +247,19 @@ def _trend(stretch: Sequence[Sample]) -> dict[str, float]:
         # A line through all samples: single ones jump with what is in flight.
         "mb_per_million": float(np.polyfit(requests, rss, 1)[0]),
         "mb_grown": float((np.median(rss[-tenth:]) - np.median(rss[:tenth])) / 1e6),
+        **_allocated(stretch),
         "descriptors": float(np.median(descriptors[-tenth:])),
         "descriptors_grown": float(np.median(descriptors[-tenth:]) - np.median(descriptors[:tenth])),
     }
+
+
+def _allocated(stretch: Sequence[Sample]) -> dict[str, float]:
+    """Growth of what an allocator has handed out, where that is known."""
+    told = [(sample.requests, sample.allocated_bytes) for sample in stretch if sample.allocated_bytes is not None]
+    if len(told) < _LEAST_SAMPLES:
+        return {}
+    requests, allocated = np.array(told, float).T
+    return {"allocated_mb_per_million": float(np.polyfit(requests, allocated, 1)[0])}
 
 
 def _most(values: Any) -> float | None:

@@ -25,6 +25,8 @@ class Sample:
     pid: int
     rss_bytes: int
     descriptors: int
+    allocated_bytes: int | None = None
+    """Of Envoy: what it holds. Its allocator keeps more: what a burst of large requests has left free."""
 
 
 @dataclass
@@ -38,16 +40,17 @@ class Sampler:
     async def run(self) -> None:
         """For ever."""
         while True:
+            allocated_bytes = await self.deployment.envoy_allocated_bytes()
             for name, part in self.deployment.parts().items():
                 if part.process.returncode is None:
-                    self._take(name, part.process.pid)
+                    self._take(name, part.process.pid, allocated_bytes if name == "envoy" else None)
             await asyncio.sleep(_EVERY_S)
 
-    def _take(self, name: str, pid: int) -> None:
+    def _take(self, name: str, pid: int, allocated_bytes: int | None) -> None:
         try:
             process = psutil.Process(pid)
             with process.oneshot():
                 memory, descriptors = process.memory_info().rss, process.num_fds()
         except psutil.Error:
             return
-        self.samples.append(Sample(time.time(), self.load.done, name, pid, int(memory), descriptors))
+        self.samples.append(Sample(time.time(), self.load.done, name, pid, int(memory), descriptors, allocated_bytes))
