@@ -329,6 +329,7 @@ class App:
 
     async def _let_time_pass(self, now_s: float) -> None:
         self.router.tick(now_s)
+        self._recorder.tick(now_s)
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
         self._tell_envoy()

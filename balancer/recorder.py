@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from itertools import islice
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Void, Withdrawn
-from balancer.core.router import Router
+from balancer.core.router import EXPIRED_PER_TICK, Router
 from balancer.decision_log.recording import Recording
 from balancer.frontends.access_log import NOT_PICKED, Outcome, verdict_of
 from balancer.frontends.pick.kserve import Call, Kind
@@ -55,6 +56,11 @@ class Recorder:
         self._recording: Recording | None = None
         self.recent = Recent()
 
+    @property
+    def awaited(self) -> int:
+        """Picks whose outcome may come under the gateway's id."""
+        return len(self._unheard)
+
     def record(self, recording: Recording | None) -> None:
         """From now on record every decision and outcome there; None: nowhere."""
         self._recording = self._router.witness = recording
@@ -95,11 +101,17 @@ class Recorder:
 
     def _remember(self, gateway_id: str, number: int, at_s: float) -> None:
         """Keep a pick while its outcome is awaited: Envoy may tell of it under the request's id alone."""
-        unheard = self._unheard
-        unheard[gateway_id] = number, at_s
-        oldest = next(iter(unheard))
-        if len(unheard) > _MOST_UNHEARD or at_s - unheard[oldest][1] > self._router.settings.outcome_timeout_s:
-            del unheard[oldest]
+        self._unheard[gateway_id] = number, at_s
+        if len(self._unheard) > _MOST_UNHEARD:
+            del self._unheard[next(iter(self._unheard))]
+
+    def tick(self, now_s: float) -> None:
+        """Let go of picks whose outcome is awaited no more, as the router does."""
+        timeout_s = self._router.settings.outcome_timeout_s
+        for gateway_id, (_, at_s) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
+            if now_s - at_s < timeout_s:
+                break
+            del self._unheard[gateway_id]
 
     def _log(self, call: Call, pick: Pick) -> None:
         decision = pick.decision

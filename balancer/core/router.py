@@ -28,7 +28,8 @@ from policies.base import FloatArray, Policy, Request, least
 from policies.consistent_hash import ConsistentHash
 from policies.hashing import mix, unit
 
-_EXPIRED_PER_TICK = 1000
+EXPIRED_PER_TICK = 1000
+"""Requests that are given up at once: more would hold up those that wait."""
 STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
 """Places keyed requests. A key moves only from a worker with twice its share, and enough to fill a batch or two."""
 
@@ -150,7 +151,7 @@ class Router:
         """
         self.fleet.tick(now_s)
         timeout_s = self.settings.outcome_timeout_s
-        for number, sent in list(islice(self._in_flight.items(), _EXPIRED_PER_TICK)):
+        for number, sent in list(islice(self._in_flight.items(), EXPIRED_PER_TICK)):
             if now_s - sent.at_s < timeout_s:
                 break
             self._expire(number, now_s)

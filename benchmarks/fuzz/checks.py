@@ -53,7 +53,11 @@ def size(target: Target) -> Size:
 
 
 async def settled(target: Target, before: Size | None = None) -> Size:
-    """Once connections are closed and memory no longer falls; at the latest after some seconds."""
+    """Once nothing is in flight, connections are closed and memory no longer falls; or after some seconds."""
+    for _ in range(int(_PATIENCE_S / _POLL_S)):
+        if not any(worker["in_flight"] for worker in (await page(target, "/workers"))["workers"]):
+            break
+        await asyncio.sleep(_POLL_S)
     now = size(target)
     for _ in range(int(_PATIENCE_S / _POLL_S)):
         await asyncio.sleep(_POLL_S)

@@ -30,6 +30,7 @@ _NEVER_BALANCED = re.compile(
 """Calls that change one server. A worker that gets one has been reached past the gate."""
 _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
+_OUTCOME_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -102,6 +103,10 @@ class Target(Gateway):
 
     workers: list[FakeWorker] = field(default_factory=list)
     _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    def write_config(self, policy: str, **sections: Any) -> None:
+        """As the gateway's; picks that attackers abandon are soon given up, so that what stays behind shows."""
+        super().write_config(policy, requests={"outcome_timeout_s": _OUTCOME_TIMEOUT_S}, **sections)
 
     async def wait_ready(self) -> None:
         """As the gateway's, with reports."""
