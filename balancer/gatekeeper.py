@@ -4,6 +4,7 @@ exception of a handler gets out as if nothing had happened.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
@@ -19,9 +20,6 @@ from balancer.mistakes import Mistakes
 from balancer.seldom import Seldom
 
 logger = logging.getLogger(__name__)
-
-_PEER_IS_GONE = (grpc.aio.AbortError, grpc.aio.InternalError)
-"""Not mistakes of a handler: it has answered with an error, or the peer has left."""
 
 Handler = Any
 """grpc.RpcMethodHandler, a named tuple that the stubs do not know as one."""
@@ -60,8 +58,14 @@ class Gatekeeper:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, rule)
             try:
                 return await inner(request if decode is None else decode(request), context)
-            except _PEER_IS_GONE:
+            except grpc.aio.AbortError:  # it has answered with an error
                 raise
+            except grpc.aio.InternalError as error:
+                # The peer has left, as far as gRPC says. It would log this with a traceback each time.
+                try:
+                    await context.abort(grpc.StatusCode.CANCELLED, "the call ended while it was answered")
+                except (grpc.aio.InternalError, grpc.aio.UsageError):
+                    raise asyncio.CancelledError from error
             except DecodeError:
                 self._metrics.refused_inputs.labels(service, "encoding").inc()
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is not one of {name}")

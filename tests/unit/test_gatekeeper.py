@@ -39,6 +39,10 @@ async def failing(_request: Any, _context: object) -> bytes:
     raise RuntimeError("a mistake of ours")
 
 
+async def left(_request: Any, _context: object) -> bytes:
+    raise grpc.aio.InternalError("as gRPC raises it where the peer has gone")
+
+
 async def aborting(_request: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
     await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
 
@@ -53,6 +57,7 @@ async def served() -> AsyncIterator[tuple[grpc.aio.Channel, MetricsFake]]:
         "UnaryStream": grpc.unary_stream_rpc_method_handler(failing),
         "StreamUnary": grpc.stream_unary_rpc_method_handler(failing),
         "Stream": grpc.stream_stream_rpc_method_handler(failing),
+        "Left": grpc.stream_stream_rpc_method_handler(left),
         "Abort": grpc.stream_stream_rpc_method_handler(aborting),
     }
     guarded.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.b.Service", handlers),))
@@ -85,3 +90,13 @@ async def test_a_handler_may_abort(served: tuple[grpc.aio.Channel, MetricsFake])
     await call.write(b"x")
     assert await call.code() is grpc.StatusCode.NOT_FOUND
     assert not metrics.errors_counted.counted  # type: ignore[attr-defined]
+
+
+async def test_a_peer_that_leaves_is_no_mistake_and_fills_no_log(
+    served: tuple[grpc.aio.Channel, MetricsFake], caplog: pytest.LogCaptureFixture
+) -> None:
+    channel, metrics = served
+    with pytest.raises(grpc.aio.AioRpcError):
+        await anext(aiter(channel.stream_stream("/a.b.Service/Left")(iter([b""]))))
+    assert not metrics.errors_counted.counted
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
