@@ -88,6 +88,15 @@ class Attacker:
         data = {"name": "INPUT", "shape": list(_SHAPE), "datatype": "FP32", "data": [1.0] * math.prod(_SHAPE)}
         return await self.rest(f"/v2/models/{model}/infer", headers, {"inputs": [data]})
 
+    async def stopped_upload(self, headers: Mapping[str, str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """An inference by REST whose body never comes, on a connection of its own."""
+        host, _, port = self.stack.url.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = [f"POST /v2/models/{HONEST_MODEL}/infer HTTP/1.1", "Host: gateway", "Content-Length: 1000"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        return reader, writer
+
 
 async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20) -> None:
     """The process is the one that was started, its estimators are sound, and it picks."""
