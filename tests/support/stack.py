@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from balancer.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
+from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -212,19 +213,11 @@ class Stack:
 
     def _agent(self, number: int) -> Child:
         triton = self.tritons[number]
-        balancers = [self.config.reports_address(process) for process in range(self.processes)]
-        return Child(
-            [
-                "agent",
-                *("--worker", triton.name),
-                *("--triton-grpc", triton.grpc_endpoint),
-                *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
-                *("--triton-http", triton.http_endpoint),
-                *("--control", ""),
-                *(argument for balancer in balancers for argument in ("--balancer", balancer)),
-                *self.agent_arguments,
-            ],
-            log_path=self.directory / f"{triton.name}-agent.log",
+        return agent_beside(
+            triton,
+            [self.config.reports_address(process) for process in range(self.processes)],
+            self.directory / f"{triton.name}-agent.log",
+            further=self.agent_arguments,
         )
 
     def logs(self) -> str:
