@@ -50,12 +50,16 @@ switchback: setup ## wlpr, expected_latency and learned in turns on the live sta
 held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
 	$(BIN)/python -m benchmarks.held_out --out docs/learned
 
-docs: setup ## the generated page of config fields
+docs: setup ## the page of config fields, and all pages as a site with search, in site
 	$(BIN)/python -m balancer.config_page docs/config.md
+	@# Not in the set-up: nothing else needs it.
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Written: site/index.html (python -m http.server --directory site)"
 
 proto: setup ## code from the .proto files
 	$(MAKE) -C balancer/telemetry
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out *.egg-info
+	rm -rf .venv out site *.egg-info

@@ -25,7 +25,7 @@ PROBE_EVERY_S = 0.1
 PROBE_SHARE = 0.02
 """for no more than this share of the time."""
 _CHECKS = 20
-_LEAST_PROBES = 10
+"""Looks at the inputs by which they are judged; a policy returns after no fewer, or it would return unjudged."""
 _SLOW_WINDOW = 100
 _SLOW_LIMIT = 10.0
 _SLOWEST = 4.0
@@ -130,7 +130,7 @@ class Guard:
         if cause is not None:
             self._last_cause = cause
             self._quiet_since_s, self._probes = now_s, 0
-        elif now_s - self._quiet_since_s >= self.breach.quiet_s and self._probes >= _LEAST_PROBES:
+        elif now_s - self._quiet_since_s >= self.breach.quiet_s and self._probes >= _CHECKS:
             self._return(now_s)
 
     def failed(self, what: str, now_s: float) -> None:

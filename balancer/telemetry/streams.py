@@ -189,6 +189,9 @@ class Replica:
             await acknowledgements
         finally:
             acknowledgements.cancel()
+            # Its exception holds this frame, which would hold it: a cycle, and the connection with it until a full
+            # collection, which comes rarely.
+            del acknowledgements
 
     async def _read_acknowledgements(self, call: _Call) -> None:
         while isinstance(ack := await call.read(), report_pb2.ReportAck):

@@ -19,6 +19,7 @@ from balancer.policy_options import read_policy_file
 from benchmarks.held_out import page, plot
 from benchmarks.held_out.plan import BEFORE, TOLD, Plan, judge, other_fleets, run_all, seconds
 from benchmarks.held_out.report import Report, as_json
+from benchmarks.held_out.results_csv import as_csv
 from benchmarks.held_out.runs import Task
 from benchmarks.held_out.store import Store
 from policies import BUILTIN
@@ -28,14 +29,14 @@ from simulator.commands.inputs import load_scenarios
 from simulator.scenario import scenario_names
 from simulator.scoreboard.by_hand import words_of
 
-PAGE, NUMBERS = "held_out.md", "held_out.json"
+PAGE, NUMBERS, TABLE = "held_out.md", "held_out.json", "held_out.csv"
 _SUBJECT = "learned"
 _INTERRUPTED = 130
 
 
 @click.command(
     help="Judge trained policies on the held-out scenarios and on fleets of other sizes, against every heuristic. "
-    "Writes held_out.md, held_out.json and two pictures."
+    "Writes held_out.md, held_out.csv, held_out.json and two pictures."
 )
 @click.option(
     "--file", "files", multiple=True, help="A file that `balancer train` wrote; repeat: the first is the subject."
@@ -92,7 +93,7 @@ def main(
     if not heuristics_only:
         written = write(plan, store, out)
         console.print(page.summary(written), markup=False, highlight=False)
-        console.print(f"Written: {out / PAGE}, {out / NUMBERS}, and pictures", highlight=False)
+        console.print(f"Written: {out / PAGE}, {out / TABLE}, {out / NUMBERS}, and pictures", highlight=False)
 
 
 def trained(files: Sequence[str]) -> dict[str, Policy]:
@@ -121,7 +122,9 @@ def write(plan: Plan, store: Store, out: Path) -> Report:
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     path.write_text(page.page(report, words_of(path)), encoding="utf-8")
-    (out / NUMBERS).write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    numbers = as_json(report)
+    (out / NUMBERS).write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / TABLE).write_text(as_csv(numbers), encoding="utf-8")
     if report.scenarios:
         plot.draw(report, out / page.PICTURE)
     if report.fleets:

@@ -37,7 +37,7 @@ def summary(report: Report) -> str:
     """The bar, for a terminal."""
     lines = findings.bar(report.scenarios, report.subject) if report.scenarios else []
     return "\n".join(
-        f"{'pass' if line.met else 'FAIL'}  {findings.said(line)}: {line.found.value:.3f}, asked at most {line.limit}"
+        f"{'pass' if line.met else 'FAIL'}  {findings.said(line)}: {line.found.value:.3f}, aim at most {line.limit}"
         for line in lines
     )
 
@@ -46,7 +46,7 @@ def _held_out(report: Report) -> list[str]:
     subject = report.subject
     more = len(report.trained) > 1
     return [
-        "## What was asked",
+        "## The aims",
         tables.bar(report),
         "Ratios of latencies on equal arrivals, below 1 is better, **with the guard on**; in brackets 95% intervals, "
         f"over seeds. A line passes by the ratio, not by its interval. {_counted(report)} The worst scenario is of "
@@ -88,7 +88,7 @@ def _fleets(report: Report) -> list[str]:
         "## Other fleets",
         "The same file in fleets of 2, 32, 64 and 256 workers, with speeds of 1, 3 and 10 and with models on GPUs that "
         "no scenario of the train split has, at "
-        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity ([fleets]({_FLEETS_FOLDER})). The first "
+        f"{', '.join(f'{load:.0%}' for load in LOADS)} of their capacity (`benchmarks/held_out/fleets`). The first "
         f"{WARM_UP_OF_FLEETS:.0%} of the requests are not counted: in those the estimators learn how fast workers "
         "are. As served, guard on:",
         tables.ratios(report.fleets, subject, "fleet and load"),
@@ -99,9 +99,6 @@ def _fleets(report: Report) -> list[str]:
         "Without it:",
         tables.unguarded(report.fleets, subject, "fleet and load"),
     ]
-
-
-_FLEETS_FOLDER = "../../benchmarks/held_out/fleets"
 
 
 def _counted(report: Report) -> str:
@@ -123,12 +120,11 @@ def _told(report: Report) -> str:
     if not report.counted:
         return ""
     return (
-        f"Not asked, and worth knowing: the {WEIGHTED} of the bar is told no capacities. Against `{TOLD}` the median "
-        f"ratio of {report.subject} is, of {_medians(report, report.subject, TOLD)}.\n\n"
-        f"When the bar was set, {BASELINE} took a batch that executes for open to what comes. Its estimate was mended "
-        f"since, and the lines above are against the mended one. Against `{BEFORE}`, what it was, the median ratio of "
-        f"{report.subject} is, of {_medians(report, report.subject, BEFORE)}; that of {BASELINE} itself is, of "
-        f"{_medians(report, BASELINE, BEFORE)}."
+        f"The {WEIGHTED} of the aims is told no capacities. Against `{TOLD}` the median ratio of {report.subject} is, "
+        f"of {_medians(report, report.subject, TOLD)}.\n\n"
+        f"The aims were set for a weaker rival: `{BEFORE}`, which takes a batch that executes for open to what comes. "
+        f"Against that one the median ratio of {report.subject} is, of {_medians(report, report.subject, BEFORE)}; "
+        f"that of {BASELINE} itself is, of {_medians(report, BASELINE, BEFORE)}."
     )
 
 
@@ -172,6 +168,7 @@ def _method(report: Report) -> str:
   {WARM_UP_SHARE:.0%} of the requests (of other fleets {WARM_UP_OF_FLEETS:.0%}) are not counted. Latency is that of
   requests answered well.
 - **Ratios** are geometric means over seeds of the ratio on equal arrivals. {statistics.METHOD}.
+- **Numbers** of every policy in every scenario and fleet: [held_out.csv](held_out.csv).
 - **Held out**: {_splits(report)}. The heuristics run with their default options.
 - **{WEIGHTED}** knows no weights, as all workers have the weight 1: what it gets from an operator who states none.
   `{TOLD}` is the same where each worker's weight is its capacity for the requests of the scenario.

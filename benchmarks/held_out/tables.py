@@ -28,7 +28,7 @@ def bar(report: Report) -> str:
         cells = [_verdict(of_files[name][i]) for name in report.trained]
         with_all = text.NONE if line.with_all is None else _exact(line.with_all)
         lines.append([f"{line.what}: {NAMES[line.figure]} / {line.against}", f"≤ {line.limit:.2f}", *cells, with_all])
-    return markdown(["ratio of latencies", "asked", *report.trained, f"{report.subject}, all scenarios"], lines)
+    return markdown(["ratio of latencies", "aim", *report.trained, f"{report.subject}, all scenarios"], lines)
 
 
 def chosen(report: Report) -> str:

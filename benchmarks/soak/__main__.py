@@ -29,6 +29,8 @@ from benchmarks.soak.schedule import Schedule
 from benchmarks.stack import REPOSITORY, Tritons
 from benchmarks.usage import CpuMeter
 
+PAGE = Path("docs/operate/failures.md")
+"""The page that holds the table, from the repository."""
 _INTERRUPTED = 130
 _TIMES = ("longest_s", "noticed_s", "recovered_s", "answers_s")
 _SAY_EVERY_S = 10.0
@@ -51,7 +53,7 @@ _LONGEST_S = 3600.0
     "--gentle-from", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="No restarts after this share."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/soak"), show_default=True)
-@click.option("--table", "only_table", is_flag=True, help="Put the table of the last run into README.md; run nothing.")
+@click.option("--table", "only_table", is_flag=True, help=f"Put the table of the last run into {PAGE}; run nothing.")
 def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, **options: Any) -> None:
     """Run the command."""
     console = Console()
@@ -62,7 +64,7 @@ def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, *
     faults = [fault for fault in FAULTS if not no_faults and (not names or fault.name in names)]
     try:
         if only_table:
-            table.put(_read(out / "results.json"), REPOSITORY / "README.md")
+            table.put(_read(out / "results.json"), REPOSITORY / PAGE)
             return
         # Not uvloop: it forks, and what gRPC does about forks ends the child now and then while calls are under way.
         soak = asyncio.run(interruptible(_run(out, faults, say, **options)))

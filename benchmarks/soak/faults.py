@@ -184,7 +184,7 @@ async def triton_hung(site: Site) -> None:
 
 
 async def worker_removed(site: Site) -> None:
-    """Drained by the list, removed once it is empty, and listed again: as the README says."""
+    """Drained by the list, removed once it is empty, and listed again: as docs/operate/run.md says."""
     deployment, name = site.deployment, site.name
     deployment.draining.add(name)
     deployment.list_workers()
@@ -313,7 +313,7 @@ class Fault:
     """A kind of fault."""
 
     name: str
-    """As the README's table calls the part."""
+    """As the table calls the part."""
     happen: Callable[[Site], Awaitable[None]]
     part: str = ""
     """What it breaks, so that two faults do not break the same: `worker` means the one that was drawn."""

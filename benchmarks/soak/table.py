@@ -1,4 +1,4 @@
-"""The README's table "When a part dies", from the results of a soak."""
+"""The table "When a part dies" of the page of that name, from the results of a soak."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def put(results: Mapping[str, Any], readme: Path) -> None:
+def put(results: Mapping[str, Any], page: Path) -> None:
     """Write the table between its marks; OperatorError where they are not there."""
-    text = readme.read_text()
+    text = page.read_text()
     before, found, rest = text.partition(_BEGIN)
     _, found_end, after = rest.partition(_END)
     if not (found and found_end):
-        raise OperatorError(f"{readme}: no {_BEGIN} ... {_END} to put the table between; add the two marks")
-    readme.write_text(f"{before}{_BEGIN}\n{markdown(results)}\n{_END}{after}")
+        raise OperatorError(f"{page}: no {_BEGIN} ... {_END} to put the table between; add the two marks")
+    page.write_text(f"{before}{_BEGIN}\n{markdown(results)}\n{_END}{after}")
 
 
 def _failed(row: Mapping[str, Any]) -> str:

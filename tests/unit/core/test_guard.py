@@ -56,6 +56,15 @@ def test_it_returns_after_a_quiet_period_without_cause_and_not_before() -> None:
     assert g.router.steering.explain(g.now_s)["guards"]["moody"]["fallen_back"] is False
 
 
+@pytest.mark.parametrize("probe_s", [0.1, 1.0, 30.0])
+def test_it_does_not_return_while_inputs_are_strange_however_few_the_requests(probe_s: float) -> None:
+    guard = Guard(dataclasses.replace(NO_WINDOWS, quiet_s=0.5))
+    for number in range(200):
+        guard.looked(STRANGE, number * probe_s)
+    assert guard.falls == 1
+    assert guard.breach is not None
+
+
 def test_a_breach_soon_after_a_return_doubles_the_quiet_period_up_to_the_cap() -> None:
     guard = Guard(dataclasses.replace(NO_WINDOWS, quiet_s=1.0, max_quiet_s=5.0))
     now_s, quiet = 0.0, []

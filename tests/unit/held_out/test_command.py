@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 from dataclasses import dataclass
@@ -75,6 +76,12 @@ def test_page_numbers_and_pictures(place):
     assert len(scenario["policies"]["learned"]["mean_s"]) == 2
     assert scenario["ratios"]["expected_latency"]["expected_latency"]["mean_s"]["value"] == pytest.approx(1.0)
     assert len(numbers["bar"]["learned"]) == 6
+    rows = {row["policy"]: row for row in csv.DictReader((place.folder / "out" / "held_out.csv").open())}
+    assert set(rows) == set(scenario["policies"])
+    mean_s = np.mean(scenario["policies"]["learned"]["mean_s"])
+    assert float(rows["learned"]["mean_s"]) == pytest.approx(mean_s, rel=1e-4)
+    assert rows["expected_latency"]["mean_ratio"] == "1"
+    assert rows["clairvoyant"]["mean_ratio"] == ""
 
 
 def test_words_of_a_person_stay(place):
