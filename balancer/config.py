@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from balancer.balancer_tls import BalancerTls
 from balancer.config_listen import ListenSection, TlsSection, is_unix
 from balancer.config_sections import (
     AdminSection,
@@ -31,7 +32,7 @@ from balancer.config_steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.steering import Plan
 from balancer.envoy_bootstrap import BootstrapOptions
-from balancer.envoy_tls import BalancerTls, ListenerTls
+from balancer.envoy_tls import ListenerTls
 from balancer.policy_options import policy_class
 from balancer.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.yaml_document import ConfigError, Document, dump, read_document, read_file

@@ -17,7 +17,8 @@ from typing import cast
 
 import yaml
 
-from balancer.envoy_tls import BalancerTls, ListenerTls, Node, Secrets, balancer_socket, listener_socket
+from balancer.balancer_tls import BalancerTls
+from balancer.envoy_tls import ListenerTls, Node, Secrets, balancer_socket, listener_socket
 from balancer.errors import OperatorError
 from balancer.schema import split_address
 

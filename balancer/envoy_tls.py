@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from balancer.balancer_tls import BalancerTls
+
 Node = dict[str, Any]
 """A mapping of the bootstrap, as YAML gives it."""
 
@@ -23,20 +25,6 @@ class ListenerTls:
     """PEM."""
     client_ca: Path | None = None
     """PEM; clients must then show a certificate that it signed (mTLS)."""
-
-
-@dataclass(frozen=True, slots=True)
-class BalancerTls:
-    """TLS towards the balancer, on all of its gRPC services. Paths are read by Envoy."""
-
-    ca: Path
-    """PEM; what signed the balancer's certificate."""
-    server_name: str
-    """Sent as SNI, and required in the certificate's alternative names."""
-    certificate: Path | None = None
-    """Chain, PEM, that Envoy shows; None: none is shown."""
-    private_key: Path | None = None
-    """PEM; with `certificate`, or neither."""
 
 
 class Secrets:
@@ -96,7 +84,7 @@ def listener_socket(tls: ListenerTls, secrets: Secrets) -> Node:
 
 
 def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
-    """The transport socket of the clusters of balancer processes."""
+    """The transport socket of the clusters of balancer processes; the server name is sent as SNI too."""
     names = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}]
     context = secrets.authority("balancer_authority", tls.ca, names)
     # gRPC servers insist on it.

@@ -18,6 +18,7 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.envoy_bootstrap import BootstrapOptions, render
 from balancer.errors import OperatorError
 from balancer.exposition import PERIOD_S
+from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -111,8 +112,7 @@ class Gateway:
         self.config = load(self.config_path)
         self._envoy = self._new_envoy()
         await self.start_balancer()
-        balancers = [self.config.reports_address(process) for process in range(self.processes)]
-        self.agents = [self._agent(triton, balancers) for triton in self.tritons.servers]
+        self.agents = [self._agent(triton) for triton in self.tritons.servers]
         await asyncio.gather(self.envoy.start(), *(agent.start() for agent in self.agents))
         await self.envoy.wait_ready(_READY_S)
         await self.wait_ready()
@@ -181,17 +181,12 @@ class Gateway:
     def _new_envoy(self) -> EnvoyProcess:
         return EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
 
-    def _agent(self, triton: TritonServer, balancers: list[str]) -> Child:
-        arguments = [
-            "agent",
-            *("--worker", triton.name),
-            *("--triton-grpc", triton.grpc_endpoint),
-            *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
-            *("--triton-http", triton.http_endpoint),
-            *("--control", ""),
-            *(argument for balancer in balancers for argument in ("--balancer", balancer)),
-        ]
-        return Child(arguments, log_path=self.directory / f"{triton.name}-agent.log")
+    def _reports(self) -> list[str]:
+        """Where the processes take reports."""
+        return [self.config.reports_address(process) for process in range(self.processes)]
+
+    def _agent(self, triton: TritonServer) -> Child:
+        return agent_beside(triton, self._reports(), self.directory / f"{triton.name}-agent.log")
 
     async def _is_ready(self, session: aiohttp.ClientSession, url: str) -> bool:
         try:

@@ -17,7 +17,7 @@ import numpy as np
 
 from balancer.core.settings import Settings
 from balancer.decision_log.lines import COLUMNS
-from balancer.decision_log.reading import DecisionLog, Joined, Workers
+from balancer.decision_log.recorded import DecisionLog, Joined, Workers
 from balancer.profile_file import Profile
 from policies.base import BoolArray, FloatArray
 from simulator.arrivals import Arrivals

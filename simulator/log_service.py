@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from balancer.core.service import ROW_SHARE
 from balancer.decision_log.lines import COLUMNS
-from balancer.decision_log.reading import DecisionLog, RecordedService
+from balancer.decision_log.recorded import DecisionLog, RecordedService
 from policies.base import FloatArray
 from simulator.log_workload import unix_s
 from simulator.service import fit

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.decision_log.reading import DecisionLog, RecordedDecision, Refusal, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
 from balancer.load.arrivals import rescaled
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.decision_log.lines import COLUMNS, arithmetic
-from balancer.decision_log.reading import DecisionLog, RecordedDecision, RecordedPolicy
+from balancer.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
 from policies.hashing import mix, mix_array, unit_array

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 import uvloop
 
+from balancer.balancer_tls import BalancerTls
 from balancer.config_sections import LogSection
 from balancer.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
 from balancer.telemetry.control import MAX_TIMEOUT_S, default_path
 from balancer.telemetry.control import drain as ask_to_drain
-from balancer.telemetry.streams import BalancerTls
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from balancer.config_sections import PolicySection
-from balancer.decision_log.reading import DecisionLog, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog
 from balancer.schema import validate
 from balancer.yaml_document import Document
 from policies.base import Policy

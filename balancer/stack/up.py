@@ -24,6 +24,7 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.schema import join_address
 from balancer.serve import Overrides
+from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.live import live_line
@@ -146,8 +147,7 @@ class _Up:
                 triton.name, f"Triton at {triton.grpc_endpoint} (gRPC), {triton.http_endpoint} (HTTP), emulated {gpu}"
             )
             await self._launch(triton.name, triton)
-            agent = Child(self._agent_arguments(triton, gpu), log_path=options.run_dir / f"{triton.name}-agent.log")
-            await self._launch(f"{triton.name}-agent", agent)
+            await self._launch(f"{triton.name}-agent", self._agent(triton, gpu))
         self._say("envoy", f"listens at {config.envoy.listen}, admin {config.envoy.admin}")
         await self._launch("envoy", envoy)
         await asyncio.gather(*(triton.wait_ready(_READY_TIMEOUT_S) for triton in self._tritons))
@@ -158,19 +158,13 @@ class _Up:
         await part.start()
         self._parts[name] = part
 
-    def _agent_arguments(self, triton: TritonServer, gpu: str) -> list[str]:
-        balancers = [self._config.reports_address(process) for process in range(self._config.processes)]
-        return [
-            "agent",
-            *("--worker", triton.name),
-            *("--triton-grpc", triton.grpc_endpoint),
-            *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
-            *("--triton-http", triton.http_endpoint),
-            *("--control", ""),
-            *(argument for balancer in balancers for argument in ("--balancer", balancer)),
-            *("--report-hz", str(self._options.report_hz)),
-            *("--device", gpu),
-        ]
+    def _agent(self, triton: TritonServer, gpu: str) -> Child:
+        return agent_beside(
+            triton,
+            [self._config.reports_address(process) for process in range(self._config.processes)],
+            self._options.run_dir / f"{triton.name}-agent.log",
+            further=("--report-hz", str(self._options.report_hz), "--device", gpu),
+        )
 
     async def _balancer_ready(self) -> None:
         """Wait until every process has heard of all workers: before that, picks would miss some."""

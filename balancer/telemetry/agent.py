@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from balancer.balancer_tls import BalancerTls
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
@@ -15,7 +16,7 @@ from balancer.telemetry import control
 from balancer.telemetry.device import Device
 from balancer.telemetry.drain import Drain, DrainError
 from balancer.telemetry.limits import Limits
-from balancer.telemetry.streams import UNIX, BalancerTls, Replicas
+from balancer.telemetry.streams import UNIX, Replicas, credentials
 from balancer.telemetry.triton_port import TritonPort
 from balancer.telemetry.triton_source import TritonSource, TritonState
 
@@ -87,7 +88,7 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
         OperatorError: if a TLS file cannot be read now.
     """
     if options.tls is not None:
-        await asyncio.to_thread(options.tls.credentials)
+        await asyncio.to_thread(credentials, options.tls)
     agent = _Agent(options)
     async with control.listening(options.control, agent.drained):
         await agent.run(stop)

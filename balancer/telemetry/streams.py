@@ -8,11 +8,10 @@ import math
 import random
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
+from balancer.balancer_tls import BalancerTls
 from balancer.core.events import Report
 from balancer.errors import OperatorError
 from balancer.telemetry import report_pb2
@@ -60,29 +59,20 @@ _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 
 
-@dataclass(frozen=True, slots=True)
-class BalancerTls:
-    """TLS towards the balancers. Files are PEM, read again for each new connection, so that renewed ones are used."""
+def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
+    """For a channel, from the files as they are now: renewed ones are used by the next connection.
 
-    ca: Path
-    """What signed the balancers' certificates."""
-    server_name: str
-    """Required in their alternative names."""
-    certificate: Path | None = None
-    """Chain to show, where a balancer asks for one."""
-    private_key: Path | None = None
-    """With `certificate`, or neither."""
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel; OperatorError where a file cannot be read."""
-        try:
-            pair = (
-                self.private_key.read_bytes() if self.private_key else None,
-                self.certificate.read_bytes() if self.certificate else None,
-            )
-            return grpc.ssl_channel_credentials(self.ca.read_bytes(), *pair)
-        except OSError as error:
-            raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
+    Raises:
+        OperatorError: a file cannot be read.
+    """
+    try:
+        pair = (
+            tls.private_key.read_bytes() if tls.private_key else None,
+            tls.certificate.read_bytes() if tls.certificate else None,
+        )
+        return grpc.ssl_channel_credentials(tls.ca.read_bytes(), *pair)
+    except OSError as error:
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
 
 
 class Replica:
@@ -166,10 +156,10 @@ class Replica:
     async def _channel(self) -> grpc.aio.Channel:
         if self._tls is None:
             return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        credentials = await asyncio.to_thread(self._tls.credentials)
+        trusted = await asyncio.to_thread(credentials, self._tls)
         # The address is one of several that a name stands for, so the certificate is held against that name.
         name = ("grpc.ssl_target_name_override", self._tls.server_name)
-        return grpc.aio.secure_channel(self.address, credentials, options=(*_CHANNEL_OPTIONS, name))
+        return grpc.aio.secure_channel(self.address, trusted, options=(*_CHANNEL_OPTIONS, name))
 
     def _shown(self) -> str:
         if self._tls is None:

@@ -22,7 +22,7 @@ from benchmarks.soak import plot, report, table
 from benchmarks.soak.certificates import Certificates
 from benchmarks.soak.client import Load
 from benchmarks.soak.deployment import Deployment
-from benchmarks.soak.faults import FAULTS, Fault, certificates_rotated, worker_told_to_drain
+from benchmarks.soak.faults import FAULTS, Fault, certificates_rotated
 from benchmarks.soak.report import Soak
 from benchmarks.soak.sampler import Sampler
 from benchmarks.soak.schedule import Schedule
@@ -111,9 +111,8 @@ async def _run(
         deployment = Deployment(directory / "gateway", tritons, certificates=certificates)
         running.push_async_callback(deployment.stop)
         await _started(deployment)
-        impossible = {None if certificates else certificates_rotated}
-        impossible.add(None if deployment.drains(deployment.agents[0]) else worker_told_to_drain)
-        faults = [fault for fault in faults if fault.happen not in impossible]
+        if certificates is None:
+            faults = [fault for fault in faults if fault.happen is not certificates_rotated]
         warm = Load(deployment.endpoint, _WARM_UP_REQUESTS)
         await warm.run()
         load = Load(deployment.endpoint, requests)

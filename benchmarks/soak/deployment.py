@@ -16,6 +16,7 @@ import yaml
 
 from balancer.discovery.file import dump_workers
 from balancer.envoy_bootstrap import render_with_secrets
+from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.process import LocalProcess
@@ -106,8 +107,7 @@ class Deployment(Gateway):
 
     async def start_agent(self, number: int) -> None:
         """Start one in place of one that has ended."""
-        balancers = [self.config.reports_address(process) for process in range(self.processes)]
-        self.agents[number] = self._agent(self.tritons.servers[number], balancers)
+        self.agents[number] = self._agent(self.tritons.servers[number])
         await self.agents[number].start()
 
     async def start_triton(self, number: int) -> None:
@@ -182,17 +182,14 @@ class Deployment(Gateway):
             sections = {"tls": ours["tls"], "envoy": envoy} | sections
         super().write_config(policy, **sections)
 
-    def _agent(self, triton: TritonServer, balancers: list[str]) -> Child:
-        agent = super()._agent(triton, balancers)
-        if self.certificates is not None:
-            agent.arguments = [*agent.arguments, *self.certificates.agent_arguments(triton.name)]
-        if self.drains(agent):
-            agent.arguments = [*agent.arguments, "--control", str(self.control(triton.name))]
-        return agent
-
-    def drains(self, agent: Child) -> bool:
-        """Whether the agent can be told to drain its worker."""
-        return "--control" in agent.arguments
+    def _agent(self, triton: TritonServer) -> Child:
+        return agent_beside(
+            triton,
+            self._reports(),
+            self.directory / f"{triton.name}-agent.log",
+            control=self.control(triton.name),
+            further=() if self.certificates is None else self.certificates.agent_arguments(triton.name),
+        )
 
     def control(self, name: str) -> Path:
         """Socket of the worker's agent."""

@@ -7,9 +7,10 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from balancer.stack.child import Child
+from balancer.stack.process import LocalProcess
 from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
 from benchmarks.soak.site import Site
 from benchmarks.soak.strangers import annoy
@@ -82,6 +83,10 @@ async def agent_killed(site: Site) -> None:
     await site.deployment.agents[site.number].kill()
     await site.left_out()
     await asyncio.sleep(site.span(0.2, 2.0))
+    await _start_agent(site)
+
+
+async def _start_agent(site: Site) -> None:
     await site.deployment.start_agent(site.number)
     site.event.mended()
     await site.answers()
@@ -89,13 +94,17 @@ async def agent_killed(site: Site) -> None:
 
 async def agent_hung(site: Site) -> None:
     """SIGSTOP of one agent."""
-    agent = site.deployment.agents[site.number]
-    hang(agent)
+    await _hang(site, site.deployment.agents[site.number], 2.0)
+
+
+async def _hang(site: Site, part: LocalProcess, longest_s: float) -> None:
+    """SIGSTOP of a part of the drawn worker until the worker is left out, and up to `longest_s` more."""
+    hang(part)
     try:
         await site.left_out()
-        await asyncio.sleep(site.span(0.2, 2.0))
+        await asyncio.sleep(site.span(0.2, longest_s))
     finally:
-        hang(agent, stopped=False)
+        hang(part, stopped=False)
     site.event.mended()
     await site.answers()
 
@@ -130,6 +139,10 @@ async def triton_killed(site: Site) -> None:
     await triton.kill()
     await site.left_out()
     await asyncio.sleep(site.span(0.2, 2.0))
+    await _start_triton(site)
+
+
+async def _start_triton(site: Site) -> None:
     await site.deployment.start_triton(site.number)
     site.event.mended()
     await site.answers()
@@ -144,9 +157,7 @@ async def triton_stopped(site: Site) -> None:
     await ended
     site.event.said["took_s"] = round(time.time() - site.event.began_s, 2)
     await triton.kill()
-    await site.deployment.start_triton(site.number)
-    site.event.mended()
-    await site.answers()
+    await _start_triton(site)
 
 
 async def worker_told_to_drain(site: Site) -> None:
@@ -165,22 +176,12 @@ async def worker_told_to_drain(site: Site) -> None:
     triton.process.send_signal(signal.SIGTERM)
     await triton.wait()
     await triton.kill()
-    await deployment.start_triton(site.number)
-    site.event.mended()
-    await site.answers()
+    await _start_triton(site)
 
 
 async def triton_hung(site: Site) -> None:
     """SIGSTOP of a Triton and its models for some seconds: what is there waits."""
-    triton = site.deployment.tritons.servers[site.number]
-    hang(triton)
-    try:
-        await site.left_out()
-        await asyncio.sleep(site.span(0.2, 3.0))
-    finally:
-        hang(triton, stopped=False)
-    site.event.mended()
-    await site.answers()
+    await _hang(site, site.deployment.tritons.servers[site.number], 3.0)
 
 
 async def worker_removed(site: Site) -> None:
@@ -234,23 +235,18 @@ async def _swap(site: Site, policy: str) -> None:
 
 async def config_broken(site: Site) -> None:
     """A config that cannot be read, or says what cannot be."""
-    deployment = site.deployment
-    good = deployment.config_path.read_text()
-    text = site.rng.choice(_GARBAGE)
-    site.event.said["text"] = text[:60]
-    await _broken(site, deployment.config_path, good, text)
+    await _break(site, site.deployment.config_path, site.rng.choice(_GARBAGE))
 
 
 async def list_broken(site: Site) -> None:
     """A list of workers that cannot be read, or is empty."""
-    path = site.deployment.directory / "workers.yaml"
     text = site.rng.choice(("workers: [", "workers: [{name: x}]", "\x00\xff", "[]\n- x", "workers: 7"))
+    await _break(site, site.deployment.directory / "workers.yaml", text)
+
+
+async def _break(site: Site, path: Path, text: str) -> None:
     site.event.said["text"] = text[:60]
-    await _broken(site, path, path.read_text(), text)
-
-
-async def _broken(site: Site, path: Any, good: str, text: str) -> None:
-    deployment = site.deployment
+    deployment, good = site.deployment, path.read_text()
     log, logged = deployment.log_path, deployment.log_path.stat().st_size
 
     async def said() -> bool:
@@ -295,9 +291,7 @@ async def certificates_rotated(site: Site) -> None:
     await until(new_one, "the balancer shows its new certificate")
     site.event.noticed()
     await deployment.agents[site.number].stop()
-    await deployment.start_agent(site.number)
-    site.event.mended()
-    await site.answers()
+    await _start_agent(site)
 
 
 async def strangers(site: Site) -> None:

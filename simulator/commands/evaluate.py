@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from balancer.decision_log.reading import DecisionLog, DecisionLogError, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog, DecisionLogError
 from balancer.profile_file import Profile, load_profile
 from policies.base import Policy
 from simulator.commands import inputs

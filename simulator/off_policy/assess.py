@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.decision_log.lines import COLUMNS
-from balancer.decision_log.reading import DecisionLog, RecordedPolicy
+from balancer.decision_log.recorded import DecisionLog, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy
 from simulator.log_workload import unix_s
 from simulator.off_policy.estimators import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.core.settings import Settings
-from balancer.decision_log.reading import DecisionLog
+from balancer.decision_log.recorded import DecisionLog
 from balancer.profile_file import Profile
 from policies.base import FloatArray, Policy
 from simulator.log_fleet import calibrate, capped

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from balancer.decision_log.reading import DecisionLog
+from balancer.decision_log.recorded import DecisionLog
 from simulator.log_fleet import ASSUMPTIONS
 from simulator.off_policy.assess import LITTLE, Assessed, Assessor
 from simulator.off_policy.calibrated import LOGGING, Calibrated

@@ -1,4 +1,7 @@
-"""One stack for attacks that it is to survive; the state that they leave behind is part of what is tested."""
+"""One stack for attacks that it is to survive; the state that they leave behind is part of what is tested.
+
+It ends with the module: agents and balancer would take a good part of the machine from all tests that follow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SETTINGS = {
 """`digits` may run nowhere here, so whoever is answered has passed by the table."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     # By expected latency, as by default: the one policy that all estimators move.
     policy = {"name": "expected_latency"}

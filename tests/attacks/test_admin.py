@@ -8,15 +8,12 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
+from support.balancer_alone import WORKER, BalancerAlone
 from support.stack import eventually
 
-from balancer.stack.child import Child
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.yaml_document import dump
+from balancer.schema import split_address
 
 pytestmark = pytest.mark.integration
 
@@ -25,35 +22,11 @@ TOKEN = "an honest operator's token"
 PATIENCE_S = 30.0
 
 
-class Balancer:
-    """One process with default limits, and raw requests to its admin port."""
-
-    def __init__(self, directory: Path, **sections: Any) -> None:
-        self.port = free_ports(1)[0]
-        workers = [{"name": "w0", "address": "127.0.0.1", "grpc_port": 1, "http_port": 2}]
-        config = {
-            "listen": {
-                "envoy": f"127.0.0.1:{free_port_range(2)}",
-                "reports": f"127.0.0.1:{free_ports(1)[0]}",
-                "admin": f"127.0.0.1:{self.port}",
-            },
-            "discovery": {"workers": workers},
-            "telemetry": {"required": False},
-            **sections,
-        }
-        (directory / "balancer.yaml").write_text(dump(config))
-        self.child = Child(["serve", "--config", str(directory / "balancer.yaml")], log_path=directory / "balancer.log")
-
-    async def start(self) -> None:
-        await self.child.start()
-        await self.child.answers(f"http://127.0.0.1:{self.port}/ready", PATIENCE_S)
-
-    @property
-    def process(self) -> psutil.Process:
-        return psutil.Process(self.child.process.pid)
+class Balancer(BalancerAlone):
+    """And raw requests to its admin port."""
 
     async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
+        reader, writer = await asyncio.open_connection(*split_address(self.admin), limit=2**24)
         writer.write(data)
         return reader, writer
 
@@ -92,7 +65,7 @@ async def balancer(tmp_path: Path) -> AsyncIterator[Balancer]:
         await balancer.start()
         yield balancer
     finally:
-        await balancer.child.stop()
+        await balancer.stop()
 
 
 async def ended(reader: asyncio.StreamReader) -> None:
@@ -150,7 +123,7 @@ async def test_a_stranger_cannot_write(balancer: Balancer, method: str) -> None:
 
 
 async def test_a_stranger_cannot_upload(balancer: Balancer) -> None:
-    before = balancer.process.memory_info().rss
+    before = balancer.resident_bytes()
     head = b"GET /live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%s\r\n" % (2**16, b"x" * 2**16)
     for _ in range(5):
@@ -162,7 +135,7 @@ async def test_a_stranger_cannot_upload(balancer: Balancer) -> None:
         await ended(reader)
         writer.close()
     assert (await balancer.send(head + chunk))[0] in (0, 413)
-    assert balancer.process.memory_info().rss < before + 16 * 2**20
+    assert balancer.resident_bytes() < before + 16 * 2**20
     assert (await balancer.get("/live"))[0] == 200
 
 
@@ -234,17 +207,17 @@ async def test_a_stranger_cannot_read_without_the_token(tmp_path: Path) -> None:
             for headers in ((), ("Authorization: Bearer",), ("Authorization: Bearer x",), (f"Authorization: {TOKEN}",)):
                 status, body = await balancer.get(page, *headers)
                 assert status == 401, (page, headers)
-                assert "w0" not in body
+                assert WORKER["name"] not in body
         assert (await balancer.get("/workers", f"Authorization: Bearer {TOKEN}"))[0] == 200
         # What asks whether it lives has no token.
         assert (await balancer.get("/live"))[0] == 200
         assert TOKEN not in (tmp_path / "balancer.log").read_text()
     finally:
-        await balancer.child.stop()
+        await balancer.stop()
 
 
 async def test_a_stranger_cannot_fill_the_log(balancer: Balancer) -> None:
-    log = balancer.child.log_path
+    log = balancer.log_path
     before = log.stat().st_size
     for number in range(200):
         await balancer.send(b"\x16\x03\x01 no http at all\r\n\r\n")

@@ -6,56 +6,31 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.stack import eventually, exposed, sum_of
+from support.balancer_alone import WORKER, BalancerAlone
+from support.stack import eventually, exposed
 
 from balancer.frontends import access_log
 from balancer.frontends.pick.service import SERVICE as PICKS
-from balancer.stack.child import Child
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.yaml_document import dump
 
 pytestmark = pytest.mark.integration
 
-WORKER = "10.0.0.1:8000"
-"""Nothing is sent there: this test is the gateway."""
 
-
-class Gateway:
-    """A balancer in a process of its own, and this test in the place of its gateway."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.port = free_port_range(2)
-        self.admin = f"127.0.0.1:{free_ports(1)[0]}"
+class Gateway(BalancerAlone):
+    """And this test in the place of its gateway."""
 
     async def start(self) -> None:
-        config = {
-            "policy": {"name": "round_robin"},
-            "listen": {
-                "envoy": f"127.0.0.1:{self.port}",
-                "reports": f"127.0.0.1:{free_ports(1)[0]}",
-                "admin": self.admin,
-            },
-            "telemetry": {"required": False},
-            "discovery": {"workers": [{"name": "w", "address": "10.0.0.1", "grpc_port": 8001, "http_port": 8000}]},
-        }
-        path = self.directory / "balancer.yaml"
-        path.write_text(dump(config))
-        self.process = Child(["serve", "--config", str(path)], log_path=self.directory / "balancer.log")
-        await self.process.start()
-        await self.process.answers(f"http://{self.admin}/ready", 30)
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+        await super().start()
+        self.channel = grpc.aio.insecure_channel(self.envoy)
 
     async def stop(self) -> None:
         await self.channel.close()
-        await self.process.stop()
+        await super().stop()
 
     async def pick(self, *more: ext_proc.ProcessingRequest) -> str:
         """Ask for a pick, and tell `more` of it; the number that it has."""
@@ -89,15 +64,6 @@ class Gateway:
         await call.done_writing()
         await call
 
-    async def worker(self) -> dict[str, Any]:
-        """What is known of the one worker."""
-        async with aiohttp.ClientSession() as session, session.get(f"http://{self.admin}/workers") as response:
-            worker: dict[str, Any] = (await response.json())["workers"][0]
-            return worker
-
-    async def metric(self, name: str, **labels: str) -> float:
-        return sum_of(await exposed(f"http://{self.admin}"), name, **labels)
-
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
@@ -120,7 +86,7 @@ def entry(
     common = told.common_properties
     common.duration.seconds = seconds
     address = common.upstream_remote_address.socket_address
-    address.address, address.port_value = WORKER.split(":", maxsplit=1)[0], int(WORKER.split(":")[1])
+    address.address, address.port_value = WORKER["address"], WORKER["http_port"]
     if number:
         common.metadata.filter_metadata["balancer"].update({"process": "0", "number": number})
     return told
@@ -149,13 +115,13 @@ async def test_an_entry_that_cannot_be_read_does_not_cost_the_others(gateway: Ga
 
 async def test_made_up_statuses_do_not_grow_the_metrics(gateway: Gateway) -> None:
     await gateway.tell(entry())
-    before = len(await exposed(f"http://{gateway.admin}"))
+    before = len(await exposed(gateway.url))
     for first in range(0, 20_000, 1000):
         await gateway.tell(*(entry(status=first + i, grpc_status=str((first + i) % 1000)) for i in range(1000)))
         await gateway.tell(*(entry(status=first + i) for i in range(1000)))
     assert await gateway.metric("balancer_requests_total") == 40_001
     # Known codes of HTTP and gRPC, and one line for all others of each.
-    assert len(await exposed(f"http://{gateway.admin}")) - before < 100
+    assert len(await exposed(gateway.url)) - before < 100
 
 
 @pytest.mark.parametrize(
@@ -180,7 +146,7 @@ async def test_an_error_that_another_gateway_tells_is_no_fast_success(
         return bool((await gateway.worker())["in_flight"] == 0)
 
     await eventually(ended, "the outcome was heard")
-    assert await gateway.metric("balancer_errors_total", worker="w") == errors
+    assert await gateway.metric("balancer_errors_total", worker=WORKER["name"]) == errors
     # A fault's own slowness is a sign; what is no answer says nothing.
     assert await gateway.metric("balancer_request_duration_seconds_count") == 0
     assert errors or (await gateway.worker())["latency_s"] == 0

@@ -5,61 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import resource
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import pytest
 import pytest_asyncio
-from prometheus_client.parser import text_string_to_metric_families
+from support.balancer_alone import WORKER, BalancerAlone
 from support.reports import report_of
 from support.stack import eventually
 
 from balancer.core import bounds
-from balancer.stack.child import Child
-from balancer.stack.ports import free_port_range, free_ports
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
 from balancer.telemetry.streams import METHOD
-from balancer.yaml_document import dump
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 HUGE_INCARNATION = bounds.MAX_COUNT
 MEBIBYTE = 2**20
+NAME = WORKER["name"]
 
 
-class Balancer:
-    """A balancer process alone, that knows one worker, `w`."""
-
-    def __init__(self, directory: Path) -> None:
-        envoy, self.reports = f"127.0.0.1:{free_port_range(2)}", f"127.0.0.1:{free_ports(1)[0]}"
-        self.admin = f"http://127.0.0.1:{(admin := free_ports(1)[0])}"
-        config = directory / "balancer.yaml"
-        worker = {"name": "w", "address": "127.0.0.1", "grpc_port": 1, "http_port": 2}
-        listen = {"envoy": envoy, "reports": self.reports, "admin": f"127.0.0.1:{admin}"}
-        config.write_text(dump({"listen": listen, "discovery": {"workers": [worker]}}))
-        self.process = Child(["serve", "--config", str(config)], log_path=directory / "balancer.log")
-
-    async def metric(self, name: str, **labels: str) -> float:
-        async with aiohttp.ClientSession() as session, session.get(f"{self.admin}/metrics") as response:
-            families = text_string_to_metric_families(await response.text())
-        samples = (sample for family in families for sample in family.samples if sample.name == name)
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
-
-    async def worker(self) -> Any:
-        """What the admin page says of the worker; None while the page cannot be had."""
-        with contextlib.suppress(aiohttp.ClientError):
-            async with aiohttp.ClientSession() as session, session.get(f"{self.admin}/workers") as response:
-                return (await response.json())["workers"][0]
-        return None
-
-    def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.process.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+class Balancer(BalancerAlone):
+    """And streams of reports on its worker."""
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Call]:
@@ -87,13 +58,12 @@ class Balancer:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def balancer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Balancer]:
     """One for all attacks: each is to leave it as it was."""
-    balancer = Balancer(tmp_path_factory.mktemp("attacked"))
+    balancer = Balancer(tmp_path_factory.mktemp("attacked"), reports_required=True)
     try:
-        await balancer.process.start()
-        await eventually(balancer.worker, "the balancer serves")
+        await balancer.start()
         yield balancer
     finally:
-        await balancer.process.stop()
+        await balancer.stop()
 
 
 @contextlib.asynccontextmanager
@@ -106,7 +76,7 @@ async def honest_agent(balancer: Balancer) -> AsyncIterator[None]:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 async with balancer.stream() as call:
                     while not call.done():
-                        await call.write(encoder.encode(report_of("w", number)))
+                        await call.write(encoder.encode(report_of(NAME, number)))
                         number += 1
                         await asyncio.sleep(0.02)
 
@@ -119,7 +89,7 @@ async def honest_agent(balancer: Balancer) -> AsyncIterator[None]:
 
 
 def message(**fields: Any) -> report_pb2.WorkerReport:
-    defaults: dict[str, Any] = {"worker": "w", "incarnation": 1, "all_models": True, "ready": True}
+    defaults: dict[str, Any] = {"worker": NAME, "incarnation": 1, "all_models": True, "ready": True}
     return report_pb2.WorkerReport(**(defaults | fields))
 
 
@@ -209,13 +179,13 @@ async def test_a_stranger_cannot_bloat_the_balancer(balancer: Balancer, bloated:
 
 
 async def test_a_stranger_cannot_fill_logs_and_metrics_with_made_up_names(balancer: Balancer) -> None:
-    series, logged = len(await _series(balancer)), balancer.process.log_path.stat().st_size
+    series, logged = len(await _series(balancer)), balancer.log_path.stat().st_size
     for i in range(300):
-        await balancer.refuses(message(worker=f"w{i}", models=[model(model=f"m{i}", pending=-1)]))
+        await balancer.refuses(message(worker=f"other{i}", models=[model(model=f"m{i}", pending=-1)]))
     assert len(await _series(balancer)) <= series + 2
-    assert balancer.process.log_path.stat().st_size < logged + 50_000
+    assert balancer.log_path.stat().st_size < logged + 50_000
 
 
 async def _series(balancer: Balancer) -> set[str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{balancer.admin}/metrics") as response:
+    async with aiohttp.ClientSession() as session, session.get(f"{balancer.url}/metrics") as response:
         return {line.rpartition(" ")[0] for line in (await response.text()).splitlines() if not line.startswith("#")}

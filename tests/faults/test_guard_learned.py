@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually, records
+from support.stack import Stack, eventually
 
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES
@@ -46,8 +46,7 @@ class Learned:
 
     def decided(self, what: str = "policy") -> list[str]:
         """That of every decision so far, in order."""
-        log = records(self.directory / "balancer.log")
-        return [record[what] for record in log if record["logger"] == "balancer.decisions"]
+        return [record[what] for record in self.stack.log.so_far() if record["logger"] == "balancer.decisions"]
 
     async def decides(self, policy: str) -> None:
         so_far = len(self.decided())

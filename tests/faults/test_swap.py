@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually, records
+from support.stack import Stack, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +33,7 @@ BAD_FILES = [
 
 def decided(stack: Stack) -> list[str]:
     """The policy of every decision so far, in order."""
-    return [r["policy"] for r in records(stack.directory / "balancer.log") if r["logger"] == "balancer.decisions"]
+    return [r["policy"] for r in stack.log.so_far() if r["logger"] == "balancer.decisions"]
 
 
 async def decides(stack: Stack, policy: str) -> None:

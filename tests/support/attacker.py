@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from support.stack import Stack, eventually
+from support.stack import Stack, eventually, exposed, sum_of
 
 HONEST_MODEL = "emulated_tft"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -88,17 +88,34 @@ class Attacker:
         data = {"name": "INPUT", "shape": list(_SHAPE), "datatype": "FP32", "data": [1.0] * math.prod(_SHAPE)}
         return await self.rest(f"/v2/models/{model}/infer", headers, {"inputs": [data]})
 
+    async def stopped_upload(self, headers: Mapping[str, str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """An inference by REST whose body never comes, on a connection of its own."""
+        host, _, port = self.stack.url.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = [f"POST /v2/models/{HONEST_MODEL}/infer HTTP/1.1", "Host: gateway", "Content-Length: 1000"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        return reader, writer
+
 
 async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20) -> None:
-    """The process is the one that was started, its estimators are sound, and it picks."""
+    """The process is the one that was started, its estimators are sound, and it has picked for every request so far."""
     assert stack.balancer.process.returncode is None
-    picked = await stack.metric("balancer_decisions_total")
+    picked = await decisions(stack)
     attacker = Attacker(stack)
     answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=30) for _ in range(requests)))
     assert not [answer for answer in answers if answer.code != "OK"]
-    assert await stack.metric("balancer_decisions_total") == picked + requests
-    assert await stack.metric("balancer_handler_errors_total") == 0
+    assert await decisions(stack) == picked + requests
     await nothing_is_left_over(stack)
+    # One text for both: another is made a second later at the earliest.
+    samples = await exposed(stack.admin())
+    assert sum_of(samples, "balancer_handler_errors_total") == 0
+    assert sum_of(samples, "balancer_fallbacks_total", cause="no_pick") == 0
+
+
+async def decisions(stack: Stack) -> float:
+    """How many picks policies have made."""
+    return float(sum((await stack.get("/recent"))["decisions"].values()))
 
 
 async def nothing_is_left_over(stack: Stack) -> None:

@@ -19,7 +19,8 @@ from balancer.core.events import (
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.decision_log.files import DecisionFiles
-from balancer.decision_log.reading import DecisionLog, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog
 from balancer.decision_log.recording import Recording
 from policies.base import Policy, Request
 

@@ -8,7 +8,8 @@ from simulation.reference import Simulation
 
 from balancer.core.events import Finished
 from balancer.decision_log.files import DecisionFiles
-from balancer.decision_log.reading import DecisionLog, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog
 from balancer.decision_log.recording import Recording
 from policies.base import Policy
 from simulator.arrivals import Arrivals

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from prometheus_client.samples import Sample
 from balancer.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
+from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_port_range, free_ports
@@ -124,6 +126,11 @@ class Stack:
         """The listener, gRPC and HTTP."""
         return self.envoy.endpoint
 
+    @cached_property
+    def log(self) -> Records:
+        """Lines of the balancer."""
+        return Records(self.directory / "balancer.log")
+
     @property
     def config_path(self) -> Path:
         """Of the balancer."""
@@ -212,19 +219,11 @@ class Stack:
 
     def _agent(self, number: int) -> Child:
         triton = self.tritons[number]
-        balancers = [self.config.reports_address(process) for process in range(self.processes)]
-        return Child(
-            [
-                "agent",
-                *("--worker", triton.name),
-                *("--triton-grpc", triton.grpc_endpoint),
-                *("--triton-metrics", f"{triton.address}:{triton.metrics_port}"),
-                *("--triton-http", triton.http_endpoint),
-                *("--control", ""),
-                *(argument for balancer in balancers for argument in ("--balancer", balancer)),
-                *self.agent_arguments,
-            ],
-            log_path=self.directory / f"{triton.name}-agent.log",
+        return agent_beside(
+            triton,
+            [self.config.reports_address(process) for process in range(self.processes)],
+            self.directory / f"{triton.name}-agent.log",
+            further=self.agent_arguments,
         )
 
     def logs(self) -> str:
@@ -242,7 +241,24 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+class Records:
+    """The JSON lines of a log that grows. Each is read once: asking often takes no time from what is tested."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self._records: list[dict[str, Any]] = []
+
+    def so_far(self) -> list[dict[str, Any]]:
+        """All of them; a line that is still being written is left for the next look."""
+        with self._path.open("rb") as log:
+            log.seek(self._read_bytes)
+            whole, newline, _ = log.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        self._records += [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+        return self._records
+
+
 def records(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a log; one that is still being written is left for the next look."""
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+    """The JSON lines of a log."""
+    return Records(path).so_far()

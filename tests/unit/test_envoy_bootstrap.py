@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from balancer.balancer_tls import BalancerTls
 from balancer.envoy_bootstrap import BootstrapOptions, render, render_with_secrets, template
-from balancer.envoy_tls import BalancerTls, ListenerTls
+from balancer.envoy_tls import ListenerTls
 from balancer.errors import OperatorError
 from balancer.frontends.pick import picker
 from balancer.stack.envoyproxy import find_envoy

@@ -18,7 +18,8 @@ from support.guarded import NO_WINDOWS, Moody, guarded
 from balancer.admin.explain import explain
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.steering import Plan, Steering
-from balancer.decision_log.reading import DecisionLog, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLog
 from balancer.metrics import Metrics
 from balancer.news import News
 from policies.base import FleetView, FloatArray, Request

@@ -13,7 +13,8 @@ import pytest
 import trustme
 from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
 
-from balancer.envoy_tls import BalancerTls, ListenerTls
+from balancer.balancer_tls import BalancerTls
+from balancer.envoy_tls import ListenerTls
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,7 @@
-"""One stack for the tests that only use it; tests that break things start their own."""
+"""One stack for the tests of a module that only use it; tests that break things start their own.
+
+It ends with the module: agents and balancer would take a good part of the machine from all tests that follow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest_asyncio
 from support.stack import Stack
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     logs = {"log": {"decisions_share": 1.0}, "envoy": {"access_log": str(directory / "envoy-access.log")}}

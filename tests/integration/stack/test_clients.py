@@ -39,7 +39,7 @@ def test_grpc_digits_are_right_through_the_whole_stack(stack: Stack) -> None:
     assert right / len(digits.labels) > 0.95
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_grpc_asyncio(stack: Stack) -> None:
     image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
     async with grpc_aio.InferenceServerClient(stack.url) as client:
@@ -63,7 +63,7 @@ def test_http(stack: Stack, binary: bool) -> None:
     client.close()
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_http_asyncio(stack: Stack) -> None:
     async with http_aio.InferenceServerClient(stack.url) as client:
         value = tensor(http_aio, "TEXT", np.array([["through"], ["envoy"]], dtype=np.object_), "BYTES")
@@ -114,7 +114,7 @@ def test_a_stream_of_a_decoupled_model_is_served_by_one_worker(stack: Stack) -> 
     assert len(workers) == 1
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_ten_interleaved_sequences_each_stay_on_one_worker(stack: Stack) -> None:
     steps = 8
     totals: dict[int, list[int]] = {}
@@ -199,7 +199,7 @@ def test_a_client_deadline_is_kept(stack: Stack) -> None:
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
     value = tensor(grpc_aio, "INPUT", np.ones((1, 4), np.float32), "FP32")
     target = stack.specs[0].grpc_endpoint
@@ -211,7 +211,7 @@ async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
     assert len(served) > 1
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) -> None:
     image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
     ids = {"request_id": "of-the-client", "triton_request_id": "of-the-message"}
@@ -231,7 +231,7 @@ async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) 
     assert access["served"] == picked.grpc_endpoint
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_is_in_flight_is_counted_and_every_outcome_finds_its_pick(stack: Stack) -> None:
     async def in_flight() -> float:
         page = await stack.get("/workers")
@@ -255,7 +255,7 @@ async def test_what_is_in_flight_is_counted_and_every_outcome_finds_its_pick(sta
     assert after["matched"] - before["matched"] >= len(load.result)
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.asyncio(loop_scope="module")
 async def test_clients_that_leave_early_leave_nothing_in_flight(stack: Stack) -> None:
     value = tensor(grpc_aio, "INPUT", np.ones((16, 4), np.float32), "FP32")
     async with grpc_aio.InferenceServerClient(stack.url) as client:

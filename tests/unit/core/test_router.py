@@ -96,54 +96,6 @@ def test_the_model_table_keeps_workers_out_and_says_why(row: ModelSettings, why:
     assert any(why in reason for reason in reasons(router, M, 0.1)["w0"])
 
 
-def test_not_ready_and_draining_workers_get_nothing() -> None:
-    router = make_router(3)
-    router.observe(report("w0", 2, ready=False), 0.1)
-    router.observe(WorkerAdded("w1", draining=True), 0.1)
-    assert {router.route(M, 0.1).worker for _ in range(5)} == {"w2"}
-    assert reasons(router, M, 0.1) == {"w0": ["not ready"], "w1": ["draining"], "w2": []}
-
-
-def test_stale_workers_are_avoided_while_others_are_fresh_and_used_when_none_is() -> None:
-    router = make_router(2)
-    router.observe(report("w0", 2), 5.0)
-    assert {router.route(M, 5.1).worker for _ in range(4)} == {"w0"}
-    assert "last report is 5.1 s old" in reasons(router, M, 5.1)["w1"][0]
-    assert {router.route(M, 50.0).worker for _ in range(20)} == {"w0", "w1"}
-
-
-def test_a_broken_report_stream_makes_a_worker_stale_at_once() -> None:
-    router = make_router(2)
-    router.observe(ReportsLost("w0"), 0.1)
-    assert {router.route(M, 0.1).worker for _ in range(4)} == {"w1"}
-    assert "its report stream broke" in reasons(router, M, 0.1)["w0"][0]
-
-
-def test_reports_that_repeat_or_come_late_change_nothing_and_lost_ones_are_counted() -> None:
-    router = make_router(1)
-    router.observe(report("w0", 5, [model(pending=4)]), 0.1)
-    router.observe(report("w0", 4, ready=False), 0.2)
-    router.observe(report("w0", 5, ready=False), 0.2)
-    assert router.fleet.workers[0].ready
-    assert router.fleet.queue.reported_pending[0] == 4
-    assert router.fleet.reports == {"accepted": 2, "lost": 3, "late": 2}
-
-
-def test_requests_of_others_are_taken_to_have_as_many_rows_as_those_that_were_executed() -> None:
-    executed = model(pending=2, succeeded=10, max_batch_rows=8, batches=((4, 5, 1.0), (8, 1, 0.3)))
-    fleet = make_router(1, models=[executed]).fleet
-    column = fleet.models["m"]
-    # 28 rows of ten requests, so 5.6 of the two that wait.
-    expected_s = fleet.service.fixed_s[0, column] + 5.6 * fleet.service.per_row_s[0, column]
-    assert fleet.queue.others_work_s[0] == pytest.approx(expected_s)
-
-
-def test_a_new_incarnation_starts_its_counters_anew() -> None:
-    router = make_router(1, models=[model(batches=((1, 100, 1.0),))])
-    router.observe(report("w0", 1, [model(batches=((1, 3, 0.3),))], incarnation=2), 1.0)
-    assert router.fleet.workers[0].batches["m", "1", 1] == (3, 0.3)
-
-
 def test_limits_shed_and_priorities_shed_first() -> None:
     limits = Limits(max_pending_per_worker=2, sheddable_priority=3, sheddable_max_pending_per_worker=1)
     router = make_router(1, settings=Settings(limits=limits))
@@ -250,14 +202,6 @@ def test_a_retry_elsewhere_counts_as_an_error_of_the_worker_picked() -> None:
     assert errors[other] == 0
 
 
-def test_without_reports_every_worker_serves_every_model() -> None:
-    router = Router(RoundRobin(), Settings(reports_required=False))
-    for i in range(2):
-        router.observe(WorkerAdded(f"w{i}"), 0.0)
-    assert {router.route(Request(f"model-{k}"), 0.1).worker for k in range(4)} == {"w0", "w1"}
-    assert len(router.fleet.models) == 1
-
-
 def test_a_withdrawn_request_no_longer_counts_and_speaks_against_nobody() -> None:
     router = make_router(1)
     decision = router.route(M, 0.1)
@@ -323,80 +267,12 @@ def test_a_failure_that_a_request_may_have_caused_counts_where_no_client_can_hav
     assert error_rate_after(1, M) == 0
 
 
-def test_pins_hold_for_workers_that_never_reported() -> None:
-    settings = Settings(reports_required=False, models={"m": ModelSettings(versions=("1",))})
-    router = Router(LeastRequests(), settings)
-    router.observe(WorkerAdded("w"), 0.0)
-    assert router.route(Request("m", version="1"), 0.1).worker == "w"
-    with pytest.raises(NoEligibleWorker):
-        router.route(Request("m", version="2"), 0.1)
-
-
-def test_the_newest_stream_is_the_worker_whatever_numbers_older_ones_carried() -> None:
-    router = make_router(1)
-    router.observe(report("w0", number=2**60, incarnation=2**60, stream=1, ready=False), 0.1)
-    router.observe(report("w0", number=0, incarnation=5, stream=2), 0.2)
-    assert router.route(M, 0.3).worker == "w0"
-    router.observe(report("w0", number=9, incarnation=2**60 + 1, stream=1, ready=False), 0.4)
-    assert router.route(M, 0.5).worker == "w0"
-    assert router.fleet.reports == {"accepted": 3, "late": 1}
-
-
 def test_a_stopping_worker_gets_nothing_new_but_keeps_its_sequences() -> None:
     router = make_router(2)
     key = next(key for key in range(100) if router.probabilities(in_sequence(key), 0.1)[0] > 0)
     router.observe(report("w0", number=2, draining=True), 0.2)
     assert {router.route(M, 0.3).worker for _ in range(4)} == {"w1"}
     assert router.route(in_sequence(key), 0.3).worker == "w0"
-
-
-def test_columns_of_models_go_some_minutes_after_the_last_worker_lost_them() -> None:
-    router = make_router(1, settings=Settings(outcome_timeout_s=1e4), models=[model("m"), model("old")])
-    column = router.fleet.models["old"]
-    old = router.route(Request("old"), 0.1)
-    number = 2
-    for now_s in range(0, 700, 100):
-        router.observe(report("w0", number=number, models=[model("m")]), float(now_s))
-        router.tick(float(now_s))
-        number += 1
-    # A request for it is still in flight, so far.
-    assert "old" in router.fleet.models
-    router.observe(Finished(old.number, old.worker, 0.1, True), 700.0)
-    router.tick(702.0)
-    assert "old" not in router.fleet.models
-    assert router.fleet.forgotten == ["old"]
-    with pytest.raises(UnknownModel):
-        router.route(Request("old"), 702.0)
-    router.observe(report("w0", number=number, models=[model("m"), model("new")]), 703.0)
-    assert router.fleet.models["new"] == column
-    assert router.fleet.service.weight[0, column] == 0
-
-
-def test_models_of_silent_workers_are_not_forgotten() -> None:
-    router = make_router(1)
-    router.observe(ReportsLost("w0"), 1.0)
-    router.tick(10_000.0)
-    assert router.route(M, 10_000.0).worker == "w0"
-
-
-def test_a_fleet_has_so_many_models_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_FLEET_MODELS", 5)
-    router = make_router(1, models=[model(f"m{i}") for i in range(10)])
-    assert len(router.fleet.models) == 5
-    assert router.fleet.service.weight.shape == (1, 5)
-    assert router.fleet.reports["models_left_out"] == 6
-    with pytest.raises(UnknownModel):
-        router.route(Request("m9"), 0.1)
-
-
-def test_what_clients_name_is_not_kept() -> None:
-    router = make_router(2)
-    for i in range(100):
-        with pytest.raises(UnknownModel):
-            router.route(Request("m", version=f"{i + 2}"), 0.1)
-        with pytest.raises(UnknownModel):
-            router.route(Request(f"x{i}"), 0.1)
-    assert len(router.fleet._servable) + len(router.fleet._eligible) <= 2
 
 
 def test_requests_without_outcome_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from balancer.core.errors import RoutingError, Shed
 from balancer.core.events import Finished, Withdrawn, WorkerAdded
 from balancer.core.router import Asked, Decision, Router
 from balancer.decision_log.lines import COLUMNS
-from balancer.decision_log.reading import DecisionLogError, read_log
+from balancer.decision_log.reading import read_log
+from balancer.decision_log.recorded import DecisionLogError
 from balancer.decision_log.recording import Recording
 from policies import BUILTIN
 from policies.base import Request

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.decision_log.reading import DecisionLog, ModelService, RecordedService, Run
+from balancer.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from balancer.profile_file import ModelProfile, Profile, ProfilePoint
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
