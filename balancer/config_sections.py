@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from balancer.config_listen import is_local
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.envoy_bootstrap import BootstrapOptions, check_balancers
@@ -328,6 +329,11 @@ class EnvoySection(StrictModel):
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether Envoy reaches a balancer by loopback or a Unix socket, or is not told how."""
+        return not self.balancers or any(is_local(balancer) for balancer in self.balancers)
 
 
 class LogSection(StrictModel):
