@@ -160,7 +160,7 @@ class App:
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=identity.speaker(self._listeners.role("reports")),
         )
-        self.metrics.watch(collector.counts, self._ads, self.state)
+        self.metrics.watch(collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
         await self._listeners.start(
