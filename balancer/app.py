@@ -109,7 +109,8 @@ class App:
     def not_ready(self) -> str:
         """Why picks cannot be made; empty: they can."""
         if self._workers is None:
-            return "discovery has not listed the workers yet"
+            # Without the file's path: who asks may be anybody.
+            return "discovery.file: no list of workers was read yet; the log says why"
         fleet = self.router.fleet
         if not fleet.workers:
             return "discovery lists no worker"
@@ -283,9 +284,13 @@ class App:
         if file is None:
             self._discovered(tuple(config.discovery.workers))
             return
-        source = FileSource(file, lambda error: logger.error("workers refused, the last good list stays: %s", error))
+        source = FileSource(file, self._refuse_workers)
         async for workers in source.updates(stop):
             self._discovered(workers)
+
+    def _refuse_workers(self, error: ConfigError) -> None:
+        now = "there is none yet, so nothing is picked" if self._workers is None else "the last good one stays"
+        logger.error("discovery.file: the list of workers is refused, %s: %s", now, error)
 
     def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
         """A new list of workers: router, addresses and Envoy learn of it in one step."""
@@ -306,8 +311,12 @@ class App:
         if self._workers is None:
             return
         fleet = self.router.fleet
-        ready = dict(zip(fleet.names, fleet.servable("", ""), strict=True))
-        states = tuple(_state(worker, bool(ready[worker.name]), self._settled) for worker in self._workers)
+        ready = dict(zip(fleet.names, fleet.servable("", "").tolist(), strict=True))
+        # Silence is a reason for Envoy to avoid a worker once its agent has had time to report, and while there are
+        # better ones: where no agent is heard at all, any listed worker is better than none.
+        silent = {worker.name for worker in fleet.workers if worker.number < 0}
+        spared = set() if self._settled and any(ready.values()) else silent
+        states = tuple(_state(each, ready[each.name] or each.name in spared) for each in self._workers)
         if states == self._endpoint_states:
             return
         self._endpoint_states = states
@@ -347,8 +356,7 @@ class App:
         logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
 
 
-def _state(worker: WorkerSpec, ready: bool, settled: bool) -> State:
-    """Until the agents have had time to report, silence is no reason for Envoy to avoid a worker."""
+def _state(worker: WorkerSpec, usable: bool) -> State:
     if worker.draining:
         return "draining"
-    return "healthy" if ready or not settled else "unhealthy"
+    return "healthy" if usable else "unhealthy"
