@@ -25,6 +25,7 @@ from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.frontends.access_log import AccessLog
+from balancer.frontends.ads import SERVICE as ENDPOINTS
 from balancer.frontends.ads import Ads, Endpoint, State
 from balancer.frontends.pick.endpoints import Endpoints
 from balancer.frontends.pick.kserve import HeaderNames
@@ -90,6 +91,8 @@ class App:
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
+        self._tells_endpoints = False
+        """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._strangers: set[str] = set()
         """Workers that reported and are not listed; each is warned of once."""
         self._listener = ListenerProbe(config)
@@ -347,6 +350,9 @@ class App:
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()
+        if not self._tells_endpoints and (ready or self._settled):
+            self._tells_endpoints = True
+            await self._health.set(ENDPOINTS, health_pb2.HealthCheckResponse.SERVING)
         if ready == self._was_ready:
             return
         self._was_ready = ready
