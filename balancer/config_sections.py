@@ -324,7 +324,8 @@ class EnvoySection(StrictModel):
     balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
     """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
     `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
-    `listen.envoy`, on the same machine where that says all interfaces."""
+    `listen.envoy`, on the same machine where that says all interfaces. Where none of them is loopback or a Unix socket,
+    Envoy counts as being on another machine: its ports may be those of `listen`, and its files need not be here."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
