@@ -25,6 +25,7 @@ from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.frontends.access_log import AccessLog
+from balancer.frontends.ads import SERVICE as ENDPOINTS
 from balancer.frontends.ads import Ads, Endpoint, State
 from balancer.frontends.pick.endpoints import Endpoints
 from balancer.frontends.pick.kserve import HeaderNames
@@ -90,6 +91,8 @@ class App:
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
         self._settled = False
+        self._tells_endpoints = False
+        """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._strangers: set[str] = set()
         """Workers that reported and are not listed; each is warned of once."""
         self._listener = ListenerProbe(config)
@@ -109,7 +112,8 @@ class App:
     def not_ready(self) -> str:
         """Why picks cannot be made; empty: they can."""
         if self._workers is None:
-            return "discovery has not listed the workers yet"
+            # Without the file's path: who asks may be anybody.
+            return "discovery.file: no list of workers was read yet; the log says why"
         fleet = self.router.fleet
         if not fleet.workers:
             return "discovery lists no worker"
@@ -160,7 +164,7 @@ class App:
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=identity.speaker(self._listeners.role("reports")),
         )
-        self.metrics.watch(collector.counts, self._ads, self.state)
+        self.metrics.watch(collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
         await self._listeners.start(
@@ -283,9 +287,13 @@ class App:
         if file is None:
             self._discovered(tuple(config.discovery.workers))
             return
-        source = FileSource(file, lambda error: logger.error("workers refused, the last good list stays: %s", error))
+        source = FileSource(file, self._refuse_workers)
         async for workers in source.updates(stop):
             self._discovered(workers)
+
+    def _refuse_workers(self, error: ConfigError) -> None:
+        now = "there is none yet, so nothing is picked" if self._workers is None else "the last good one stays"
+        logger.error("discovery.file: the list of workers is refused, %s: %s", now, error)
 
     def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
         """A new list of workers: router, addresses and Envoy learn of it in one step."""
@@ -306,8 +314,12 @@ class App:
         if self._workers is None:
             return
         fleet = self.router.fleet
-        ready = dict(zip(fleet.names, fleet.servable("", ""), strict=True))
-        states = tuple(_state(worker, bool(ready[worker.name]), self._settled) for worker in self._workers)
+        ready = dict(zip(fleet.names, fleet.servable("", "").tolist(), strict=True))
+        # Silence is a reason for Envoy to avoid a worker once its agent has had time to report, and while there are
+        # better ones: where no agent is heard at all, any listed worker is better than none.
+        silent = {worker.name for worker in fleet.workers if worker.number < 0}
+        spared = set() if self._settled and any(ready.values()) else silent
+        states = tuple(_state(each, ready[each.name] or each.name in spared) for each in self._workers)
         if states == self._endpoint_states:
             return
         self._endpoint_states = states
@@ -339,6 +351,9 @@ class App:
 
     async def _announce_readiness(self) -> None:
         ready = not self.not_ready()
+        if not self._tells_endpoints and (ready or self._settled):
+            self._tells_endpoints = True
+            await self._health.set(ENDPOINTS, health_pb2.HealthCheckResponse.SERVING)
         if ready == self._was_ready:
             return
         self._was_ready = ready
@@ -348,8 +363,7 @@ class App:
         logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
 
 
-def _state(worker: WorkerSpec, ready: bool, settled: bool) -> State:
-    """Until the agents have had time to report, silence is no reason for Envoy to avoid a worker."""
+def _state(worker: WorkerSpec, usable: bool) -> State:
     if worker.draining:
         return "draining"
-    return "healthy" if ready or not settled else "unhealthy"
+    return "healthy" if usable else "unhealthy"

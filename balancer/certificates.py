@@ -7,13 +7,15 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from pydantic import BaseModel
 
 from balancer.config_listen import AdminListenerTls, EnvoyListenerTls, ReportsListenerTls
+from balancer.expiry import expires_s
 from balancer.file_watch import READ_LIMIT_S
 from balancer.off_loop import OffLoop
 from balancer.regular_file import UnreadableError, read_regular
@@ -43,16 +45,21 @@ class Material:
         Raises:
             ssl.SSLError: key and certificate do not fit, or one is no PEM.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # OpenSSL reads files only; this one is in memory, so that no key is written anywhere.
-        with _memory_file(self.chain + b"\n" + self.key) as path:
-            # Without a password of our own, OpenSSL would ask for an encrypted key's at the terminal.
-            context.load_cert_chain(path, password="")
+        context = _with_pair(self.chain, self.key)
         if self.client_ca is not None:
             context.load_verify_locations(cadata=self.client_ca.decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def _with_pair(chain: bytes, key: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # OpenSSL reads files only; this one is in memory, so that no key is written anywhere.
+    with _memory_file(chain + b"\n" + key) as path:
+        # Without a password of our own, OpenSSL would ask for an encrypted key's at the terminal.
+        context.load_cert_chain(path, password="")
+    return context
 
 
 @contextlib.contextmanager
@@ -64,49 +71,71 @@ def _memory_file(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
 
 
+def tls_files(section: BaseModel) -> dict[str, str]:
+    """The files that a section of the config names, by field."""
+    return {name: file for name, file in section if name.endswith("_file") and file is not None}
+
+
 def read_material(name: str, tls: ListenerTls) -> Material:
     """The files that section `tls.NAME` names; blocks.
 
     Raises:
         ConfigError: one cannot be read, or they do not fit together; each problem names its field.
     """
+    contents = read_fitting(f"tls.{name}", tls_files(tls))
+    return Material(contents["cert_file"], contents["key_file"], contents.get("client_ca_file"))
+
+
+def read_fitting(section: str, files: Mapping[str, str]) -> dict[str, bytes]:
+    """What `files` hold, by field: `cert_file` with `key_file`, and the authority in a field that ends in `ca_file`;
+    blocks.
+
+    Raises:
+        ConfigError: one cannot be read, or they do not fit together; each problem names its field of `section`.
+    """
     contents: dict[str, bytes] = {}
     problems = []
-    for field in ("cert_file", "key_file", "client_ca_file"):
-        file = getattr(tls, field)
-        if file is None:
-            continue
+    for field, file in files.items():
         try:
             contents[field] = read_regular(Path(file))
         except UnreadableError as error:
-            problems.append(Problem("config", None, f"tls.{name}.{field}", f"{file} {error}"))
+            problems.append(Problem("config", None, f"{section}.{field}", f"{file} {error}"))
+    if not problems:
+        problems = list(_misfits(section, files, contents))
     if problems:
         raise ConfigError(problems)
-    material = Material(contents["cert_file"], contents["key_file"], contents.get("client_ca_file"))
-    try:
-        material.context()
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError([_misfit(name, tls, material, error)]) from error
-    return material
+    return contents
 
 
-def _misfit(name: str, tls: ListenerTls, material: Material, error: Exception) -> Problem:
-    """Which file is to blame for `error`."""
-    reason = getattr(error, "reason", None) or str(error)
-    if reason == "KEY_VALUES_MISMATCH":
-        message = f"{tls.key_file} is not the key of {tls.cert_file}; name the two that belong together"
-        return Problem("config", None, f"tls.{name}.key_file", message)
-    for field, content, mark in (
-        ("cert_file", material.chain, b"CERTIFICATE-----"),
-        ("key_file", material.key, b"PRIVATE KEY-----"),
-        ("client_ca_file", material.client_ca, b"CERTIFICATE-----"),
-    ):
-        if content is not None and mark not in content:
-            what = mark.strip(b"-").decode().lower()
-            message = f"{getattr(tls, field)} has no {what} in it; name a PEM file that has"
-            return Problem("config", None, f"tls.{name}.{field}", message)
-    message = f"{tls.cert_file}, {tls.key_file} and {tls.client_ca_file} cannot be used: {reason}; check each"
-    return Problem("config", None, f"tls.{name}", message)
+def _misfits(section: str, files: Mapping[str, str], contents: Mapping[str, bytes]) -> Iterator[Problem]:
+    """What keeps these from being used."""
+
+    def problem(field: str, message: str) -> Problem:
+        return Problem("config", None, f"{section}.{field}", f"{files[field]} {message}")
+
+    holding = {field: "private key" if field == "key_file" else "certificate" for field in files}
+    empty = [field for field, what in holding.items() if f"{what.upper()}-----".encode() not in contents[field]]
+    for field in empty:
+        yield problem(field, f"has no {holding[field]} in it; name a PEM file that has")
+    sound = [field for field in files if field not in empty]
+    for field in sound:
+        if field.endswith("ca_file"):
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=contents[field].decode("ascii"))
+            except (ssl.SSLError, ValueError) as error:
+                yield problem(field, f"cannot be used: {_reason(error)}; name a PEM file of certificates")
+    if "cert_file" in sound and "key_file" in sound:
+        try:
+            _with_pair(contents["cert_file"], contents["key_file"])
+        except (ssl.SSLError, ValueError) as error:
+            if _reason(error) == "KEY_VALUES_MISMATCH":
+                yield problem("key_file", f"is not the key of {files['cert_file']}; name the two that belong together")
+            else:
+                yield problem("cert_file", f"and {files['key_file']} cannot be used: {_reason(error)}; check each")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)
 
 
 class Certificates:
@@ -119,6 +148,8 @@ class Certificates:
         self._material = read_material(name, tls)
         self._admin_context = self._material.context()
         self._trouble = ""
+        self.expires_s = expires_s(self._material.chain)
+        """Unix time at which the first certificate of the chain expires; None: unknown."""
 
     @property
     def role(self) -> str | None:
@@ -173,6 +204,7 @@ class Certificates:
         if material != self._material:
             self._admin_context = material.context()
             self._material = material
+            self.expires_s = expires_s(material.chain)
             logger.info("listen.%s has a new certificate, for connections from now on", self._name)
 
     def _complain(self, trouble: str) -> None:

@@ -111,7 +111,8 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _ports_apart(self) -> Self:
-        self.listen.check(self.processes)
+        envoys = {"envoy.listen": self.envoy.listen, "envoy.admin": self.envoy.admin}
+        self.listen.check(self.processes, envoys, one_machine=self.envoy.on_this_machine)
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,9 @@ under them, as in `config_sections`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,17 @@ _MAX_SOCKET_PATH_BYTES = 100
 def is_unix(address: str) -> bool:
     """Whether an address names a Unix socket."""
     return address.startswith(UNIX)
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if is_unix(address):
+        return True
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _socket_or_address(value: str) -> str:
@@ -81,32 +94,55 @@ class ListenSection(StrictModel):
         """Where process number `process` (from 0) serves its pages."""
         return _shifted(self.admin, process)
 
-    def check(self, processes: int) -> None:
-        """PydanticCustomError, of a section above this one, where `processes` processes do not fit."""
-        ranges: dict[str, tuple[str, range]] = {}
-        for name in ("envoy", "reports", "admin"):
-            address = getattr(self, name)
-            if not is_unix(address):
-                host, port = split_address(address)
-                ranges[name] = host, range(port, port + processes + (name == "envoy"))
-        if processes > 1 and any(not ports.start for _, ports in ranges.values()):
+    def check(self, processes: int, envoys: Mapping[str, str], *, one_machine: bool) -> None:
+        """PydanticCustomError, of a section above this one, where `processes` processes do not fit, or two listeners
+        need one port. `envoys`: where Envoy listens, `host:port` by field; `one_machine`: on that of the balancer."""
+        addresses: dict[str, str] = {f"listen.{name}": getattr(self, name) for name in ("envoy", "reports", "admin")}
+        ports = {
+            field: _Ports(field, *split_address(address), processes + (field == "listen.envoy"))
+            for field, address in addresses.items()
+            if not is_unix(address)
+        }
+        if processes > 1 and any(not each.first for each in ports.values()):
             raise field_error(("processes",), processes, "must be 1 where a port of listen is 0; name the ports")
-        if any(ports.stop > 65536 for _, ports in ranges.values()):
+        if any(each.first + each.count > 65536 for each in ports.values()):
             rule = "needs one port for each process above those that listen names; name lower ones"
             raise field_error(("processes",), processes, rule)
         if self.envoy == self.reports and is_unix(self.envoy):
             raise field_error(("listen", "reports"), self.reports, "is the socket of listen.envoy; name another")
-        names = list(ranges)
-        for number, name in enumerate(names):
-            for before in names[:number]:
-                self._check_apart(before, ranges[before], name, ranges[name])
+        ports |= {field: _Ports(field, *split_address(address), 1) for field, address in envoys.items()}
+        taken: list[_Ports] = []
+        for field, its in ports.items():
+            for other in taken:
+                if (one_machine or its.of == other.of) and (rule := its.clash(other)):
+                    raise field_error(tuple(field.split(".")), {**addresses, **envoys}[field], rule)
+            taken.append(its)
 
-    def _check_apart(self, one: str, its: tuple[str, range], other: str, others: tuple[str, range]) -> None:
-        shared = sorted(set(its[1]) & set(others[1])) if its[1].start and others[1].start else []
-        if shared and _overlap(its[0], others[0]):
-            takes = f"takes {its[1][0]} to {its[1][-1]}" if len(its[1]) > 1 else "takes it"
-            rule = f"port {shared[0]} is needed for listen.{one}, which {takes}; move it"
-            raise field_error(("listen", other), getattr(self, other), rule)
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """What a field takes: `count` ports from `first` on; first 0: any free one."""
+
+    field: str
+    host: str
+    first: int
+    count: int
+
+    @property
+    def of(self) -> str:
+        """The section."""
+        return self.field.partition(".")[0]
+
+    def clash(self, other: _Ports) -> str:
+        """Why not both can be taken, with the remedy; empty: they can."""
+        shared = max(self.first, other.first)
+        if not (self.first and other.first) or shared >= min(self.first + self.count, other.first + other.count):
+            return ""
+        if not _overlap(self.host, other.host):
+            return ""
+        takes = f"takes {other.first} to {other.first + other.count - 1}" if other.count > 1 else "takes it"
+        rule = f"port {shared} is needed for {other.field}, which {takes}; move it"
+        return rule if self.of == other.of else f"{rule}, or list envoy.balancers where Envoy is on another machine"
 
 
 def _shifted(address: str, by: int) -> str:
@@ -116,10 +152,11 @@ def _shifted(address: str, by: int) -> str:
 
 def _overlap(one: str, other: str) -> bool:
     """Whether a port at one host may be taken by the other: `::` stands for IPv4 too, as Linux has it by default."""
-    for wide, host in ((one, other), (other, one)):
+    hosts = ["127.0.0.1" if host == "localhost" else host for host in (one, other)]
+    for wide, host in (hosts, hosts[::-1]):
         if wide == "::" or (wide == "0.0.0.0" and ":" not in host):
             return True
-    return one == other
+    return hosts[0] == hosts[1]
 
 
 class _ServerTls(StrictModel):

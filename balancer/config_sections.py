@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from balancer.config_listen import is_local
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.envoy_bootstrap import BootstrapOptions, check_balancers
@@ -323,11 +324,17 @@ class EnvoySection(StrictModel):
     balancers: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
     """The address of each balancer process as Envoy reaches it, in the order of their numbers: `host:port`, or
     `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
-    `listen.envoy`, on the same machine where that says all interfaces."""
+    `listen.envoy`, on the same machine where that says all interfaces. Where none of them is loopback or a Unix socket,
+    Envoy counts as being on another machine: its ports may be those of `listen`, and its files need not be here."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether Envoy reaches a balancer by loopback or a Unix socket, or is not told how."""
+        return not self.balancers or any(is_local(balancer) for balancer in self.balancers)
 
 
 class LogSection(StrictModel):

@@ -271,12 +271,12 @@ def _json_logger(path: str) -> Node:
 
 
 def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Secrets) -> None:
-    everyone = next(cluster for cluster in clusters if cluster["name"] == "balancer")
+    ours = [cluster for cluster in clusters if cluster["name"] in ("balancer", "balancer_endpoints")]
+    for cluster in ours:
+        _set_endpoints(cluster, cluster["name"], options.balancers)
+        cluster["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
     one = next(cluster for cluster in clusters if cluster["name"] == "balancer_0")
     clusters.remove(one)
-    _set_endpoints(everyone, "balancer", options.balancers)
-    everyone["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
-    ours = [everyone]
     for process, balancer in enumerate(options.balancers):
         cluster = copy.deepcopy(one)
         _set_endpoints(cluster, f"balancer_{process}", (balancer,))

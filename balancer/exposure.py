@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from balancer.config import Config
-from balancer.config_listen import is_unix
-from balancer.schema import split_address
+from balancer.config_listen import is_local
 
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
@@ -21,7 +18,7 @@ def warnings(config: Config) -> list[str]:
     for name, harm in _HARM.items():
         address = getattr(config.listen, name)
         tls = getattr(config.tls, name)
-        if _on_this_machine(address) or (tls is not None and tls.client_ca_file is not None):
+        if is_local(address) or (tls is not None and tls.client_ca_file is not None):
             continue
         if name == "admin" and config.admin.token_file is not None:
             continue
@@ -30,19 +27,9 @@ def warnings(config: Config) -> list[str]:
             f"listen.{name}: {address} is open to other machines without client certificates: whoever reaches it can "
             f"{harm}; set tls.{name} with a client_ca_file, or {other}"
         )
-    if not _on_this_machine(config.envoy.admin):
+    if not is_local(config.envoy.admin):
         found.append(
             f"envoy.admin: {config.envoy.admin} is open to other machines: whoever reaches it can stop and reconfigure "
             "Envoy; listen on 127.0.0.1"
         )
     return found
-
-
-def _on_this_machine(address: str) -> bool:
-    if is_unix(address):
-        return True
-    host, _ = split_address(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -75,6 +75,14 @@ class Envoys(Protocol):
     @property
     def rejections(self) -> int:
         """Updates that Envoys refused (NACK)."""
+
+
+class Expiring(Protocol):
+    """The certificate of a listener."""
+
+    @property
+    def expires_s(self) -> float | None:
+        """Unix time at which the first of its chain expires; None: unknown."""
 
 
 class Hashed(Protocol):
@@ -163,9 +171,16 @@ class Metrics:
         # Looking a child up by its labels costs more than counting.
         self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
 
-    def watch(self, streams: ReportStreams, envoys: Envoys, config: ConfigInForce) -> None:
-        """Tell of these too, as they are when scraped."""
+    def watch(
+        self,
+        streams: ReportStreams,
+        envoys: Envoys,
+        config: ConfigInForce,
+        certificates: Mapping[str, Expiring],
+    ) -> None:
+        """Tell of these too, as they are when scraped; `certificates` by listener."""
         self.registry.register(_Process(streams, envoys, config))
+        self.registry.register(_Certificates(certificates))
 
     def requests_of(self, model: str, worker: str, status: str) -> Count:
         """The counter of requests with these labels; `status` as `grpc_0` or `http_200`.
@@ -310,6 +325,25 @@ class _Process(Collector):
             "Unix time at which the config in force was taken over",
             self._config.loaded_at_s,
         )
+
+
+class _Certificates(Collector):
+    """Of the listeners, read at the moment of the scrape."""
+
+    def __init__(self, certificates: Mapping[str, Expiring]) -> None:
+        self._certificates = certificates
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the family; without samples where nothing has TLS."""
+        expiry = GaugeMetricFamily(
+            "balancer_certificate_expiry_timestamp_seconds",
+            "Unix time at which the first certificate of the chain that a listener shows expires",
+            labels=["listener"],
+        )
+        for listener, certificate in self._certificates.items():
+            if certificate.expires_s is not None:
+                expiry.add_metric([listener], certificate.expires_s)
+        yield expiry
 
 
 class _Steering(Collector):

@@ -16,47 +16,14 @@ import uvloop
 
 from balancer import exposure
 from balancer.app import App
-from balancer.config import Config, from_mapping, load
+from balancer.config import Config, load
 from balancer.logs import configure
+from balancer.overrides import Overrides
 from balancer.supervisor import Supervisor
-from balancer.yaml_document import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
 
 _PARENT_CHECK_S = 0.5
-
-
-class Overrides:
-    """What the command line sets over the file, now and after every edit of it."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        """`values` by dotted field, such as `listen.admin`."""
-        self._values = dict(values)
-
-    def __call__(self, config: Config) -> Config:
-        """The config with the overrides in place; ConfigError where they do not fit."""
-        if not self._values:
-            return config
-        data, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
-        for field, value in self._values.items():
-            section, name = _section(data, field)
-            if section[name] not in (value, _section(defaults, field)[0][name]):
-                logger.warning("%s is set on the command line; what the file says of it is not used", field)
-            section[name] = value
-        return from_mapping(data, "command line over config")
-
-
-def _section(data: dict[str, Any], field: str) -> tuple[dict[str, Any], str]:
-    """The mapping that holds a dotted field, and the field's name in it; ConfigError where there is none."""
-    *sections, name = field.split(".")
-    section = data
-    for part in sections:
-        inner = section.get(part)
-        section = inner if isinstance(inner, dict) else {}
-    if name not in section:
-        message = f"--set {field}: there is no such field; docs/config.md lists them"
-        raise ConfigError([Problem("command line", None, field, message)])
-    return section, name
 
 
 def serve(config_path: Path | None, values: Mapping[str, Any]) -> None:

@@ -212,8 +212,28 @@ def read_document(content: bytes | str, source: str) -> Document:
     Raises:
         ConfigError: not UTF-8, empty, not YAML, several documents, a duplicate key, or the top is no mapping.
     """
+    data, line, lines = _read(content if isinstance(content, str) else _text(content, source), source)
+    if data is None:
+        message = "the file is empty; write {} where the defaults are really meant"
+        raise ConfigError([Problem(source, None, "", message)])
+    if not isinstance(data, dict):
+        message = f"the top is {type(data).__name__}, but must be a mapping of sections, such as `policy: {{...}}`"
+        raise ConfigError([Problem(source, line, "", message)])
+    return Document(source, data, lines)
+
+
+def read_value(text: str, source: str) -> Any:
+    """One value, read as strictly as a file; None where the text is empty.
+
+    Raises:
+        ConfigError: not YAML, several documents, or a duplicate key.
+    """
+    return _read(text, source)[0]
+
+
+def _read(text: str, source: str) -> tuple[Any, int | None, Mapping[Path, int]]:
+    """The data, the line where it begins, and those of all parts."""
     try:
-        text = content if isinstance(content, str) else _text(content, source)
         _check_size(text, source)
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -228,13 +248,7 @@ def read_document(content: bytes | str, source: str) -> Document:
         raise ConfigError([Problem(source, None, "", f"not YAML: {error}; mend the syntax")]) from error
     except RecursionError as error:
         raise ConfigError([Problem(source, None, "", "nested too deeply; no field needs that")]) from error
-    if node is None or data is None:
-        message = "the file is empty; write {} where the defaults are really meant"
-        raise ConfigError([Problem(source, None, "", message)])
-    if not isinstance(data, dict):
-        message = f"the top is {type(data).__name__}, but must be a mapping of sections, such as `policy: {{...}}`"
-        raise ConfigError([Problem(source, node.start_mark.line + 1, "", message)])
-    return Document(source, data, reader.lines)
+    return data, None if node is None else node.start_mark.line + 1, reader.lines
 
 
 def dump(data: Mapping[str, Any]) -> str:

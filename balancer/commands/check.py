@@ -9,7 +9,6 @@ import click
 
 from balancer import config as configs
 from balancer import exposure
-from balancer.discovery.file import load_workers
 from balancer.preflight import check_files
 
 _EPILOG = """\b
@@ -29,16 +28,12 @@ def check(file: Path) -> None:
 
     Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
     are opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and
-    the list of workers where there is one. Listeners that are open to strangers are warned of.
+    the list of workers where there is one; so are the certificates that Envoy would read. Certificates that expire soon
+    and listeners that are open to strangers are warned of.
     """
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
-    workers_file = config.discovery_file(file)
-    if workers_file is not None and workers_file.exists():
-        workers = load_workers(workers_file)
-        click.echo(f"{workers_file}: {len(workers)} workers", err=True)
-    elif workers_file is not None:
-        click.echo(f"{workers_file}: not here, so not checked", err=True)
-    check_files(config, file)
+    for note in check_files(config, file):
+        click.echo(note, err=True)
     for warning in exposure.warnings(config):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"# {file}, hash {config.hash}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from balancer.serve import serve as run
+from balancer.yaml_document import ConfigError, read_value
 
 _EPILOG = """\b
 Examples:
@@ -21,13 +22,23 @@ The config file is followed: edit it, and what it says is in force at once. Ctrl
 """
 
 
+_EXAMPLE = "listen.admin=127.0.0.1:8091"
+
+
 def _fields(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise click.BadParameter(f"{text!r} has no '='; write FIELD=VALUE, such as listen.admin=127.0.0.1:8091")
-        fields[name] = yaml.safe_load(value)
+            raise click.BadParameter(f"{text!r} has no '='; write FIELD=VALUE, such as {_EXAMPLE}")
+        if not all(name.split(".")):
+            raise click.BadParameter(f"{text!r} names no field before '='; write FIELD=VALUE, such as {_EXAMPLE}")
+        try:
+            fields[name] = read_value(value, name)
+        except ConfigError as error:
+            (problem,) = error.problems
+            quoted = f"{name}='{json.dumps(value)}'"
+            raise click.BadParameter(f"{text!r}: {problem.message}; or quote what is text, as in {quoted}") from error
     return fields
 
 

@@ -55,5 +55,11 @@ def up(config_path: Path | None, **options: Any) -> None:
 
     Logs, the list of workers and the config file that is written go to out/up.
     """
-
-    run(UpOptions(config=config_path, **options))
+    asked = UpOptions(config=config_path, **options)
+    if 0 <= asked.port - asked.admin_port < (asked.processes or 1):
+        message = (
+            f"--port {asked.port} and --admin-port {asked.admin_port} are one port; name two (of several processes, "
+            "each has an admin port)"
+        )
+        raise click.UsageError(message)
+    run(asked)

@@ -22,8 +22,8 @@ from balancer.config import Config, load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
+from balancer.overrides import Overrides
 from balancer.schema import join_address
-from balancer.serve import Overrides
 from balancer.stack.agent import agent_beside
 from balancer.stack.child import Child
 from balancer.stack.envoyproxy import EnvoyProcess

@@ -151,10 +151,12 @@ async def _start_triton(site: Site) -> None:
 async def triton_stopped(site: Site) -> None:
     """SIGTERM to a Triton, and a new one once it has ended."""
     triton = site.deployment.tritons.servers[site.number]
+    sent_s = time.time()
     triton.process.send_signal(signal.SIGTERM)
     ended = asyncio.ensure_future(triton.wait())
     await site.left_out()
     await ended
+    site.event.down.append((site.name, sent_s, time.time()))
     site.event.said["took_s"] = round(time.time() - site.event.began_s, 2)
     await triton.kill()
     await _start_triton(site)
@@ -180,8 +182,26 @@ async def worker_told_to_drain(site: Site) -> None:
 
 
 async def triton_hung(site: Site) -> None:
-    """SIGSTOP of a Triton and its models for some seconds: what is there waits."""
-    await _hang(site, site.deployment.tritons.servers[site.number], 3.0)
+    """SIGSTOP of a Triton and its models for some seconds: what is there waits.
+
+    Some do not survive it: Triton takes a model's process that was silent for dead, and crashes a little later.
+    """
+    triton = site.deployment.tritons.servers[site.number]
+    crashed = asyncio.ensure_future(triton.wait())
+    hung = asyncio.ensure_future(_hang(site, triton, 3.0))
+    try:
+        await asyncio.wait([crashed, hung], return_when=asyncio.FIRST_COMPLETED)
+        if hung.done():
+            hung.result()
+            return
+        site.event.killed.append((site.name, time.time()))
+        site.event.said["crashed"] = triton.process.returncode
+    finally:
+        for task in (crashed, hung):
+            task.cancel()
+        await asyncio.gather(crashed, hung, return_exceptions=True)
+    await triton.kill()
+    await _start_triton(site)
 
 
 async def worker_removed(site: Site) -> None:

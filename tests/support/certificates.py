@@ -53,12 +53,22 @@ class Authority:
         """Its certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, file_stem: str, *, uri: str | None = None, dns: str | None = None) -> Identity:
-        """A certificate with these names, at `FILE_STEM.crt` and `.key`; written anew where they were there."""
+    def issue(
+        self,
+        file_stem: str,
+        *,
+        uri: str | None = None,
+        dns: str | None = None,
+        since: datetime.timedelta = -_HOUR,
+        until: datetime.timedelta = _HOUR,
+    ) -> Identity:
+        """A certificate with these names, at `FILE_STEM.crt` and `.key`; written anew where they were there. It is
+        valid between `since` and `until`, counted from now.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         uris = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
         names = [*uris, *([] if dns is None else [x509.DNSName(dns)])]
-        builder = self._builder(file_stem, key.public_key())
+        builder = self._builder(file_stem, key.public_key(), since, until)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
             self._key, hashes.SHA256()
         )
@@ -69,7 +79,13 @@ class Authority:
         identity.key.write_bytes(key.private_bytes(encoding, form, plain))
         return identity
 
-    def _builder(self, name: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(
+        self,
+        name: str,
+        key: ec.EllipticCurvePublicKey,
+        since: datetime.timedelta = -_HOUR,
+        until: datetime.timedelta = _HOUR,
+    ) -> x509.CertificateBuilder:
         def named(text: str) -> x509.Name:
             return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
@@ -80,6 +96,6 @@ class Authority:
             .issuer_name(named(self.name))
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _HOUR)
-            .not_valid_after(now + _HOUR)
+            .not_valid_before(now + since)
+            .not_valid_after(now + until)
         )

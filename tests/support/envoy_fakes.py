@@ -24,6 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from balancer.envoy_bootstrap import BootstrapOptions
 from balancer.frontends.access_log import AccessLog, Outcome
 from balancer.frontends.ads import SERVER_OPTIONS, Ads, Endpoint
+from balancer.frontends.ads import SERVICE as ADS
 from balancer.stack.envoyproxy import EnvoyProcess
 from balancer.stack.ports import free_ports
 
@@ -132,7 +133,7 @@ class FakeBalancer:
             await context.write(self.respond(request))
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        assert request.service == EXT_PROC
+        assert request.service in (EXT_PROC, ADS)
         if self.hang is not None:
             await self.hang.wait()
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)

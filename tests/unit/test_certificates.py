@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import logging
+import re
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,11 +19,17 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from support.certificates import Authority
+from support.fleets import make_router
 from support.stack import eventually
 
 from balancer import certificates
 from balancer.certificates import Certificates
+from balancer.config import Config
 from balancer.config_listen import AdminListenerTls, EnvoyListenerTls
+from balancer.config_watch import ConfigState
+from balancer.frontends.ads import Ads
+from balancer.metrics import Metrics
+from balancer.telemetry.collector import Counts
 from balancer.yaml_document import ConfigError
 
 NAME = "balancer.test"
@@ -159,6 +168,33 @@ async def test_admin_takes_a_new_certificate_and_forgets_an_authority(tmp_path: 
             await eventually(taken_over, "the new authority is in force, the old one is not")
     finally:
         await runner.cleanup()
+
+
+async def test_the_time_of_expiry_is_told_and_follows_the_file(authority: Authority) -> None:
+    followed = Certificates("envoy", listener(authority))
+    metrics = Metrics(make_router(1), lambda: 0.0)
+    state = ConfigState(Config(), "defaults", 0.0)
+    metrics.watch(Counts(), Ads(), state, {"envoy": followed})
+
+    def left_s() -> float:
+        """By the metric."""
+        name = "balancer_certificate_expiry_timestamp_seconds"
+        (value,) = re.findall(rf'^{name}{{listener="envoy"}} (.*)$', metrics.exposition().decode(), re.MULTILINE)
+        return float(value) - time.time()
+
+    assert 3500 < left_s() <= 3600
+    async with following(followed):
+        authority.issue("balancer", dns=NAME, until=datetime.timedelta(hours=5))
+        await eventually(lambda: left_s() > 4 * 3600, "the metric tells the new certificate's time")
+
+
+def test_of_a_chain_the_first_to_expire_counts(authority: Authority) -> None:
+    tls = listener(authority)
+    short = authority.issue("short", dns=NAME, until=datetime.timedelta(minutes=5)).cert.read_bytes()
+    with Path(tls.cert_file).open("ab") as file:
+        file.write(short)
+    expires_s = Certificates("envoy", tls).expires_s
+    assert expires_s == x509.load_pem_x509_certificate(short).not_valid_after_utc.timestamp()
 
 
 @pytest.mark.parametrize(

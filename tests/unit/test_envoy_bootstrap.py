@@ -108,7 +108,8 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
         if "load_assignment" in cluster
     }
     everyone = [("balancer-0.balancers", 9000), ("10.0.0.2", 9001), ("::1", 9002)]
-    assert addresses == {"balancer": everyone} | {f"balancer_{i}": [address] for i, address in enumerate(everyone)}
+    each = {f"balancer_{i}": [address] for i, address in enumerate(everyone)}
+    assert addresses == {"balancer": everyone, "balancer_endpoints": everyone} | each
 
 
 def test_no_time_limit_but_the_clients() -> None:

@@ -34,6 +34,11 @@ class FakeState:
     loaded_at_s: float = 1.7e9
 
 
+@dataclass
+class FakeCertificate:
+    expires_s: float | None
+
+
 def large(workers: int = 64) -> tuple[Router, Metrics]:
     """A fleet with traffic of every model at every worker."""
     router = make_router(workers, models=MODELS)
@@ -47,7 +52,9 @@ def large(workers: int = 64) -> tuple[Router, Metrics]:
 
 def whole(metrics: Metrics) -> Metrics:
     """With something in every family."""
-    metrics.watch(Counts(streams=3, silent=1, invalid=2, refused=3, taken_over=4), Ads(), FakeState(FakeConfig()))
+    certificates = {"envoy": FakeCertificate(1.8e9), "admin": FakeCertificate(None)}
+    counts = Counts(streams=3, silent=1, invalid=2, refused=3, taken_over=4)
+    metrics.watch(counts, Ads(), FakeState(FakeConfig()), certificates)
     metrics.errors_of("m0", "w0").inc()
     for counter, labels in (
         (metrics.decisions, ("p",)),
@@ -196,6 +203,7 @@ def test_what_is_watched_is_told() -> None:
     assert samples(metrics, "balancer_config_info") == {("0123456789ab",): 1}
     assert samples(metrics, "balancer_config_loaded_timestamp_seconds") == {(): 1.7e9}
     assert len(samples(metrics, "balancer_build_info")) == 1
+    assert samples(metrics, "balancer_certificate_expiry_timestamp_seconds") == {("envoy",): 1.8e9}
 
 
 async def test_many_scrapes_at_once_are_one_text_and_the_next_second_another() -> None:

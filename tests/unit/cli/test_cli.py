@@ -145,5 +145,11 @@ def test_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert "pip install 'balancer[stack]'" in result.stderr
 
 
+def test_up_wants_two_ports() -> None:
+    result = run("up", "--port", "8091", "--processes", "2")
+    assert result.exit_code == 2
+    assert "--port 8091 and --admin-port 8090 are one port; name two" in result.stderr
+
+
 def test_unknown_command() -> None:
     assert run("serv").exit_code == 2

@@ -81,6 +81,24 @@ def refused(content: bytes | str) -> str:
         ),
         ("listen: {reports: 0.0.0.0:8090}\n", "listen.admin: "),
         ("listen: {admin: '[::]:9102'}\n", "port 9102 is needed for listen.reports, which takes it; move it"),
+        ("listen: {admin: '127.0.0.1:9102', reports: 'localhost:9102'}\n", "port 9102 is needed for listen.reports"),
+        (
+            "processes: 2\nenvoy:\n  listen: 0.0.0.0:9004\n",
+            'balancer.yaml:3: envoy.listen: "0.0.0.0:9004" is not allowed: port 9004 is needed for listen.envoy, '
+            "which takes 9002 to 9004; move it, or list envoy.balancers where Envoy is on another machine.",
+        ),
+        (
+            "listen: {admin: 0.0.0.0:8080}\n",
+            'balancer.yaml: envoy.listen: "0.0.0.0:8080" is not allowed: port 8080 is needed for listen.admin, which',
+        ),
+        (
+            "envoy: {admin: 'localhost:9102', balancers: ['127.0.0.1:9003']}\n",
+            'envoy.admin: "localhost:9102" is not allowed: port 9102 is needed for listen.reports, which takes it;',
+        ),
+        (
+            "envoy: {admin: '127.0.0.1:8080', balancers: ['10.0.0.5:9003']}\n",
+            "port 8080 is needed for envoy.listen, which takes it; move it.",
+        ),
         ("listen: {grpc: 127.0.0.1:9002}\n", "write listen.envoy for Envoy and listen.reports for agents"),
         ("listen: {envoy: unix:relative}\n", "write unix:/ and an absolute path"),
         ("listen: {envoy: unix:/s, reports: unix:/s}\n", 'listen.reports: "unix:/s" is not allowed: is the socket of'),
@@ -119,6 +137,20 @@ def refused(content: bytes | str) -> str:
 )
 def test_refused_with_place_value_and_remedy(content: bytes | str, message: str) -> None:
     assert message in refused(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # Envoy has a machine of its own; another address of this one; any free port.
+        "envoy: {listen: '0.0.0.0:9002', admin: '127.0.0.1:9102', balancers: ['10.0.0.5:9003', 'balancer:9003']}",
+        "envoy: {listen: '10.0.0.1:9002'}",
+        "{envoy: {listen: '127.0.0.1:0', admin: '127.0.0.1:0'}, listen: {admin: '127.0.0.1:0'}}",
+        "{envoy: {listen: '127.0.0.1:9002'}, listen: {envoy: 'unix:/run/envoy.sock'}}",
+    ],
+)
+def test_ports_that_only_look_alike_are_taken(content: str) -> None:
+    config.parse(content, "balancer.yaml")
 
 
 def test_all_problems_are_named_at_once() -> None:

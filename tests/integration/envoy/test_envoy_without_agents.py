@@ -1,0 +1,64 @@
+"""Through a real Envoy that starts while the balancer has heard no agent: requests are served, as Envoy chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+from support.envoy_fakes import FakeWorker, a_request, eventually, running
+from tritonclient.grpc import service_pb2_grpc
+
+from balancer.config import Config, from_mapping
+from balancer.stack.child import Child
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.yaml_document import dump
+
+pytestmark = pytest.mark.integration
+
+
+def configured(workers: list[FakeWorker], processes: int) -> Config:
+    listener, admin = free_ports(2)
+    listen = {
+        name: f"127.0.0.1:{free_port_range(processes + (name == 'envoy'))}" for name in ("envoy", "reports", "admin")
+    }
+    listed = [
+        {"name": each.name, "address": each.address, "grpc_port": each.grpc_port, "http_port": each.http_port}
+        for each in workers
+    ]
+    envoy = {"listen": f"127.0.0.1:{listener}", "admin": f"127.0.0.1:{admin}"}
+    return from_mapping({"listen": listen, "envoy": envoy, "processes": processes, "discovery": {"workers": [*listed]}})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: Path, processes: int) -> None:
+    workers = [FakeWorker("w0"), FakeWorker("w1")]
+    async with running(*workers), aiohttp.ClientSession() as session:
+        config = configured(workers, processes)
+        file = tmp_path / "balancer.yaml"
+        file.write_text(dump(config.model_dump(mode="json")))
+        balancer = Child(log_path=tmp_path / "balancer.log", arguments=["serve", "--config", str(file)])
+
+        async def given_up() -> bool:
+            """Whether every process has waited for reports for as long as it does."""
+            for process in range(processes):
+                try:
+                    async with session.get(f"http://{config.admin_address(process)}/ready") as answer:
+                        if "no worker is ready" not in await answer.text():
+                            return False
+                except aiohttp.ClientError:
+                    return False
+            return True
+
+        envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=tmp_path / "envoy.log")
+        async with running(balancer):
+            await eventually(given_up, 30.0)
+            async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:
+                await envoy.wait_ready()
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                served = [(await stub.ModelInfer(a_request(), timeout=10)).id for _ in range(40)]
+                assert set(served) == {"w0", "w1"}
+                async with session.get(f"http://{envoy.endpoint}/v2/health/ready") as answer:
+                    assert await answer.text() in {"w0", "w1"}

@@ -1,0 +1,81 @@
+"""What one process tells Envoy and the operator of the workers that discovery lists."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.fleets import report
+from support.stack import eventually
+
+from balancer.app import App
+from balancer.config import from_mapping, load
+from balancer.core.events import Event
+
+NAMES = ("w0", "w1", "w2")
+
+
+def workers() -> list[dict[str, object]]:
+    return [
+        {"name": name, "address": "10.0.0.1", "grpc_port": 8001 + 10 * row, "http_port": 8000 + 10 * row}
+        for row, name in enumerate(NAMES)
+    ]
+
+
+class Told:
+    """A process that has listed three workers, and what Envoy is told of them."""
+
+    def __init__(self) -> None:
+        self.app = App(from_mapping({"discovery": {"workers": workers()}}), None)
+        self.app._discovered(self.app.state.config.discovery.workers)
+
+    def states(self, *events: Event, settled: bool = True) -> list[str]:
+        self.app._settled = settled
+        for event in events:
+            self.app._observe(event)
+        self.app._tell_envoy()
+        return list(self.app._endpoint_states)
+
+
+def test_silence_is_no_reason_for_envoy_to_avoid_a_worker_before_there_was_time_to_report() -> None:
+    assert Told().states(report("w0"), settled=False) == ["healthy", "healthy", "healthy"]
+
+
+def test_a_silent_worker_is_avoided_while_another_is_ready() -> None:
+    assert Told().states(report("w0")) == ["healthy", "unhealthy", "unhealthy"]
+
+
+def test_where_no_agent_is_heard_envoy_may_use_every_worker() -> None:
+    assert Told().states() == ["healthy", "healthy", "healthy"]
+
+
+def test_a_worker_that_says_it_is_not_ready_is_avoided_whatever_the_others_say() -> None:
+    told = Told()
+    assert told.states(report("w0", ready=False)) == ["unhealthy", "healthy", "healthy"]
+    assert told.states(report("w1")) == ["unhealthy", "healthy", "unhealthy"]
+    assert told.states(report("w1", number=2, ready=False)) == ["unhealthy", "unhealthy", "healthy"]
+
+
+async def test_a_list_of_workers_that_is_not_there_is_named_by_field_path_and_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("discovery: {file: workers.yaml}")
+    app = App(load(file), file)
+    stop = asyncio.Event()
+    following = asyncio.create_task(app._follow_workers(stop))
+    try:
+        await eventually(lambda: caplog.messages, "the missing file is told")
+        assert caplog.messages == [
+            "discovery.file: the list of workers is refused, there is none yet, so nothing is picked: "
+            f"{tmp_path}/workers.yaml: cannot be read: No such file or directory; put the file there or name another"
+        ]
+        assert app.not_ready() == "discovery.file: no list of workers was read yet; the log says why"
+        (tmp_path / "workers.yaml").write_text("workers: []")
+        await eventually(lambda: app.not_ready() == "discovery lists no worker", "the file is read")
+        (tmp_path / "workers.yaml").write_text("")
+        await eventually(lambda: "refused, the last good one stays: " in caplog.text, "the empty file is told")
+    finally:
+        stop.set()
+        await following
