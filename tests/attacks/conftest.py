@@ -24,7 +24,12 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     # By expected latency, as by default: the one policy that all estimators move.
     policy = {"name": "expected_latency"}
     stack = Stack(
-        tmp_path_factory.mktemp("attacked"), workers=2, gpus=("A100", "A100"), settings=SETTINGS, policy=policy
+        tmp_path_factory.mktemp("attacked"),
+        workers=2,
+        gpus=("A100", "A100"),
+        models=("emulated_tft", "emulated_bert_large", "digits"),
+        settings=SETTINGS,
+        policy=policy,
     )
     try:
         await stack.start()

@@ -28,7 +28,7 @@ async def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
     monkeypatch.syspath_prepend(PLUGIN)
     installed_policies.cache_clear()
-    stack = Stack(tmp_path, settings={"guard": GUARD}, policy={"name": "expected_latency"})
+    stack = Stack(tmp_path, models=(MODEL,), settings={"guard": GUARD}, policy={"name": "expected_latency"})
     try:
         await stack.start()
         yield stack

@@ -26,7 +26,8 @@ from balancer.stack.tritonserver import TritonServer
 from balancer.yaml_document import dump
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODELS = (REPOSITORY / "triton" / "models", REPOSITORY / "triton" / "feature_models")
+_MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}
+ALL_MODELS = tuple(sorted(_MODELS))
 POLL_S = 0.02
 PATIENCE_S = 60.0
 
@@ -71,6 +72,8 @@ class Stack:
     workers: int = 3
     processes: int = 1
     gpus: tuple[str, ...] = ("A100", "V100", "T4")
+    models: tuple[str, ...] = ("emulated_tft",)
+    """Of every worker. Each takes a second of the start on a small machine."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
     agent_arguments: tuple[str, ...] = ()
@@ -97,6 +100,10 @@ class Stack:
             "discovery": {"file": "workers.yaml"},
             "processes": self.processes,
         }
+        self._repository = self.directory / "models"
+        self._repository.mkdir()
+        for model in self.models:
+            (self._repository / model).symlink_to(_MODELS[model])
         ports = free_ports(3 * self.workers)
         for number in range(self.workers):
             self._add_worker(
@@ -205,7 +212,7 @@ class Stack:
         self.tritons.append(
             TritonServer(
                 name=name,
-                model_repository=MODELS,
+                model_repository=self._repository,
                 grpc_port=grpc_port,
                 http_port=http_port,
                 metrics_port=metrics_port,

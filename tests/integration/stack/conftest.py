@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from support.stack import Stack
+from support.stack import ALL_MODELS, Stack
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     logs = {"log": {"decisions_share": 1.0}, "envoy": {"access_log": str(directory / "envoy-access.log")}}
-    stack = Stack(directory, settings=logs)
+    stack = Stack(directory, settings=logs, models=ALL_MODELS)
     try:
         await stack.start()
         yield stack
