@@ -15,8 +15,10 @@ SETTINGS = {
     "log": {"decisions_share": 1.0},
     "models": {"emulated_tft": {"versions": [1]}, "digits": {"devices": ["H100"]}},
     "limits": {"max_pending_per_worker": 16},
+    "envoy": {"message_timeout_s": 1.0},
 }
-"""`digits` may run nowhere here, so whoever is answered has passed by the table."""
+"""An honest pick may take its time on a busy machine; a loop that is blocked for longer is what an attacker wants.
+`digits` may run nowhere here, so whoever is answered has passed by the table."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import support
 from support.load import steady_load
-from support.stack import Stack, eventually, records
+from support.stack import Stack, eventually, exposed, records, sum_of
 
 from balancer.policy_options import installed_policies
 
@@ -52,9 +52,9 @@ class Moody:
         """Wait until the guard has taken the policy out of service for that reason."""
 
         async def fallen() -> bool:
-            name = self.policy["name"]
-            count = await self.stack.metric("balancer_guard_breaches_total", policy=name, reason=reason)
-            return count == times and await self.stack.metric("balancer_guard_fallen_back", policy=name) == 1
+            name, page = self.policy["name"], await exposed(self.stack.admin())
+            count = sum_of(page, "balancer_guard_breaches_total", policy=name, reason=reason)
+            return count == times and sum_of(page, "balancer_guard_fallen_back", policy=name) == 1
 
         await eventually(fallen, f"out of service because of {reason}\n{self.stack.logs()}")
 
