@@ -176,14 +176,15 @@ class Fleet:
         if (event.stream, event.incarnation, event.number) <= (worker.stream, worker.incarnation, worker.number):
             self.reports["late"] += 1
             return False
-        if event.incarnation != worker.incarnation:
+        begins = event.incarnation != worker.incarnation
+        if begins:
             worker.batches.clear()
         elif event.stream == worker.stream:
             self.reports["lost"] += event.number - worker.number - 1
         self.reports["accepted"] += 1
         worker.stream, worker.incarnation, worker.number = event.stream, event.incarnation, event.number
         self._take_identity(row, worker, event)
-        self._take_queue(row, worker, event, now_s)
+        self._take_queue(row, worker, event, begins, now_s)
         if now_s - self.reported_s[row] > self.settings.stale_after_s:
             self._fresh_until_s = -math.inf
         self.reported_s[row] = now_s
@@ -228,8 +229,8 @@ class Fleet:
             self._forget_masks()
         worker.utilisation, worker.memory_used_bytes = event.utilisation, event.memory_used_bytes
 
-    def _take_queue(self, row: int, worker: Worker, event: Report, now_s: float) -> None:
-        """Queues and service times."""
+    def _take_queue(self, row: int, worker: Worker, event: Report, begins: bool, now_s: float) -> None:
+        """Queues and service times; `begins`: what was executed before is not known."""
         pending = executing = work_s = 0.0
         new = {model.model for model in event.models} - self.models.keys()
         if new:
@@ -241,7 +242,7 @@ class Fleet:
             self._wanted_s[model.model] = now_s
             self.service.max_batch_rows[row, column] = max(model.max_batch_rows, 1)
             self.service.instances[row, column] = max(model.instances, 1)
-            if self._learn(row, column, worker, model):
+            if self._learn(row, column, worker, model, begins):
                 queue.recount(self.queue, self.service, row, column)
             pending += model.pending
             executing += model.executing
@@ -253,11 +254,12 @@ class Fleet:
         queue.reported(self.queue, row, pending, executing, work_s, event.balancers, now_s)
         self._refill(row, now_s)
 
-    def _learn(self, row: int, column: int, worker: Worker, model: ModelReport) -> bool:
+    def _learn(self, row: int, column: int, worker: Worker, model: ModelReport, begins: bool) -> bool:
         """Feed what was executed since the last report to the service-time fit; True where there was any."""
         learned = False
-        # The first executions load and tune what all later ones find ready: they are no measure.
-        warm = sum(executions for _, executions, _ in model.batches) > WARM_UP_EXECUTIONS
+        # The first executions load and tune what all later ones find ready: they are no measure. Nor is a total that
+        # they are in: among a few hundred fast ones they still make a worker look many times slower than it is.
+        warm = not begins and sum(executions for _, executions, _ in model.batches) > WARM_UP_EXECUTIONS
         for rows, executions, seconds in model.batches:
             key = (model.model, model.version, rows)
             before = worker.batches.get(key, (0, 0.0))

@@ -136,10 +136,10 @@ def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
 
 
 @outlined
-def _learn(sim: Sim, e: int, r: int, g: int, m: int) -> None:
+def _learn(sim: Sim, e: int, r: int, g: int, m: int, begins: bool) -> None:
     """`Fleet._learn`: feed what was executed since the last report to the fit."""
     known = sim.known
-    warm = known.executions_all[r, m] > WARM_UP_EXECUTIONS
+    warm = not begins and known.executions_all[r, m] > WARM_UP_EXECUTIONS
     learned = False
     for size in range(1, known.executions.shape[2]):
         new = known.executions[r, m, size] - known.executions_seen[r, m, size]
@@ -192,7 +192,8 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     position, epoch, incarnation, number = x.snapshot[g, place]
     if epoch != x.whole[g, EPOCH] or number <= known.report_number[r]:
         return
-    if incarnation != known.incarnation[r]:
+    begins = incarnation != known.incarnation[r]
+    if begins:
         known.incarnation[r] = incarnation
         known.position[r] = 0
         known.executions[r], known.seconds[r] = 0.0, 0.0
@@ -213,7 +214,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         s.max_batch_rows[r, m] = sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
         s.instances[r, m] = sim.plan.instances[g, m]
         if some:
-            _learn(sim, e, r, g, m)
+            _learn(sim, e, r, g, m, begins)
         pending += x.snapshot_pending[g, place, m]
         executing += x.snapshot_executing[g, place, m]
         there = x.snapshot_pending[g, place, m] + x.snapshot_executing[g, place, m]

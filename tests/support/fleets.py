@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from balancer.core.events import ModelReport, Report, WorkerAdded
@@ -30,5 +31,7 @@ def make_router(
     router = Router(policy or LeastRequests(), settings, seed)
     for i in range(workers):
         router.observe(WorkerAdded(f"w{i}"), 0.0)
+        if any(each.batches for each in models):  # nothing is learned from a first report
+            router.observe(report(f"w{i}", 0, [dataclasses.replace(each, batches=()) for each in models]), 0.0)
         router.observe(report(f"w{i}", models=models), 0.0)
     return router

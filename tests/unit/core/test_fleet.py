@@ -7,11 +7,12 @@ from support.fleets import make_router, model, report
 
 from balancer.core import bounds
 from balancer.core.errors import NoEligibleWorker, UnknownModel
-from balancer.core.events import Finished, ReportsLost, WorkerAdded
+from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
 from balancer.core.settings import ModelSettings, Settings
 from balancer.core.shown import reasons
 from policies.base import Request
+from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
 
@@ -140,3 +141,19 @@ def test_what_clients_name_is_not_kept() -> None:
         with pytest.raises(UnknownModel):
             router.route(Request(f"x{i}"), 0.1)
     assert len(router.fleet._servable) + len(router.fleet._eligible) <= 2
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_what_a_worker_executed_before_it_was_watched_makes_it_no_slower(known_before: bool) -> None:
+    """Loading and tuning are in such a total: a worker that is listed anew, or whose agent is new, would be avoided."""
+    fast = model(batches=((1, 1000, 0.3),))
+    router = make_router(3, ExpectedLatency(), models=[fast])
+    loaded = model(batches=((1, 8, 0.5),))
+    if known_before:
+        router.observe(report("w2", 1, [loaded], incarnation=2), 0.1)
+    else:
+        router.observe(WorkerRemoved("w2"), 0.1)
+        router.observe(WorkerAdded("w2"), 0.1)
+        router.observe(report("w2", 1, [loaded]), 0.1)
+    router.tick(1.0)
+    assert {router.route(M, 1.0).worker for _ in range(3)} == {"w0", "w1", "w2"}
