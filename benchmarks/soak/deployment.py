@@ -30,6 +30,7 @@ ID_HEADER = "x-soak-id"
 _POLL_S = 0.02
 _PAGE_S = 1.0
 _READY_S = 60.0
+_OUTCOME_TIMEOUT_S = 20.0
 _NOT_WELL: tuple[dict[str, Any], ...] = (
     {"response_flag_filter": {}},
     {"status_code_filter": {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "soak.status"}}}},
@@ -175,7 +176,8 @@ class Deployment(Gateway):
         return int(page["allocated"]) if page else None
 
     def write_config(self, policy: str, **sections: Any) -> None:
-        """As the gateway's, with mutual TLS."""
+        """As the gateway's, with mutual TLS. What a killed Envoy had sent is soon given up: workers are to be empty."""
+        sections = {"requests": {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}} | sections
         if self.certificates is not None:
             ours = self.certificates.sections()
             envoy = self._addresses["envoy"] | {"balancer_tls": ours["balancer_tls"]}

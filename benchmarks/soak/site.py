@@ -11,6 +11,8 @@ from benchmarks.soak.client import Load
 from benchmarks.soak.deployment import Deployment, until
 
 _START_S = 60.0
+_TRIED_AGAIN_S = 90.0
+"""A worker whose requests failed in numbers is tried again once its error rate has faded."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Site:
         async def serves() -> bool:
             return self.load.by_worker[self.name.encode()] > served
 
-        await until(serves, f"{self.name} answers")
+        await until(serves, f"{self.name} answers", _TRIED_AGAIN_S)
         self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
 
     async def picks(self) -> None:
