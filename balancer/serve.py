@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from balancer import exposure
+from balancer import exposure, heap
 from balancer.app import App
 from balancer.config import Config, load
 from balancer.logs import configure
@@ -61,10 +60,7 @@ def _run(
 
     async def main() -> None:
         app = App(config, config_path, process, overrides, serving)
-        # What the start made stays for good; a full collection that looked through it would hold requests for over
-        # 10 ms.
-        gc.collect()
-        gc.freeze()
+        heap.settle()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

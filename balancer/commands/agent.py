@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import uvloop
 
+from balancer import heap
 from balancer.balancer_tls import BalancerTls
 from balancer.config_sections import LogSection
 from balancer.logs import configure
@@ -161,4 +162,5 @@ async def _run(options: AgentOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    heap.settle()
     await run_agent(options, stop)

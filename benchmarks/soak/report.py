@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from scipy import stats
 
 from benchmarks.soak.client import Failure, Load
 from benchmarks.soak.sampler import Sample
@@ -244,8 +246,7 @@ def _trend(stretch: Sequence[Sample]) -> dict[str, float]:
         "requests": span,
         "seconds": stretch[-1].at_s - stretch[0].at_s,
         "rss_mb": float(np.median(rss[-tenth:]) / 1e6),
-        # A line through all samples: single ones jump with what is in flight.
-        "mb_per_million": float(np.polyfit(requests, rss, 1)[0]),
+        "mb_per_million": _slope(requests, rss),
         "mb_grown": float((np.median(rss[-tenth:]) - np.median(rss[:tenth])) / 1e6),
         **_allocated(stretch),
         "descriptors": float(np.median(descriptors[-tenth:])),
@@ -259,7 +260,12 @@ def _allocated(stretch: Sequence[Sample]) -> dict[str, float]:
     if len(told) < _LEAST_SAMPLES:
         return {}
     requests, allocated = np.array(told, float).T
-    return {"allocated_mb_per_million": float(np.polyfit(requests, allocated, 1)[0])}
+    return {"allocated_mb_per_million": _slope(requests, allocated)}
+
+
+def _slope(requests: npt.NDArray[np.float64], held_bytes: npt.NDArray[np.float64]) -> float:
+    """The median of all slopes between two samples (Theil and Sen): single ones jump with what is in flight."""
+    return float(stats.theilslopes(held_bytes, requests).slope)
 
 
 def _most(values: Any) -> float | None:
