@@ -73,6 +73,7 @@ class App:
         self._clock = time.monotonic
         self._started_s = self._clock()
         self._workers: tuple[WorkerSpec, ...] | None = None
+        self._list_refused = False
         self._endpoint_states: tuple[State, ...] = ()
         self._number = number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
@@ -113,7 +114,10 @@ class App:
         """Why picks cannot be made; empty: they can."""
         if self._workers is None:
             # Without the file's path: who asks may be anybody.
-            return "discovery.file: no list of workers was read yet; the log says why"
+            if self.state.config.discovery.file is None:
+                return "discovery: no worker is listed yet"
+            why = "; the log says why" if self._list_refused else ""
+            return f"discovery.file: no list of workers was read yet{why}"
         fleet = self.router.fleet
         if not fleet.workers:
             return "discovery lists no worker"
@@ -293,6 +297,7 @@ class App:
 
     def _refuse_workers(self, error: ConfigError) -> None:
         now = "there is none yet, so nothing is picked" if self._workers is None else "the last good one stays"
+        self._list_refused = True
         logger.error("discovery.file: the list of workers is refused, %s: %s", now, error)
 
     def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:

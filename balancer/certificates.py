@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import logging
 import os
 import ssl
@@ -15,7 +16,7 @@ import grpc
 from pydantic import BaseModel
 
 from balancer.config_listen import AdminListenerTls, EnvoyListenerTls, ReportsListenerTls
-from balancer.expiry import expires_s
+from balancer.expiry import expires_s, troubles
 from balancer.file_watch import READ_LIMIT_S
 from balancer.off_loop import OffLoop
 from balancer.regular_file import UnreadableError, read_regular
@@ -34,6 +35,11 @@ class Material:
     chain: bytes
     key: bytes
     client_ca: bytes | None
+
+    def contents(self) -> dict[str, bytes]:
+        """The certificates, by field of the config."""
+        authority = {} if self.client_ca is None else {"client_ca_file": self.client_ca}
+        return {"cert_file": self.chain, **authority}
 
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
         """As gRPC takes it."""
@@ -184,7 +190,12 @@ class Certificates:
         return context
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Take over what the files say until `stop` is set. What does not fit is logged once, and changes nothing."""
+        """Take over what the files say until `stop` is set. What does not fit is logged once, and changes nothing.
+
+        An expired certificate is served: whoever connects may not mind, and without it nobody could. It is warned of,
+        at the start and with each change of the files.
+        """
+        self._mind_the_time()
         reader: OffLoop[Material] = OffLoop(READ_LIMIT_S)
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -206,6 +217,12 @@ class Certificates:
             self._material = material
             self.expires_s = expires_s(material.chain)
             logger.info("listen.%s has a new certificate, for connections from now on", self._name)
+            self._mind_the_time()
+
+    def _mind_the_time(self) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        for _, field, message in troubles(f"tls.{self._name}", tls_files(self._tls), self._material.contents(), now):
+            logger.warning("%s: %s", field, message)
 
     def _complain(self, trouble: str) -> None:
         if trouble != self._trouble:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator, Mapping
 
 from cryptography import x509
 
@@ -38,6 +39,20 @@ def trouble(pem: bytes, now: datetime.datetime, *, authorities: bool) -> tuple[b
     if until - now < min(_SOON, (until - since) / _LAST_PART):
         return False, f"expires on {_text(until)}; renew it"
     return False, ""
+
+
+def troubles(
+    section: str, files: Mapping[str, str], contents: Mapping[str, bytes], now: datetime.datetime
+) -> Iterator[tuple[bool, str, str]]:
+    """What to say of the time of the certificates in `files` of a section of the config, by field: whether the file is
+    of no use at `now`, its dotted field, and the words, with a remedy.
+    """
+    for field, file in files.items():
+        if field == "key_file":
+            continue
+        useless, what = trouble(contents[field], now, authorities=field.endswith("ca_file"))
+        if what:
+            yield useless, f"{section}.{field}", f"{file} {what}"
 
 
 def _text(when: datetime.datetime) -> str:

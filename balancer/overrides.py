@@ -41,10 +41,11 @@ class Overrides:
             raise ConfigError(self._blamed(problem) for problem in error.problems) from error
 
     def _blamed(self, problem: Problem) -> Problem:
-        """With the option that the problem is with, where it is with one."""
+        """With the option that the problem is with, where it is with one; the option names its field already."""
         for field, value in self._values.items():
             if f"{problem.field}.".startswith(f"{field}.") or f"{field}.".startswith(f"{problem.field}."):
-                return dataclasses.replace(problem, source=_option(field, value))
+                within = "" if problem.field == field else problem.field
+                return dataclasses.replace(problem, source=_option(field, value), field=within)
         return problem
 
 

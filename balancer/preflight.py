@@ -93,14 +93,11 @@ def _fit_and_valid(
     except ConfigError as error:
         yield from error.problems
         return
-    for field, content in contents.items():
-        if field == "key_file":
-            continue
-        useless, what = expiry.trouble(content, now, authorities=field.endswith("ca_file"))
+    for useless, field, message in expiry.troubles(section, files, contents, now):
         if useless:
-            yield Problem("", None, f"{section}.{field}", f"{files[field]} {what}")
-        elif what:
-            notes.append(f"warning: {section}.{field}: {files[field]} {what}")
+            yield Problem("", None, field, message)
+        else:
+            notes.append(f"warning: {field}: {message}")
 
 
 def _token(config: Config) -> Iterator[Problem]:

@@ -143,6 +143,7 @@ def drain(control: Path, timeout_s: float) -> None:
     """
     if why := asyncio.run(ask_to_drain(control, timeout_s)):
         raise click.ClickException(why)
+    click.echo("drained: every connected balancer knows, and nothing is left at this worker's Triton")
 
 
 def _tls(ca: Path | None, name: str | None, certificate: Path | None, key: Path | None) -> BalancerTls | None:

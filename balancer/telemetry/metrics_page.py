@@ -9,6 +9,11 @@ from __future__ import annotations
 import asyncio
 
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
+_NOT_THERE = (
+    "is Triton up at that address, with --allow-metrics=true? The agent's --triton-metrics, --triton-grpc and "
+    "--triton-http name another"
+)
+_OTHER_PAGE = "is that Triton's metrics port? The agent's --triton-metrics names another"
 
 
 class MetricsUnavailableError(Exception):
@@ -49,12 +54,12 @@ class MetricsPage:
                 return await self._get(*await self._connect())
         except TimeoutError:
             self.close()
-            raise self._unavailable(f"no answer within {self._timeout_s} s", gone=False) from None
+            raise self._unavailable(f"no answer within {self._timeout_s} s", gone=False, remedy=_NOT_THERE) from None
         except ConnectionRefusedError:
-            raise self._unavailable("connection refused", gone=True) from None
+            raise self._unavailable("connection refused", gone=True, remedy=_NOT_THERE) from None
         except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as error:
             self.close()
-            raise self._unavailable(str(error) or type(error).__name__, gone=False) from error
+            raise self._unavailable(str(error) or type(error).__name__, gone=False, remedy=_NOT_THERE) from error
         except BaseException:
             # Cancelled, or not understood: the rest of an answer may still come, so the connection is of no more use.
             self.close()
@@ -82,7 +87,5 @@ class MetricsPage:
                 return await reader.readexactly(size)
         raise self._unavailable("the answer's Content-Length is missing or too large", gone=False)
 
-    def _unavailable(self, why: str, *, gone: bool) -> MetricsUnavailableError:
-        return MetricsUnavailableError(
-            f"http://{self.address}/metrics: {why}; Triton must run with --allow-metrics=true", gone=gone
-        )
+    def _unavailable(self, why: str, *, gone: bool, remedy: str = _OTHER_PAGE) -> MetricsUnavailableError:
+        return MetricsUnavailableError(f"http://{self.address}/metrics: {why}; {remedy}", gone=gone)

@@ -10,7 +10,7 @@ from support.fleets import report
 from support.stack import eventually
 
 from balancer.app import App
-from balancer.config import from_mapping, load
+from balancer.config import Config, from_mapping, load
 from balancer.core.events import Event
 
 NAMES = ("w0", "w1", "w2")
@@ -57,12 +57,17 @@ def test_a_worker_that_says_it_is_not_ready_is_avoided_whatever_the_others_say()
     assert told.states(report("w1", number=2, ready=False)) == ["unhealthy", "unhealthy", "healthy"]
 
 
+def test_without_a_file_of_workers_none_is_waited_for() -> None:
+    assert App(Config(), None).not_ready() == "discovery: no worker is listed yet"
+
+
 async def test_a_list_of_workers_that_is_not_there_is_named_by_field_path_and_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "balancer.yaml"
     file.write_text("discovery: {file: workers.yaml}")
     app = App(load(file), file)
+    assert app.not_ready() == "discovery.file: no list of workers was read yet"
     stop = asyncio.Event()
     following = asyncio.create_task(app._follow_workers(stop))
     try:

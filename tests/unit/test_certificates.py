@@ -188,6 +188,39 @@ async def test_the_time_of_expiry_is_told_and_follows_the_file(authority: Author
         await eventually(lambda: left_s() > 4 * 3600, "the metric tells the new certificate's time")
 
 
+async def test_a_certificate_that_expired_or_soon_will_is_served_and_warned_of(
+    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO, "balancer.certificates")
+    hour = datetime.timedelta(hours=1)
+
+    def warned(words: str) -> bool:
+        said = f"tls.envoy.cert_file: {tls.cert_file} {words} on 20"
+        texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return any(text.startswith(said) and text.endswith("UTC; renew it") for text in texts)
+
+    authority.issue("balancer", dns=NAME, since=-2 * hour, until=-hour)
+    tls = EnvoyListenerTls(
+        cert_file=str(authority.folder / "balancer.crt"),
+        key_file=str(authority.folder / "balancer.key"),
+        client_ca_file=str(authority.file),
+    )
+    followed = Certificates("envoy", tls)
+    async with following(followed):
+        await eventually(lambda: warned("expired"), "the start warns of the expired certificate")
+        for since, until, words in [(-9 * hour, hour, "expires"), (-2 * hour, -hour, "expired")]:
+            caplog.clear()
+            served = followed._material
+            authority.issue("balancer", dns=NAME, since=since, until=until)
+            await eventually(lambda words=words: warned(words), f"the new certificate, which {words}, is warned of")
+            assert followed._material is not served
+        caplog.clear()
+        authority.issue("balancer", dns=NAME)
+        await eventually(lambda: "has a new certificate" in caplog.text, "the good certificate is in use")
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
 def test_of_a_chain_the_first_to_expire_counts(authority: Authority) -> None:
     tls = listener(authority)
     short = authority.issue("short", dns=NAME, until=datetime.timedelta(minutes=5)).cert.read_bytes()

@@ -27,12 +27,16 @@ from balancer.overrides import Overrides
         ("rollout.nam=wlpr", '--set rollout.nam="wlpr": there is no such field; did you mean rollout.name or'),
         ("zzz=3", "--set zzz=3: there is no such field; known sections: policy, guard,"),
         ("zzz=3", "docs/config.md lists all"),
-        ("processes=many", '--set processes="many": processes: "many" is not allowed: must be a valid integer.'),
-        ("processes=2024-01-01", '--set processes="2024-01-01": processes: "2024-01-01" is not allowed'),
-        ("policy.name=wlp", 'policy.name: "wlp" is not allowed: there is no such policy; did you mean "wlpr"?'),
-        ("policy.options.temp=1", "--set policy.options.temp=1: policy.options.temp: unknown field"),
-        ("models.a.version=[1]", "--set models.a.version=[1]: models.a.version: unknown field (its value is [1]); did"),
-        ("listen=5", "--set listen=5: listen: 5 is not allowed: must be a mapping of fields: envoy, reports, admin."),
+        ("processes=many", '--set processes="many": "many" is not allowed: must be a valid integer.'),
+        ("processes=2024-01-01", '--set processes="2024-01-01": "2024-01-01" is not allowed'),
+        (
+            "policy.name=wlp",
+            '--set policy.name="wlp": "wlp" is not allowed: there is no such policy; did you mean "wlpr"?',
+        ),
+        ("policy.options.temp=1", "--set policy.options.temp=1: unknown field"),
+        ("models.a.version=[1]", "--set models.a.version=[1]: unknown field (its value is [1]); did"),
+        ("policy={nam: wlpr}", '--set policy={"nam": "wlpr"}: policy.nam: unknown field'),
+        ("listen=5", "--set listen=5: 5 is not allowed: must be a mapping of fields: envoy, reports, admin."),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named_with_its_remedy(
@@ -70,5 +74,5 @@ def test_what_the_file_says_otherwise_is_told(caplog: pytest.LogCaptureFixture) 
 def test_trouble_with_the_file_is_not_blamed_on_the_command_line() -> None:
     with pytest.raises(ConfigError) as caught:
         Overrides({"processes": 3, "seed": 1})(config.parse("listen: {admin: '127.0.0.1:0'}", "file"))
-    assert "--set processes=3: processes: 3 is not allowed: must be 1 where a port of listen is 0" in str(caught.value)
+    assert "--set processes=3: 3 is not allowed: must be 1 where a port of listen is 0" in str(caught.value)
     assert "--set seed" not in str(caught.value)

@@ -63,6 +63,13 @@ async def test_nonsense_is_answered_and_harms_nobody(path: Path, line: bytes) ->
         assert await drain(path, 5.0) == ""
 
 
+async def test_the_command_says_that_the_worker_is_drained(path: Path) -> None:
+    async with listening(path, drained):
+        ran = await asyncio.to_thread(CliRunner().invoke, agent, ["drain", "--control", str(path)])
+    assert ran.exit_code == 0
+    assert ran.output == "drained: every connected balancer knows, and nothing is left at this worker's Triton\n"
+
+
 def test_the_command_ends_with_1_and_the_reason_where_there_is_no_agent(tmp_path: Path) -> None:
     ran = CliRunner().invoke(agent, ["drain", "--control", str(tmp_path / "none.sock")])
     assert ran.exit_code == 1
