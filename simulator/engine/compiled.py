@@ -49,8 +49,21 @@ compiled: Callable[..., Any] = _njit(cache=True, nogil=True, **_OPTIONS)
 """For what Python calls."""
 
 
-def _compile_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]:
-    namespace = dict(vars(module))
+@inlined
+def _where(condition: bool, x: float, y: float) -> float:
+    """`np.where` for single numbers, which numba's own is not for: it allocates."""
+    return x if condition else y
+
+
+_numpy = types.ModuleType("numpy")
+_numpy.__dict__.update(vars(np), where=_where)
+
+
+def _compile_module(module: types.ModuleType, names: tuple[str, ...], **others: Any) -> Iterator[Any]:
+    """Those functions of a module, with these compiled ones of `others` that they call."""
+    # Numbers that NumPy prefers as arrays of no axis are numbers here.
+    numbers = {name: value.item() for name, value in vars(module).items() if isinstance(value, np.ndarray)}
+    namespace = vars(module) | numbers | others | {"np": _numpy}
     for name in names:
         source = namespace[name]
         copy = types.FunctionType(source.__code__, namespace, name, source.__defaults__)
@@ -65,12 +78,22 @@ LatencyArrays = namedtuple("LatencyArrays", [f.name for f in fields(latency.Late
 TokenArrays = namedtuple("TokenArrays", [f.name for f in fields(tokens.Tokens)])  # type: ignore[misc]
 TokenLimits = namedtuple("TokenLimits", ["capacity", "refill_per_s", "target_pending"])
 
-batch_work_s, rows_per_request, recount, drain, queue_sent, queue_ended, queue_reported = _compile_module(
-    queue, ("batch_work_s", "rows_per_request", "recount", "_drain", "sent", "ended", "reported")
+service_fit, service_observe, alone_s, forget, known_s, unknown_s, set_prior = _compile_module(
+    service, ("fit", "observe", "alone_s", "forget", "known_s", "unknown_s", "set_prior")
 )
-service_fit, service_observe = _compile_module(service, ("fit", "observe"))
-(latency_observe,) = _compile_module(latency, ("observe",))
-tokens_advance, tokens_take = _compile_module(tokens, ("advance", "take"))
+batch_work_s, rows_per_request, recount, recount_worker, drain, queue_sent, queue_ended, queue_reported = (
+    _compile_module(
+        queue,
+        ("batch_work_s", "rows_per_request", "recount", "recount_worker", "_drain", "sent", "ended", "reported"),
+    )
+)
+others_left, pending_now, backlog_now_s, completion_now_s = _compile_module(
+    queue, ("others_left", "pending_now", "backlog_now_s", "completion_now_s"), alone_s=alone_s
+)
+latency_observe, latency_now_s, error_rate_now = _compile_module(
+    latency, ("observe", "latency_now_s", "error_rate_now")
+)
+tokens_advance, tokens_take, level_now = _compile_module(tokens, ("advance", "take", "level_now"))
 
 
 @inlined

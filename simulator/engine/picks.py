@@ -9,7 +9,16 @@ import math
 import numpy as np
 
 from policies.base import WORST
-from simulator.engine.compiled import inlined, mix, unit
+from simulator.engine.compiled import (
+    backlog_now_s,
+    completion_now_s,
+    error_rate_now,
+    inlined,
+    mix,
+    others_left,
+    pending_now,
+    unit,
+)
 from simulator.engine.knowledge import row
 from simulator.engine.layout import E_ERROR_DECAY, Sim
 
@@ -19,28 +28,19 @@ OUTSIDE, RANDOM, ROUND_ROBIN, LEAST_REQUESTS, WLPR, EXPECTED_LATENCY = range(6)
 
 @inlined
 def pending_of(sim: Sim, r: int, now_s: float) -> float:
-    """`queue.pending_now` for one worker."""
+    """As `FleetView.pending` of one worker, which needs no arithmetic where there are no others."""
     q = sim.queue
     if q.others[r] == 0:
         return q.in_flight[r]
-    left = 0.0
-    if q.others_work_s[r] > 0:
-        left = 1 - (now_s - q.others_s[r]) / max(q.others_work_s[r] + q.own_work_s[r], 1e-9)
-    return q.in_flight[r] + q.others[r] * min(max(left, 0.0), 1.0)
+    return pending_now(q, r, others_left(q, r, now_s))
 
 
 @inlined
-def completion_of(sim: Sim, r: int, m: int, request_rows: float, now_s: float) -> float:
-    """`View.completion_s` for one worker."""
-    q, s = sim.queue, sim.service
-    backlog_s = q.own_work_s[r] - min(max(now_s - q.progress_s[r], 0.0), q.executing_s[r])
-    if q.others[r] > 0 and q.others_work_s[r] > 0:
-        left = 1 - (now_s - q.others_s[r]) / max(q.others_work_s[r] + q.own_work_s[r], 1e-9)
-        backlog_s = backlog_s + q.others_work_s[r] * min(max(left, 0.0), 1.0)
-    rows = q.waiting_rows[r, m] + request_rows
-    batches = math.ceil(rows / s.max_batch_rows[r, m])
-    work_s = (s.fixed_s[r, m] * batches + s.per_row_s[r, m] * rows) / s.instances[r, m]
-    return max(backlog_s, 0.0) + (work_s - q.waiting_model_s[r, m])
+def completion_of(sim: Sim, r: int, m: int, rows: float, now_s: float) -> float:
+    """As `FleetView.completion_s` of one worker."""
+    q = sim.queue
+    left = others_left(q, r, now_s) if q.others[r] > 0 else 0.0
+    return completion_now_s(q, sim.service, (r, m), rows, backlog_now_s(q, r, now_s, left))
 
 
 @inlined
@@ -107,9 +107,7 @@ def _expected_latency(
             r = first + w
             cost[w] = completion_of(sim, r, m, sim.demand.rows[e, k], now_s)
             if penalty_s > 0 and sim.latency.errors[r] > 0:
-                silence_s = max(now_s - sim.latency.errors_at_s[r], 0.0)
-                rate = sim.latency.errors[r] * math.exp(-silence_s / sim.plan.env[e, E_ERROR_DECAY])
-                cost[w] = cost[w] + penalty_s * rate
+                cost[w] = cost[w] + penalty_s * error_rate_now(sim.latency, r, now_s, sim.plan.env[e, E_ERROR_DECAY])
             cost[w] = min(cost[w], WORST)
             best = min(best, cost[w])
     if temperature == 0:
