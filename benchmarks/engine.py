@@ -15,19 +15,12 @@ from policies import BUILTIN
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.capacity import capacity_per_s
-from simulator.engine import picks
 from simulator.run import run
 from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.workload import ModelTraffic, Workload
 
-COMPILED = {
-    "round_robin": (picks.ROUND_ROBIN, (0.0, 0.0)),
-    "random": (picks.RANDOM, (0.0, 0.0)),
-    "least_requests": (picks.LEAST_REQUESTS, (0.0, 0.0)),
-    "wlpr": (picks.WLPR, (1.0, 0.0)),
-    "expected_latency": (picks.EXPECTED_LATENCY, (0.02, 1.0)),
-}
-"""Policies that the engine decides as itself, with their options' defaults."""
+NUMPY_ALONE = ("learned",)
+"""Policies that the engine does not decide as itself."""
 WORKERS = (8, 32, 128, 256, 1000)
 ENVIRONMENTS = (1, 16, 64, 256, 1024)
 MODELS = (1, 3, 8)
@@ -133,8 +126,8 @@ def speed(case: Case, policy: str, rounds: int) -> Speed:
 
 
 def _decide_inside(batch: Batch, policy: str) -> None:
-    how, options = COMPILED[policy]
-    batch.run_inside(how, np.array(options))
+    if not batch.run_inside(BUILTIN[policy]()):
+        raise RuntimeError(f"the engine does not decide as {policy}")
 
 
 def _decide(batch: Batch, policy: str) -> None:
@@ -168,7 +161,7 @@ def measure(quick: bool) -> Section:
         name: {
             compiled: speed(Case(compiled), name, rounds)
             for compiled in (True, False)
-            if name in COMPILED or not compiled
+            if not (compiled and name in NUMPY_ALONE)
         }
         for name in BUILTIN
     }

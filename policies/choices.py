@@ -1,12 +1,68 @@
-"""The least of d sampled workers, in closed form: what power-of-d-choices would do, without drawing the sample."""
+"""Choices among costs, each written twice, side by side: over arrays for NumPy, and in plain loops for compiled code.
+
+Over arrays: `(cost, eligible[, option])`, shape `(..., n)`, to shares `(..., n)`. In loops: one view's cost (which may
+be written over), eligible, option, scratch of at least n + 1 numbers, and `out`, the shares to be written; they return
+the worker that has it all, or -1. Both give the same bits, but for the last of an exponential.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from policies.base import BoolArray, FloatArray, IntArray, count_of, least, masked_cost
+from policies.base import WORST, BoolArray, FloatArray, IntArray, count_of, least, masked_cost
+from policies.facts import one_total, total
+
+_LEAST_SCALE_S = 1e-9
+"""Keeps the division defined where the best worker is expected to take no time at all."""
+
+
+class Choice(NamedTuple):
+    """In both forms, and the name of the policy's option that it takes; empty: none."""
+
+    shares: Callable[..., FloatArray]
+    fill: Callable[..., int]
+    option: str = ""
+
+
+def fill_least(cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray) -> int:
+    """`policies.base.least` in loops."""
+    lowest, ties, first = np.inf, 0, -1
+    for w in range(len(out)):
+        out[w] = 0.0
+        if eligible[w]:
+            if not cost[w] < WORST:
+                cost[w] = WORST
+            if cost[w] < lowest:
+                lowest, ties, first = cost[w], 1, w
+            elif cost[w] == lowest:
+                ties += 1
+    if ties == 1:
+        out[first] = 1.0
+        return first
+    if ties > 1:
+        for w in range(first, len(out)):
+            if eligible[w] and cost[w] == lowest:
+                out[w] = 1.0 / ties
+    return -1
+
+
+LEAST = Choice(least, fill_least)
+"""The least cost; ties share."""
+
+
+def least_of(option: str) -> Choice:
+    """The least cost of as many sampled workers as the option says, 0 for all; ties share."""
+    return Choice(sampled_least, fill_sampled_least, option)
+
+
+def softmin_of(option: str) -> Choice:
+    """Shares that fall by e for each `option` times the least cost, so near ties share; at 0 only the least."""
+    return Choice(softmin, fill_softmin, option)
 
 
 def sampled_least(cost: FloatArray, eligible: BoolArray, choices: int) -> FloatArray:
@@ -47,6 +103,33 @@ def sampled_least(cost: FloatArray, eligible: BoolArray, choices: int) -> FloatA
     return probabilities.reshape(masked.shape)
 
 
+def fill_sampled_least(
+    cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
+) -> int:
+    """`sampled_least` in loops: a worker's rank is how many cost less."""
+    n, count = len(out), 0
+    for w in range(n):
+        if eligible[w]:
+            count += 1
+            cost[w] = cost[w] if cost[w] < WORST else WORST
+        else:
+            cost[w] = np.inf
+    if option == 0 or option >= count:
+        return fill_least(cost, eligible, option, scratch, out)
+    scratch[0] = 1.0
+    for rank in range(count):
+        scratch[rank + 1] = scratch[rank] * (max(count - rank - option, 0.0) / (count - rank))
+    for w in range(n):
+        out[w] = 0.0
+        if eligible[w]:
+            below, equal = 0, 0
+            for other in range(n):
+                below += cost[other] < cost[w]
+                equal += cost[other] == cost[w]
+            out[w] = (scratch[below] - scratch[below + equal]) / equal
+    return -1
+
+
 def _survival(count: IntArray, n: int, choices: int) -> FloatArray:
     """The probability that the best of the draw has rank r or worse, for r from 0 to n; shape `(..., n + 1)`.
 
@@ -67,3 +150,54 @@ def _survival_of(count: int, n: int, choices: int) -> FloatArray:
     survival = _survival(np.array([count]), n, choices)
     survival.flags.writeable = False
     return survival
+
+
+def softmin(cost: FloatArray, eligible: BoolArray, temperature: float) -> FloatArray:
+    """Softmin shares, `(..., n)`, of a scale of `temperature` times the least cost; equal costs get equal shares."""
+    if temperature == 0.0:
+        return least(cost, eligible)
+    masked = masked_cost(cost, eligible)
+    best = np.minimum.reduce(masked, axis=-1, keepdims=True, initial=WORST)
+    shares = np.exp((best - masked) / np.maximum(temperature * best, _LEAST_SCALE_S))
+    # The best has 1 before the division, so a smaller total means that none is eligible.
+    shares /= np.maximum(np.add.reduce(shares, axis=-1, keepdims=True), 1.0)
+    return shares
+
+
+def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray) -> int:
+    """`softmin` in loops."""
+    if option == 0:
+        return fill_least(cost, eligible, option, scratch, out)
+    best = WORST
+    for w in range(len(out)):
+        if eligible[w]:
+            cost[w] = cost[w] if cost[w] < WORST else WORST
+            best = min(best, cost[w])
+    scale, total = max(option * best, _LEAST_SCALE_S), 0.0
+    for w in range(len(out)):
+        out[w] = math.exp((best - cost[w]) / scale) if eligible[w] else 0.0
+        total += out[w]
+    for w in range(len(out)):
+        out[w] /= max(total, 1.0)
+    return -1
+
+
+def in_proportion(share: FloatArray, eligible: BoolArray) -> FloatArray:
+    """Shares in proportion, `(..., n)`."""
+    sums = total(share, eligible)
+    shares: FloatArray = np.where(eligible, share, 0.0) / np.where(sums > 0.0, sums, 1.0)
+    return shares
+
+
+def fill_in_proportion(
+    cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
+) -> int:
+    """`in_proportion` in loops."""
+    sums = one_total(cost, eligible, option, scratch)
+    for w in range(len(out)):
+        out[w] = (cost[w] if eligible[w] else 0.0) / (sums if sums > 0.0 else 1.0)
+    return -1
+
+
+IN_PROPORTION = Choice(in_proportion, fill_in_proportion)
+"""Drawn blindly, in proportion to what stands for the cost."""

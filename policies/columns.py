@@ -24,3 +24,7 @@ class Columns:
     error_rate: FloatArray
     tokens: FloatArray
     report_age_s: FloatArray
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Columns) if field.name != "eligible")
+"""Names of a view's columns of numbers."""

@@ -7,12 +7,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from policies.base import WORST, FleetView, FloatArray, Policy, Request, least, option
+from policies.base import WORST, BoolArray, FloatArray, option
+from policies.choices import LEAST
+from policies.costs import CostPolicy
+from policies.facts import total_of
 from policies.hashing import rendezvous_cost
 
 
 @dataclasses.dataclass(frozen=True)
-class ConsistentHash(Policy):
+class ConsistentHash(CostPolicy):
     """The worker that wins the request's key, unless it is too busy; then the key's next.
 
     All balancers agree without talking, a worker that comes or goes moves only its own share of the keys, and no worker
@@ -39,21 +42,28 @@ class ConsistentHash(Policy):
         8.0, "Requests that a worker may hold whatever the others' load, so that keys stay at low load", ge=0.0
     )
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """1 for the key's worker, `(..., n)`."""
-        key = request.number if request.key is None else request.key
-        cost = rendezvous_cost(key, fleet.name_hash, fleet.weight)
-        eligible = fleet.eligible
-        if self.balance_factor == np.inf:
-            return least(cost, eligible)
-        weight = np.where(eligible, fleet.weight, 0.0)
-        load = fleet.pending if self.load == "pending" else fleet.in_flight
-        load = np.where(eligible, np.fmin(load, WORST), 0.0)
-        total_weight = np.add.reduce(weight, axis=-1, keepdims=True)
-        total_load = np.add.reduce(load, axis=-1, keepdims=True) + 1.0
-        share = self.balance_factor * total_load / np.where(total_weight > 0.0, total_weight, 1.0)
-        # Somebody has room: if all were at their bounds, the loads would sum to more than they do.
-        most = np.ceil(share * weight)
-        if request.key is not None:
-            most = np.maximum(most, self.floor)
-        return least(cost, (load < most) & eligible)
+    choice = LEAST
+    facts: ClassVar = {"total_load": total_of("load"), "total_weight": total_of("weight")}
+
+    def columns(self) -> dict[str, str]:
+        """The load is pending or in flight."""
+        return {"load": self.load}
+
+    @staticmethod
+    def cost(lot: FloatArray, weight: FloatArray) -> FloatArray:
+        """The worker's bid for the key."""
+        return rendezvous_cost(lot, weight)
+
+    @staticmethod
+    def candidate(
+        load: FloatArray,
+        weight: FloatArray,
+        total_load: FloatArray,
+        total_weight: FloatArray,
+        balance_factor: float,
+        floor: float,
+        keyed: float,
+    ) -> BoolArray:
+        """Whether it has room. Somebody has: if all were at their bounds, the loads would sum to more than they do."""
+        share = balance_factor * (total_load + 1.0) / np.where(total_weight > 0.0, total_weight, 1.0)
+        return np.fmin(load, WORST) < np.maximum(np.ceil(share * weight), floor * keyed)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
-from policies.base import WORST, FleetView, FloatArray, Policy, Request, least, masked_cost, option
-
-_LEAST_SCALE_S = 1e-9
-"""Keeps the division defined where the best worker is expected to take no time at all."""
+from policies.base import FloatArray, option
+from policies.choices import softmin_of
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpectedLatency(Policy):
+class ExpectedLatency(CostPolicy):
     """Least `completion_s + error_penalty_s * error_rate`, by a softmin whose scale is `temperature` times the best.
 
     On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
@@ -36,16 +33,9 @@ class ExpectedLatency(Policy):
     )
     error_penalty_s: float = option(1.0, "Seconds that a failed request counts as", ge=0.0)
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """Softmin shares of the expected cost, `(..., n)`; equal costs get equal shares."""
-        cost_s = fleet.completion_s
-        if self.error_penalty_s > 0.0:
-            cost_s = cost_s + self.error_penalty_s * fleet.error_rate
-        if self.temperature == 0.0:
-            return least(cost_s, fleet.eligible)
-        masked = masked_cost(cost_s, fleet.eligible)
-        best = np.minimum.reduce(masked, axis=-1, keepdims=True, initial=WORST)
-        shares = np.exp((best - masked) / np.maximum(self.temperature * best, _LEAST_SCALE_S))
-        # The best has 1 before the division, so a smaller total means that none is eligible.
-        shares /= np.maximum(np.add.reduce(shares, axis=-1, keepdims=True), 1.0)
-        return shares
+    choice = softmin_of("temperature")
+
+    @staticmethod
+    def cost(completion_s: FloatArray, error_rate: FloatArray, error_penalty_s: float) -> FloatArray:
+        """Expected seconds, errors counted as such."""
+        return completion_s + error_penalty_s * error_rate

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from policies.base import FloatArray, UintArray
+from policies.base import FleetView, FloatArray, Request, UintArray
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -45,7 +45,8 @@ def unit(value: int) -> float:
 
 def unit_array(values: UintArray) -> FloatArray:
     """`unit` for arrays, element by element."""
-    return (values >> _SHIFT_TO_53).astype(np.float64) * 2.0**-53
+    units: FloatArray = np.multiply(values >> _SHIFT_TO_53, 2.0**-53)
+    return units
 
 
 def key_of(text: str) -> int:
@@ -53,15 +54,25 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def rendezvous_cost(key: int | UintArray, name_hash: UintArray, weight: FloatArray) -> FloatArray:
-    """What each worker bids for a key, finite and >= 0: the least bid wins; shape `(..., n)`.
+def lots(request: Request, fleet: FleetView) -> FloatArray:
+    """The lot of each worker for the request's key, or its number where it has none: uniform in [0, 1), `(..., n)`."""
+    key = request.number if request.key is None else request.key
+    mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
+    return lot_of(fleet.name_hash, mixed)
+
+
+def lot_of(name_hash: UintArray, mixed_key: np.uint64 | UintArray) -> FloatArray:
+    """From a worker's name hash and `mix` of a key, element by element."""
+    return unit_array(mix_array(name_hash ^ mixed_key))
+
+
+def rendezvous_cost(lot: FloatArray, weight: FloatArray) -> FloatArray:
+    """What a worker bids for a key, finite and >= 0, element by element: the least bid wins.
 
     The bid is `-ln(u) / weight`, with `u` uniform in (0, 1] from the hash of key and worker, so a worker wins in
-    proportion to its weight, and one that comes or goes moves only the keys that it wins or held. `key` is an int or of
-    shape `(..., 1)`. Source: Thaler, Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 1998;
-    the weighted form: Resch, "New hashing algorithms for data storage", SNIA SDC 2015.
+    proportion to its weight, and one that comes or goes moves only the keys that it wins or held. Source: Thaler,
+    Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 1998; the weighted form: Resch, "New
+    hashing algorithms for data storage", SNIA SDC 2015.
     """
-    mixed = np.uint64(mix(key)) if isinstance(key, int) else mix_array(np.atleast_1d(key).astype(np.uint64, copy=False))
-    bids: FloatArray = np.log(1.0 - unit_array(mix_array(name_hash ^ mixed)))  # 1 - u is never 0, as u may be
-    bids /= -weight
+    bids: FloatArray = np.log(1.0 - lot) / -weight  # 1 - u is never 0, as u may be
     return bids

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from policies.base import FleetView, FloatArray, Policy, Request, option
-from policies.choices import sampled_least
+from policies.base import FloatArray, option
+from policies.choices import least_of
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class LeastRequests(Policy):
+class LeastRequests(CostPolicy):
     """What a proxy knows by itself: exact and never old, but blind to other balancers and to worker speed."""
 
     name: ClassVar[str] = "least_requests"
@@ -19,6 +20,9 @@ class LeastRequests(Policy):
 
     choices: int = option(0, "Workers sampled for the comparison (Envoy's choice_count); 0: all", ge=0)
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """Shares for the fewest in flight, `(..., n)`; ties share."""
-        return sampled_least(fleet.in_flight, fleet.eligible, self.choices)
+    choice = least_of("choices")
+
+    @staticmethod
+    def cost(in_flight: FloatArray) -> FloatArray:
+        """Requests in flight."""
+        return in_flight

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import WORST, FleetView, FloatArray, Policy, Request, option
-from policies.choices import sampled_least
+from policies.base import WORST, FloatArray, option
+from policies.choices import least_of
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class PeakEwma(Policy):
+class PeakEwma(CostPolicy):
     """Least `latency_s * (in_flight + 1)` of the sample.
 
     A worker of which no latency is known costs nothing while idle, so it gets a request to be measured by, and
@@ -28,9 +29,12 @@ class PeakEwma(Policy):
         1e5, "Seconds that a busy worker costs before its first latency is known (Finagle: about 39 hours)", ge=0.0
     )
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """The probability to be the least cost of a sample, `(..., n)`; ties share."""
-        latency_s, in_flight = fleet.latency_s, np.fmin(fleet.in_flight, WORST)
-        warm = latency_s * (in_flight + 1.0)
-        cold = (self.cold_penalty_s + in_flight) * (in_flight > 0.0)
-        return sampled_least(np.where(latency_s > 0.0, warm, cold), fleet.eligible, self.choices)
+    choice = least_of("choices")
+
+    @staticmethod
+    def cost(latency_s: FloatArray, in_flight: FloatArray, cold_penalty_s: float) -> FloatArray:
+        """Seconds that the requests there and this one take one by one, or of the penalty."""
+        finite = np.fmin(in_flight, WORST)
+        warm = latency_s * (finite + 1.0)
+        cold = (cold_penalty_s + finite) * (finite > 0.0)
+        return np.where(latency_s > 0.0, warm, cold)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from policies.base import FleetView, FloatArray, Policy, Request, option
-from policies.choices import sampled_least
+import numpy as np
+
+from policies.base import FloatArray, option
+from policies.choices import least_of
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerOfTwo(Policy):
+class PowerOfTwo(CostPolicy):
     """The least pending of `choices` sampled workers, as exact probabilities rather than one draw.
 
     The sampling keeps balancers that read the same report from all running to the same worker; the price is that the
@@ -24,7 +27,9 @@ class PowerOfTwo(Policy):
     choices: int = option(2, "Workers sampled without replacement", ge=1)
     weighted: bool = option(False, "Whether to compare pending / weight instead of pending")
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """The probability to be the least pending of a sample, `(..., n)`; ties share."""
-        cost = fleet.pending / fleet.weight if self.weighted else fleet.pending
-        return sampled_least(cost, fleet.eligible, self.choices)
+    choice = least_of("choices")
+
+    @staticmethod
+    def cost(pending: FloatArray, weight: FloatArray, weighted: float) -> FloatArray:
+        """Requests pending, by weight where the option says so."""
+        return pending / np.where(weighted, weight, 1.0)

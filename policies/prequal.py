@@ -7,15 +7,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, count_of, option
-from policies.choices import sampled_least
+from policies.base import FloatArray, option
+from policies.choices import least_of
+from policies.costs import CostPolicy
+from policies.facts import quantile_of
 
 _HOT = 1e15
 """Added to the pending of hot workers, so that each is behind every cold one and hot ones stay in order."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Prequal(Policy):
+class Prequal(CostPolicy):
     """Workers with pending above a quantile of the fleet are hot. Of a sample: the cold one of least latency, or the
     hot one of least pending where all are hot.
 
@@ -39,30 +41,19 @@ class Prequal(Policy):
         "expected (completion time of this request)",
     )
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """The probability to be first of a sample by the rule, `(..., n)`; ties share."""
-        eligible, pending = fleet.eligible, fleet.pending
-        if self.latency == "expected":
-            latency_s = fleet.completion_s
-        else:
-            latency_s = np.where(fleet.latency_s > 0.0, fleet.latency_s, fleet.service_s)
-        hot = pending > _lower_quantile(pending, eligible, self.hot_quantile)
-        # One number in the rule's order: cold by latency, then hot by pending.
-        return sampled_least(np.where(hot, pending + _HOT, np.fmin(latency_s, _HOT)), eligible, self.pool)
+    choice = least_of("pool")
+    facts: ClassVar = {"hot_above": quantile_of("pending", "hot_quantile")}
 
+    def columns(self) -> dict[str, str]:
+        """Latency: the average and, where there is none, the service time; or the completion time for both."""
+        expected = self.latency == "expected"
+        return {
+            "seen_s": "completion_s" if expected else "latency_s",
+            "unseen_s": "completion_s" if expected else "service_s",
+        }
 
-def _lower_quantile(values: FloatArray, eligible: BoolArray, quantile: float) -> float | FloatArray:
-    """The lower quantile (an order statistic) over eligible workers; a float for `(n,)`, else `(..., 1)`."""
-    count = count_of(eligible)
-    masked = np.where(eligible, values, np.inf)
-    if isinstance(count, int):
-        if count == 0:
-            return np.inf
-        place = int(quantile * (count - 1))
-        masked.partition(place)
-        return float(masked[place])
-    if masked.size == 0:
-        return np.inf
-    masked.sort(axis=-1)
-    places = (quantile * np.maximum(count - 1, 0)).astype(np.int64)
-    return np.take_along_axis(masked, places, axis=-1)
+    @staticmethod
+    def cost(pending: FloatArray, seen_s: FloatArray, unseen_s: FloatArray, hot_above: FloatArray) -> FloatArray:
+        """One number in the rule's order: cold by latency, then hot by pending."""
+        latency_s = np.where(seen_s > 0.0, seen_s, unseen_s)
+        return np.where(pending > hot_above, pending + _HOT, np.fmin(latency_s, _HOT))

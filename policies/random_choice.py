@@ -7,11 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request, option, uniform_over
+from policies.base import FloatArray, option
+from policies.choices import IN_PROPORTION
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomChoice(Policy):
+class RandomChoice(CostPolicy):
     """Needs no signal, so no signal can mislead it; pays for that with long queues by chance."""
 
     name: ClassVar[str] = "random"
@@ -20,11 +22,9 @@ class RandomChoice(Policy):
 
     weighted: bool = option(False, "Whether to draw in proportion to the configured weights")
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """Equal or weighted shares, `(..., n)`."""
-        if not self.weighted:
-            return uniform_over(fleet.eligible)
-        weight = np.where(fleet.eligible, fleet.weight, 0.0)
-        total = np.add.reduce(weight, axis=-1, keepdims=True)
-        shares: FloatArray = weight / np.where(total > 0.0, total, 1.0)
-        return shares
+    choice = IN_PROPORTION
+
+    @staticmethod
+    def cost(weight: FloatArray, weighted: float) -> FloatArray:
+        """Not what a worker costs but its share."""
+        return np.where(weighted, weight, 1.0)

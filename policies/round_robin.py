@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, IntArray, Policy, Request, count_of
+from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request, count_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +35,21 @@ class RoundRobin(Policy):
         place = np.cumsum(eligible, axis=-1) - 1
         chosen: FloatArray = ((place == turn) & eligible).astype(np.float64)
         return chosen
+
+
+def fill_turn(number: int, eligible: BoolArray, out: FloatArray) -> int:
+    """`RoundRobin.probabilities` in loops, as `policies.choices` has them."""
+    count, chosen = 0, -1
+    for w in range(len(out)):
+        out[w] = 0.0
+        count += eligible[w]
+    if count:
+        place = number % count
+        for w in range(len(out)):
+            if eligible[w]:
+                if place == 0:
+                    chosen = w
+                    break
+                place -= 1
+        out[chosen] = 1.0
+    return chosen

@@ -7,11 +7,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from policies.base import FleetView, FloatArray, Policy, Request, least, option
+from policies.base import BoolArray, FloatArray, option
+from policies.choices import LEAST
+from policies.costs import CostPolicy
+from policies.facts import most_of
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenBucket(Policy):
+class TokenBucket(CostPolicy):
     """The eligible worker with most tokens; ties go to the shortest queue.
 
     Tokens are compared whole: 3.7 tokens let three requests pass, as 3.2 do, and then the queue decides. The buckets
@@ -26,12 +29,18 @@ class TokenBucket(Policy):
         "least_loaded", "What to do when no eligible worker has a token: least_loaded (shortest queue) or shed (429)"
     )
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """Shares for the most whole tokens and then the least pending, `(..., n)`; all zero where shed."""
-        # fmax turns debts and NaN into an empty bucket; ineligible workers lie below it.
-        tokens = np.where(fleet.eligible, np.floor(np.fmax(fleet.tokens, 0.0)), -1.0)
-        most = np.maximum.reduce(tokens, axis=-1, keepdims=True, initial=0.0)
-        if self.when_empty == "shed":
-            most = np.maximum(most, 1.0)
-        # With all buckets empty everybody ties at 0, which leaves the choice to the queue: least loaded.
-        return least(fleet.pending, tokens == most)
+    choice = LEAST
+    facts: ClassVar = {"most_tokens": most_of("tokens")}
+
+    @staticmethod
+    def candidate(tokens: FloatArray, most_tokens: FloatArray, when_empty: float) -> BoolArray:
+        """Whether it has the most whole tokens. With all buckets empty everybody has, and the queue decides: least
+        loaded; to shed (1), the most is at least one."""
+        # fmax turns debts and NaN into an empty bucket.
+        chosen: BoolArray = np.floor(np.fmax(tokens, 0.0)) == np.maximum(np.floor(most_tokens), when_empty)
+        return chosen
+
+    @staticmethod
+    def cost(pending: FloatArray) -> FloatArray:
+        """The queue."""
+        return pending

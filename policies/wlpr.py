@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from policies.base import FleetView, FloatArray, Policy, Request, least, option
+from policies.base import FloatArray, option
+from policies.choices import LEAST
+from policies.costs import CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightedLeastPending(Policy):
+class WeightedLeastPending(CostPolicy):
     """Least `(pending + 1) / weight`: right where the weights are right and requests are alike.
 
     That is the time until the request is done, in units of the weights. Without the request itself all idle workers
@@ -25,7 +27,9 @@ class WeightedLeastPending(Policy):
         "Whether to count the request itself; without it, pending / weight, idle workers share whatever they weigh",
     )
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """Shares for the least pending per weight, `(..., n)`; ties share."""
-        pending = fleet.pending + 1.0 if self.count_self else fleet.pending
-        return least(pending / fleet.weight, fleet.eligible)
+    choice = LEAST
+
+    @staticmethod
+    def cost(pending: FloatArray, weight: FloatArray, count_self: float) -> FloatArray:
+        """Requests pending, and this one, by weight."""
+        return (pending + count_self) / weight

@@ -12,9 +12,10 @@ from balancer.core.router import STICKY
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine import loop, picks, truth
+from simulator.engine import loop, truth
 from simulator.engine.allocate import allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
+from simulator.engine.deciders import decider
 from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
 from simulator.engine.native import Native
@@ -60,7 +61,7 @@ class Batch:
         self._tenants = [one.tenant for one in arrivals]
         self._tables = Tables(self.sim.plan)
         self._exact, self._timeline_period_s = exact, timeline_period_s
-        self._no_options = np.zeros(2)
+        self._no_options = Native(loop.Options(np.zeros(1)))
         self._everyone = np.arange(len(fleets))
         self._keyed = any(one.key.any() for one in arrivals)
         for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
@@ -91,7 +92,7 @@ class Batch:
         self._keyed = self._keyed or bool(arrivals.key.any())
         self._fill(e, fleet, arrivals, seed)
         only = self._everyone == e
-        loop.advance(self._native, self._everyone, only, picks.OUTSIDE, self._no_options)
+        loop.advance(self._native, self._everyone, only, loop.OUTSIDE, self._no_options)
         self.waiting[e] = only[e]
 
     def start(self) -> int:
@@ -101,17 +102,22 @@ class Batch:
 
     def step(self, workers: IntArray) -> int:
         """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
-        return int(loop.advance(self._native, workers, self.waiting, picks.OUTSIDE, self._no_options))
+        return int(loop.advance(self._native, workers, self.waiting, loop.OUTSIDE, self._no_options))
 
-    def run_inside(self, how: int, options: FloatArray, workers: IntArray | None = None) -> None:
-        """Run to the end with a policy that the engine decides as itself, one of `picks`.
+    def run_inside(self, policy: Policy, workers: IntArray | None = None) -> bool:
+        """Run to the end with a policy that the engine decides as itself; False, and nothing done, where it cannot.
 
         What waits already, as it does after `load`, has been left to the caller: `workers` says where it goes, `(e,)`.
         """
         if workers is None and self.waiting.any():
             raise ValueError("requests wait for a decision already: give their workers")
+        found = None if self.sticky(policy) else decider(policy, self._native)
+        if found is None:
+            return False
         self.waiting[:] = True
-        loop.advance(self._native, self._everyone if workers is None else workers, self.waiting, how, options)
+        workers = self._everyone if workers is None else workers
+        loop.advance(self._native, workers, self.waiting, found.address, found.options)
+        return True
 
     @property
     def deciding(self) -> IntArray:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import numpy as np
-
 from policies import Policy
-from policies.expected_latency import ExpectedLatency
-from policies.least_requests import LeastRequests
-from policies.random_choice import RandomChoice
-from policies.round_robin import RoundRobin
-from policies.wlpr import WeightedLeastPending
-from simulator.arrivals import Arrivals, FloatArray
+from simulator.arrivals import Arrivals
 from simulator.batch import Batch
-from simulator.engine import picks
 from simulator.result import Result
 from simulator.spec import FleetSpec
 
@@ -59,30 +51,12 @@ def run(
         timeline_period_s=timeline_period_s,
         timeline_rows=rows,
     )
-    inside = _inside(policy) if compiled and knowledge != "clairvoyant" and not batch.sticky(policy) else None
-    if inside is not None:
-        batch.run_inside(*inside)
+    if compiled and knowledge != "clairvoyant" and batch.run_inside(policy):
         if progress is not None:
             progress(sum(map(len, arrivals)))
     else:
         _step_through(batch, policy, knowledge, progress)
     return batch.result()
-
-
-def _inside(policy: Policy) -> tuple[int, FloatArray] | None:
-    """How the engine decides as this policy would, and the options; None where it cannot."""
-    match policy:
-        case RoundRobin():
-            return picks.ROUND_ROBIN, np.zeros(2)
-        case RandomChoice(weighted=False):
-            return picks.RANDOM, np.zeros(2)
-        case LeastRequests(choices=0):
-            return picks.LEAST_REQUESTS, np.zeros(2)
-        case WeightedLeastPending(count_self=count_self):
-            return picks.WLPR, np.array([float(count_self), 0.0])
-        case ExpectedLatency(temperature=temperature, error_penalty_s=penalty_s):
-            return picks.EXPECTED_LATENCY, np.array([temperature, penalty_s])
-    return None
 
 
 def _step_through(batch: Batch, policy: Policy, knowledge: Knowledge, progress: Callable[[int], None] | None) -> None:

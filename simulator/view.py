@@ -32,6 +32,7 @@ class BatchView(View):
         super().__init__(states, settings, sim.state.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))
         self._deciding = self._rows_of_all * sim.sizes.balancers + asked.balancer
+        self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), asked.model)
 
     def _state(self, record: Any) -> Any:
         """The core's record over the deciding balancers' rows; nothing is copied until it is read."""
@@ -43,12 +44,6 @@ class BatchView(View):
         split = array.reshape(-1, z.workers, *array.shape[1:])
         # Taking along one axis copies rows as a whole; two arrays of indices would take half as long again.
         return split if z.balancers == 1 else split.take(self._deciding, axis=0)
-
-    def _of_model(self, array: FloatArray) -> FloatArray:
-        if self._sim.sizes.models == 1:
-            return array[..., 0]
-        column: FloatArray = array[self._rows_of_all, :, self._sim.asked.model]
-        return column
 
     @property
     def weight(self) -> FloatArray:

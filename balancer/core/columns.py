@@ -8,6 +8,7 @@ update functions, which touch one element at a time and so compile as they are.
 from __future__ import annotations
 
 import dataclasses
+from types import EllipsisType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 State = TypeVar("State")
+At = int | tuple[Any, ...] | EllipsisType
+"""One worker, one worker and model, or all of them: what is written element by element holds for each alike."""
 
 
 def per_worker(fill: float = 0.0) -> Any:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.columns import FloatArray, per_model, per_worker
-from balancer.core.service import Service
+from balancer.core.columns import At, FloatArray, per_model, per_worker
+from balancer.core.service import Service, alone_s
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
@@ -82,8 +82,16 @@ def work_of_all_s(s: Service, rows: FloatArray, batches: FloatArray) -> FloatArr
     return work_s
 
 
+def recount_worker(q: Queue, s: Service, w: int) -> None:
+    """`recount` for all models, after their service times changed: from nothing, so that what rounding left goes."""
+    q.executing_s[w] = q.own_work_s[w] = 0.0
+    q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
+    for m in range(q.own_rows.shape[1]):
+        recount(q, s, w, m)
+
+
 def recount_all(q: Queue, s: Service) -> None:
-    """`recount` for all workers and models, `(..., n, m)`, after all service times changed."""
+    """`recount_worker` for every worker, `(..., n, m)`."""
     executing_rows = q.own_rows - q.waiting_rows
     batches = np.maximum(np.ceil(executing_rows / s.max_batch_rows), np.minimum(executing_rows, s.instances))
     executing_model_s = work_of_all_s(s, executing_rows, batches)
@@ -155,30 +163,38 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
     q.others_s[w] = now_s
 
 
-def others_left(q: Queue, now_s: float | FloatArray) -> FloatArray:
-    """The share of the others' requests that should still be there now, `(..., n)`, 0 to 1."""
-    total_s = q.others_work_s + q.own_work_s
-    left = _ONE - (now_s - q.others_s) / np.maximum(total_s, _TINY_S)
-    share: FloatArray = np.minimum(np.maximum(np.where(q.others_work_s > _ZERO, left, _ZERO), _ZERO), _ONE)
+def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The share of the others' requests that should still be there now, 0 to 1."""
+    total_s = q.others_work_s[at] + q.own_work_s[at]
+    left = _ONE - (now_s - q.others_s[at]) / np.maximum(total_s, _TINY_S)
+    share: FloatArray = np.minimum(np.maximum(np.where(q.others_work_s[at] > _ZERO, left, _ZERO), _ZERO), _ONE)
     return share
 
 
-def pending_now(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
-    """Requests at each worker now, queued or executing, `(..., n)`; `left`: `others_left`, where it is known."""
-    if not np.count_nonzero(q.others):
-        return q.in_flight
-    return q.in_flight + q.others * (others_left(q, now_s) if left is None else left)
+def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
+    """Requests at a worker now, queued or executing; `left`: `others_left`."""
+    pending: FloatArray = q.in_flight[at] + q.others[at] * left
+    return pending
 
 
-def backlog_now_s(q: Queue, now_s: float | FloatArray, left: FloatArray | None = None) -> FloatArray:
-    """Seconds until each worker has worked off what is there now, `(..., n)`; `left`: `others_left`, where it is known.
+def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: FloatArray | None) -> FloatArray:
+    """Seconds until a worker has worked off what is there now; `left`: `others_left`, None where there are no others.
 
     What executes has been under way since the last sign of progress, so that much of it is done; more than it takes
     cannot be, whatever the silence.
     """
-    done_s = np.minimum(np.maximum(now_s - q.progress_s, _ZERO), q.executing_s)
-    backlog_s = q.own_work_s - done_s
-    if np.count_nonzero(q.others):
-        backlog_s = backlog_s + q.others_work_s * (others_left(q, now_s) if left is None else left)
+    done_s = np.minimum(np.maximum(now_s - q.progress_s[at], _ZERO), q.executing_s[at])
+    backlog_s = q.own_work_s[at] - done_s
+    if left is not None:
+        backlog_s = backlog_s + q.others_work_s[at] * left
     left_s: FloatArray = np.maximum(backlog_s, _ZERO)
     return left_s
+
+
+def completion_now_s(q: Queue, s: Service, at: At, rows: float | FloatArray, backlog_s: FloatArray) -> FloatArray:
+    """Seconds until a request of `rows` rows would be complete: the backlog, and what it adds, which is little if it
+    can join those that wait; `at`: worker and model.
+    """
+    added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.instances[at] - q.waiting_model_s[at]
+    completion_s: FloatArray = backlog_s + added_s
+    return completion_s

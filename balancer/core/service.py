@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import EllipsisType
 
 import numpy as np
 
-from balancer.core.columns import FloatArray, per_model
+from balancer.core.columns import At, FloatArray, per_model
 
 # With one batch size seen the slope cannot be told from the offset. GPUs batch well, so most of a small batch's time
 # is fixed: this share of the mean time is taken to grow with the rows until a second size is seen.
@@ -30,9 +29,6 @@ WELL_KNOWN = 5.0
 # Triton's compute time includes waiting for a device that another model occupies, so it errs on the long side, and what
 # is shorter than expected is nearer to the truth: a longer observation has this much of the weight.
 _LONGER_WEIGHT = 0.25
-
-At = tuple[int, int] | EllipsisType
-"""One worker and model, or all of them."""
 
 
 @dataclass
@@ -89,18 +85,47 @@ def fit(s: Service, at: At) -> None:
     s.fixed_s[at] = trust * (mean_s - slope * mean_rows) + (1 - trust) * s.prior_fixed_s[at]
 
 
+def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
+    """Seconds of service for `rows` rows, in full batches one after the other."""
+    seconds: FloatArray = s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
+    return seconds
+
+
+def forget(s: Service, at: At, share: float) -> None:
+    """Forget `share` (0 to 1) of what was observed."""
+    s.weight[at] *= 1 - share
+    s.rows[at] *= 1 - share
+    s.rows_squared[at] *= 1 - share
+    s.seconds[at] *= 1 - share
+    s.rows_seconds[at] *= 1 - share
+
+
+def known_s(s: Service, at: At) -> FloatArray:
+    """Seconds of one row where they are well known, else infinite: the least is the prior of the others."""
+    return np.where(s.weight[at] >= WELL_KNOWN, s.fixed_s[at] + s.per_row_s[at], np.inf)
+
+
+def unknown_s(default_s: float) -> tuple[float, float]:
+    """Seconds of a batch, and of a row, where no worker is well known."""
+    return default_s * (1 - ROW_SHARE), default_s * ROW_SHARE
+
+
+def set_prior(s: Service, at: At, fixed_s: float | FloatArray, per_row_s: float | FloatArray) -> None:
+    """Take the profile for a prior; where there is none, `fixed_s` and `per_row_s`."""
+    unmeasured = np.isnan(s.profile_fixed_s[at])
+    s.prior_fixed_s[at] = np.where(unmeasured, fixed_s, s.profile_fixed_s[at])
+    s.prior_per_row_s[at] = np.where(unmeasured, per_row_s, s.profile_per_row_s[at])
+
+
 def fade(s: Service, share: float, default_s: float) -> None:
     """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for one fleet, `(n, m)`."""
-    for sums in (s.weight, s.rows, s.rows_squared, s.seconds, s.rows_seconds):
-        np.multiply(sums, 1 - share, out=sums)
-    time_s = np.where(s.weight >= WELL_KNOWN, s.fixed_s + s.per_row_s, np.inf)
+    forget(s, ..., share)
+    time_s = known_s(s, ...)
     if s.weight.size:
         fastest = time_s.argmin(axis=0)
         column = np.arange(s.weight.shape[1])
         known = np.isfinite(time_s[fastest, column])
-        fastest_fixed_s = np.where(known, s.fixed_s[fastest, column], default_s * (1 - ROW_SHARE))
-        fastest_per_row_s = np.where(known, s.per_row_s[fastest, column], default_s * ROW_SHARE)
-        profiled = ~np.isnan(s.profile_fixed_s)
-        s.prior_fixed_s[:] = np.where(profiled, s.profile_fixed_s, fastest_fixed_s)
-        s.prior_per_row_s[:] = np.where(profiled, s.profile_per_row_s, fastest_per_row_s)
+        default_fixed_s, default_per_row_s = unknown_s(default_s)
+        fixed_s = np.where(known, s.fixed_s[fastest, column], default_fixed_s)
+        set_prior(s, ..., fixed_s, np.where(known, s.per_row_s[fastest, column], default_per_row_s))
     fit(s, ...)

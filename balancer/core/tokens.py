@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.columns import FloatArray, per_worker
+from balancer.core.columns import At, FloatArray, per_worker
 from balancer.core.settings import TokenSettings
 
 
@@ -37,6 +37,7 @@ def take(t: Tokens, w: int) -> None:
     t.level[w] = max(t.level[w] - 1, 0.0)
 
 
-def level_now(t: Tokens, settings: TokenSettings, now_s: float | FloatArray) -> FloatArray:
-    """Tokens in each bucket now; `(..., n)`."""
-    return np.minimum(settings.capacity, t.level + t.rate_per_s * np.maximum(now_s - t.at_s, 0.0))
+def level_now(t: Tokens, at: At, settings: TokenSettings, now_s: float | FloatArray) -> FloatArray:
+    """Tokens in a bucket now."""
+    filled: FloatArray = t.level[at] + t.rate_per_s[at] * np.maximum(now_s - t.at_s[at], 0.0)
+    return np.minimum(settings.capacity, filled)

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core import latency, queue, tokens
+from balancer.core import latency, queue, service, tokens
+from balancer.core.columns import At
 from balancer.core.fleet import Fleet
 from balancer.core.latency import Latency
 from balancer.core.queue import Queue
@@ -66,8 +67,11 @@ class column(part[npt.NDArray[Scalar]]):
 class View:
     """Implements `policies.base.FleetView` over estimators' state; arrays are not copied.
 
-    `now_s` and `rows` broadcast against `(..., n)`; `_of_model` is what differs between one fleet and many.
+    `now_s` and `rows` broadcast against `(..., n)`.
     """
+
+    _of_model: At
+    """Where an array `(..., n, m)` has the column of the request's model, `(..., n)`."""
 
     def __init__(
         self,
@@ -87,10 +91,6 @@ class View:
         """Leave only these of the eligible workers; `to` has shape `(..., n)`."""
         self.eligible = read_only(self.eligible & to)
 
-    def _of_model(self, array: FloatArray) -> FloatArray:
-        """The column of the request's model, `(..., n)`, of an array `(..., n, m)`."""
-        raise NotImplementedError
-
     @column
     def in_flight(self) -> FloatArray:
         """See `FleetView`."""
@@ -102,59 +102,48 @@ class View:
         return self._queue.reported_pending
 
     @part
-    def _served(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of the request's model: most rows of a batch, seconds of a batch, seconds of a row."""
-        s, of_model = self._service, self._of_model
-        return of_model(s.max_batch_rows), of_model(s.fixed_s), of_model(s.per_row_s)
-
-    @part
     def _others_left(self) -> FloatArray | None:
         """For the two columns that need it; None where there are no others."""
-        return queue.others_left(self._queue, self._now_s) if np.count_nonzero(self._queue.others) else None
+        return queue.others_left(self._queue, ..., self._now_s) if np.count_nonzero(self._queue.others) else None
 
     @column
     def pending(self) -> FloatArray:
         """See `FleetView`."""
-        return queue.pending_now(self._queue, self._now_s, self._others_left)
+        left = self._others_left
+        return self._queue.in_flight if left is None else queue.pending_now(self._queue, ..., left)
 
     @column
     def backlog_s(self) -> FloatArray:
         """See `FleetView`."""
-        return queue.backlog_now_s(self._queue, self._now_s, self._others_left)
+        return queue.backlog_now_s(self._queue, ..., self._now_s, self._others_left)
 
     @column
     def completion_s(self) -> FloatArray:
-        """See `FleetView`: the backlog, and what this request adds, which is little if it can join those that wait."""
-        q, of_model = self._queue, self._of_model
-        max_batch_rows, fixed_s, per_row_s = self._served
-        rows = of_model(q.waiting_rows) + self._rows
-        batches = np.ceil(rows / max_batch_rows)
-        work_s = (fixed_s * batches + per_row_s * rows) / of_model(self._service.instances)
-        completion_s: FloatArray = self.backlog_s + (work_s - of_model(q.waiting_model_s))
-        return completion_s
+        """See `FleetView`."""
+        return queue.completion_now_s(self._queue, self._service, self._of_model, self._rows, self.backlog_s)
 
     @column
     def service_s(self) -> FloatArray:
         """See `FleetView`."""
-        max_batch_rows, fixed_s, per_row_s = self._served
-        batches = np.ceil(self._rows / max_batch_rows)
-        service_s: FloatArray = fixed_s * batches + per_row_s * self._rows
-        return service_s
+        return service.alone_s(self._service, self._of_model, self._rows)
 
     @column
     def latency_s(self) -> FloatArray:
         """See `FleetView`."""
-        return latency.latency_now_s(self._latency, self._now_s, self._settings.latency_decay_s)
+        return latency.latency_now_s(self._latency, ..., self._now_s, self._settings.latency_decay_s)
 
     @column
     def error_rate(self) -> FloatArray:
         """See `FleetView`."""
-        return latency.error_rate_now(self._latency, self._now_s, self._settings.error_decay_s)
+        x = self._latency
+        if not np.count_nonzero(x.errors):
+            return x.errors
+        return latency.error_rate_now(x, ..., self._now_s, self._settings.error_decay_s)
 
     @column
     def tokens(self) -> FloatArray:
         """See `FleetView`."""
-        return tokens.level_now(self._tokens, self._settings.tokens, self._now_s)
+        return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
 
 class LiveView(View):
@@ -165,11 +154,7 @@ class LiveView(View):
         # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
         super().__init__(states, fleet.settings.estimators, eligible, np.asarray(rows), np.asarray(now_s))
         self._fleet = fleet
-        self._column = column
-
-    def _of_model(self, array: FloatArray) -> FloatArray:
-        column: FloatArray = array[:, self._column]
-        return column
+        self._of_model = (slice(None), column)
 
     @column
     def weight(self) -> FloatArray:

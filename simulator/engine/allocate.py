@@ -22,6 +22,8 @@ _EXECUTIONS_PER_S = 2000.0
 _WARM = 1 << 40
 """Executions that a worker is taken to have started when it is there from the start."""
 _PREFERRED = 8
+_COLUMNS, _FACTS = 16, 4
+"""That a policy may read."""
 _ESTIMATORS: dict[type[Any], str] = {
     queue.Queue: "queue",
     service.Service: "service",
@@ -75,6 +77,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
         **{"k": z.requests, "t": timeline, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": _PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
+        **{"columns": _COLUMNS, "facts": _FACTS, "n_and_1": n + 1},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),

@@ -87,7 +87,12 @@ STATE: Fields = {
     "attempts": ("e k", np.int8, 0),
     "fallback": ("e k fallbacks", np.int16, -1),
     "timeline": ("e t n", float, 0),
-    "scratch": ("e n", float, 0),
+    "columns": ("e columns n", float, 0),
+    "facts": ("e facts", float, 0),
+    "cost": ("e n", float, 0),
+    "shares": ("e n", float, 0),
+    "scratch": ("e n_and_1", float, 0),
+    "candidate": ("e n", np.bool_, False),
     "mask": ("e n", np.bool_, False),
 }
 ASKED: Fields = {

@@ -8,21 +8,24 @@ import math
 
 import numpy as np
 
-from balancer.core.service import ROW_SHARE, WELL_KNOWN
 from simulator.engine.compiled import (
     TokenLimits,
     batch_work_s,
+    forget,
     inlined,
+    known_s,
     latency_observe,
     outlined,
     queue_ended,
     queue_reported,
     queue_sent,
-    recount,
+    recount_worker,
     rows_per_request,
     service_fit,
+    set_prior,
     tokens_advance,
     tokens_take,
+    unknown_s,
 )
 from simulator.engine.layout import (
     E_BALANCERS,
@@ -136,34 +139,24 @@ def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
 
 @outlined
 def fade(sim: Sim, e: int, b: int, share: float) -> None:
-    """`Fleet._fade`: forget a share of what was observed, renew the priors, fit and recount."""
-    s, q, n, models = sim.service, sim.queue, sim.sizes.workers, sim.sizes.models
+    """`service.fade` and `queue.recount_all` for one balancer's rows."""
+    s, n = sim.service, sim.sizes.workers
     first = row(sim, e, b, 0)
-    default_s = sim.plan.env[e, E_DEFAULT_S]
-    for m in range(models):
+    for m in range(sim.sizes.models):
         fastest, least_s = -1, np.inf
         for r in range(first, first + n):
-            s.weight[r, m] *= 1 - share
-            s.rows[r, m] *= 1 - share
-            s.rows_squared[r, m] *= 1 - share
-            s.seconds[r, m] *= 1 - share
-            s.rows_seconds[r, m] *= 1 - share
-            if s.weight[r, m] >= WELL_KNOWN and s.fixed_s[r, m] + s.per_row_s[r, m] < least_s:
-                fastest, least_s = r, s.fixed_s[r, m] + s.per_row_s[r, m]
-        fixed_s, per_row_s = default_s * (1 - ROW_SHARE), default_s * ROW_SHARE
+            forget(s, (r, m), share)
+            time_s = known_s(s, (r, m))
+            if time_s < least_s:
+                fastest, least_s = r, time_s
+        fixed_s, per_row_s = unknown_s(sim.plan.env[e, E_DEFAULT_S])
         if fastest >= 0:
             fixed_s, per_row_s = s.fixed_s[fastest, m], s.per_row_s[fastest, m]
         for r in range(first, first + n):
-            profiled = not math.isnan(s.profile_fixed_s[r, m])
-            s.prior_fixed_s[r, m] = s.profile_fixed_s[r, m] if profiled else fixed_s
-            s.prior_per_row_s[r, m] = s.profile_per_row_s[r, m] if profiled else per_row_s
+            set_prior(s, (r, m), fixed_s, per_row_s)
             service_fit(s, (r, m))
     for r in range(first, first + n):
-        # From nothing, so that what rounding left behind of many changes goes.
-        q.executing_s[r], q.own_work_s[r] = 0.0, 0.0
-        for m in range(models):
-            q.own_work_model_s[r, m], q.waiting_model_s[r, m] = 0.0, 0.0
-            recount(q, s, r, m)
+        recount_worker(sim.queue, s, r)
 
 
 @outlined

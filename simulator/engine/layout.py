@@ -183,7 +183,16 @@ class State(NamedTuple):
     """`(e, k, fallbacks)`."""
     timeline: FloatArray
     """`(e, t, n)`."""
+    columns: FloatArray
+    """What the policy that decides reads of the request's view, `(e, columns, n)`."""
+    facts: FloatArray
+    cost: FloatArray
+    """`(e, n)`."""
+    shares: FloatArray
+    """`(e, n)`."""
     scratch: FloatArray
+    """`(e, n + 1)`."""
+    candidate: AnyArray
     """`(e, n)`."""
     mask: AnyArray
     """Who may be picked for the request that is being decided, `(e, n)`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine import batcher, device, faults, knowledge, picks, reports
+from simulator.engine import batcher, columns, device, faults, knowledge, picks, reports
+from simulator.engine.calls import call
 from simulator.engine.compiled import compiled, inlined, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import (
@@ -53,12 +55,23 @@ from simulator.engine.layout import (
     TIMELINE_ROW,
     TIMER,
     UP,
+    FloatArray,
     Sim,
 )
 from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
 from simulator.result import Status
 
 _OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.SHED), int(Status.NO_WORKER)
+
+
+OUTSIDE = 0
+"""In place of a decider's address: the caller decides."""
+
+
+class Options(NamedTuple):
+    """What a decider is told, beside the fleet and the request."""
+
+    values: FloatArray
 
 
 @inlined
@@ -85,14 +98,13 @@ def _within_limits(sim: Sim, e: int, k: int, b: int, count: int, now_s: float) -
     if limit < np.inf:
         count = 0
         for w in range(sim.sizes.workers):
-            mask[w] = mask[w] and picks.pending_of(sim, first + w, now_s) < limit
+            mask[w] = mask[w] and columns.pending(sim, e, w, first + w, k, now_s) < limit
             count += mask[w]
     if count > 0 and env[e, E_SHED_LATE] and demand.deadline_s[e, k] < np.inf:
         best_s = np.inf
         for w in range(sim.sizes.workers):
             if mask[w]:
-                rows = demand.rows[e, k]
-                best_s = min(best_s, picks.completion_of(sim, first + w, demand.model[e, k], rows, now_s))
+                best_s = min(best_s, columns.completion_s(sim, e, w, first + w, k, now_s))
         if best_s > demand.deadline_s[e, k]:
             count = 0
     return count
@@ -136,7 +148,7 @@ def _name_fallbacks(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
             for j in range(i):
                 taken = taken or other == x.fallback[e, k, j]
             if x.mask[e, other] and not taken:
-                pending = picks.pending_of(sim, first + other, now_s)
+                pending = columns.pending(sim, e, other, first + other, k, now_s)
                 if pending < least:
                     least, found = pending, other
         x.fallback[e, k, i] = found
@@ -302,7 +314,7 @@ def _is_stuck(sim: Sim, e: int) -> bool:
 
 
 @inlined
-def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
+def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
     while x.counts[e, ENDED] < sim.sizes.requests or x.counts[e, OUTCOME_HEAD] >= 0:
@@ -319,11 +331,10 @@ def _advance(sim: Sim, e: int, how: int, options: np.ndarray) -> bool:
             count = _arrive(sim, e, subject, now_s)
             if count > 0:
                 x.counts[e, DECIDING] = subject
-                if how == picks.OUTSIDE:
+                if decider == OUTSIDE:
                     _ask(sim, e, subject, now_s)
                     return True
-                b = sim.demand.balancer[e, subject]
-                _assign(sim, e, subject, picks.pick(sim, e, subject, b, count, how, options, now_s), now_s)
+                _assign(sim, e, subject, call(decider, sim, options, e, subject, now_s), now_s)
                 x.counts[e, DECIDING] = -1
         elif kind in (TICK, SAMPLE, REPORT, SCALE, TIMELINE) and _is_stuck(sim, e):
             break
@@ -360,9 +371,9 @@ def begin(sim: Sim, e: int) -> None:
 
 
 @compiled
-def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, how: int, options: np.ndarray) -> int:
+def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, options: Options) -> int:
     """In each environment of `waiting`: send what waits to its worker of `workers` (-1: shed), and go on to the next
-    decision, or with a policy of `picks` to the end; `(e,)` each.
+    decision, or with the decider at an address to the end; `(e,)` each.
 
     Sets `waiting` to those that wait for a decision now, and returns how many they are.
     """
@@ -372,7 +383,7 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, how: int, option
             k = sim.state.counts[e, DECIDING]
             if k >= 0:
                 _assign(sim, e, k, workers[e], sim.state.clock[e, NOW])
-            waiting[e] = _advance(sim, e, how, options)
+            waiting[e] = _advance(sim, e, decider, options)
             deciding += waiting[e]
     return deciding
 
@@ -381,14 +392,4 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, how: int, option
 def draw(probabilities: np.ndarray, uniform: np.ndarray, choices: np.ndarray) -> None:
     """`Router.route`'s draw for each row of `(e, n)` by its number in `(e,)`; -1 where all are zero."""
     for e in range(uniform.size):
-        total = 0.0
-        for w in range(probabilities.shape[1]):
-            total += probabilities[e, w]
-        target, cumulative, choice = uniform[e] * total, 0.0, -1
-        if total > 0:
-            for w in range(probabilities.shape[1]):
-                cumulative += probabilities[e, w]
-                if cumulative > target:
-                    choice = w
-                    break
-        choices[e] = choice
+        choices[e] = picks.take(probabilities[e], uniform[e])

@@ -47,7 +47,9 @@ class Native:
         for name, value in zip(record._fields, record, strict=True):
             first = len(words)
             if isinstance(value, np.ndarray):
-                layout: Literal["C", "A"] = "C" if value.flags.c_contiguous else "A"
+                # A field of a single record is contiguous too, but compiled for no other.
+                packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize
+                layout: Literal["C", "A"] = "C" if packed else "A"
                 kind: Any = types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
                 words += [value.ctypes.data, *value.shape, *value.strides]
             elif isinstance(value, int):
@@ -99,7 +101,10 @@ def _read_field(context: Any, builder: Any, record: RecordType, pointer: Any, na
     words = builder.bitcast(pointer, _WORD.as_pointer())
 
     def word(i: int) -> Any:
-        return builder.load(builder.gep(words, [ir.Constant(_WORD, first + i)]))
+        read = builder.load(builder.gep(words, [ir.Constant(_WORD, first + i)]))
+        # The block stays as it is, whatever is written to the arrays, so that loops need to read it but once.
+        read.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return read
 
     if isinstance(kind, RecordType):
         return builder.inttoptr(word(0), cgutils.voidptr_t)

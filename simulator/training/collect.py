@@ -25,7 +25,6 @@ from policies.learned.features import FEATURES, TERMS, Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
 from simulator.batch import Batch
-from simulator.engine import picks
 from simulator.result import Result
 from simulator.training.arena import Arena, Draw, Episode, arena, counted_latency_s
 from simulator.view import BatchView
@@ -124,7 +123,7 @@ def play_expected(here: Arena) -> Result:
     """What `expected_latency` makes of what is loaded."""
     policy, batch = ExpectedLatency(), here.batch
     first = batch.draw(batch.probabilities(policy))
-    batch.run_inside(picks.EXPECTED_LATENCY, np.array([policy.temperature, policy.error_penalty_s]), first)
+    batch.run_inside(policy, first)
     return batch.result()
 
 

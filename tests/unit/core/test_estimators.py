@@ -11,6 +11,14 @@ from balancer.core.settings import TokenSettings
 from balancer.core.tokens import Tokens
 
 
+def pending_now(q: Queue, now_s: float) -> np.ndarray:
+    return queue.pending_now(q, ..., queue.others_left(q, ..., now_s))
+
+
+def backlog_now_s(q: Queue, now_s: float) -> np.ndarray:
+    return queue.backlog_now_s(q, ..., now_s, queue.others_left(q, ..., now_s))
+
+
 def make_service(workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4) -> Service:
     s = columns.allocate(Service, workers, 1)
     s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = fixed_s, per_row_s, max_batch
@@ -92,7 +100,7 @@ class TestQueue:
             queue.sent(q, s, 0, 0, 1, now_s)
         assert q.waiting_rows[0, 0] == 1
         # The first has been at it for no longer than it takes, and the second has only begun.
-        assert queue.backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
+        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
 
     def test_what_executes_of_a_queue_shared_with_other_balancers_is_not_known(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service()
@@ -108,9 +116,9 @@ class TestQueue:
         q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
         for _ in range(3):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert queue.backlog_now_s(q, 0.0)[0] == pytest.approx(0.27)
-        assert queue.backlog_now_s(q, 0.05)[0] == pytest.approx(0.22)
-        assert queue.backlog_now_s(q, 9.0)[0] == pytest.approx(0.18)
+        assert backlog_now_s(q, 0.0)[0] == pytest.approx(0.27)
+        assert backlog_now_s(q, 0.05)[0] == pytest.approx(0.22)
+        assert backlog_now_s(q, 9.0)[0] == pytest.approx(0.18)
 
     def test_what_is_sent_and_ended_leaves_nothing_behind(self) -> None:
         q, s = columns.allocate(Queue, 1, 2), columns.allocate(Service, 1, 2)
@@ -124,21 +132,21 @@ class TestQueue:
     def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
         q = columns.allocate(Queue, 1, 1)
         queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
-        assert queue.pending_now(q, 0.0)[0] == 10
-        assert queue.pending_now(q, 0.5)[0] == pytest.approx(5)
-        assert queue.pending_now(q, 2.0)[0] == 0
+        assert pending_now(q, 0.0)[0] == 10
+        assert pending_now(q, 0.5)[0] == pytest.approx(5)
+        assert pending_now(q, 2.0)[0] == 0
 
     def test_other_balancers_are_assumed_to_send_as_we_do(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
         queue.reported(q, 0, pending=0, executing=0, work_s=0.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert queue.pending_now(q, 0.0)[0] == 3
+        assert pending_now(q, 0.0)[0] == 3
 
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service()
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
         queue.reported(q, 0, pending=0, executing=4, work_s=0.5, balancers=1, now_s=0.0)
-        assert queue.pending_now(q, 0.0)[0] == 1
+        assert pending_now(q, 0.0)[0] == 1
 
 
 class TestLatency:
@@ -165,8 +173,8 @@ class TestLatency:
         x = columns.allocate(Latency, 1, 0)
         for k in range(500):
             self.observe(x, None, False, k * 0.1)
-        assert latency.error_rate_now(x, 50.0, 10.0)[0] == pytest.approx(1.0, abs=0.05)
-        assert latency.error_rate_now(x, 150.0, 10.0)[0] < 0.001
+        assert latency.error_rate_now(x, ..., 50.0, 10.0)[0] == pytest.approx(1.0, abs=0.05)
+        assert latency.error_rate_now(x, ..., 150.0, 10.0)[0] < 0.001
         assert x.latency_s[0] == 0
 
 
@@ -177,22 +185,22 @@ class TestTokens:
         t = columns.allocate(Tokens, 1, 0)
         tokens.advance(t, 0, 0, self.settings, 0.0)
         tokens.take(t, 0)
-        assert tokens.level_now(t, self.settings, 0.0)[0] == 9
+        assert tokens.level_now(t, ..., self.settings, 0.0)[0] == 9
 
     @pytest.mark.parametrize(("pending", "refilled"), [(0, 5.0), (2, 2.5), (4, 0.0), (9, 0.0)])
     def test_the_refill_follows_the_queue(self, pending: float, refilled: float) -> None:
         t = columns.allocate(Tokens, 1, 0)
         t.level[0] = 0
         tokens.advance(t, 0, pending, self.settings, 0.0)
-        assert tokens.level_now(t, self.settings, 0.05)[0] == pytest.approx(refilled)
+        assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(refilled)
 
     def test_never_above_capacity_nor_below_zero(self) -> None:
         t = columns.allocate(Tokens, 1, 0)
         tokens.advance(t, 0, 0, self.settings, 0.0)
         for _ in range(20):
             tokens.take(t, 0)
-        assert tokens.level_now(t, self.settings, 0.0)[0] == 0
-        assert tokens.level_now(t, self.settings, 99.0)[0] == 10
+        assert tokens.level_now(t, ..., self.settings, 0.0)[0] == 0
+        assert tokens.level_now(t, ..., self.settings, 99.0)[0] == 10
 
 
 def test_leading_axes_give_what_single_fleets_give() -> None:
@@ -202,5 +210,56 @@ def test_leading_axes_give_what_single_fleets_give() -> None:
         getattr(batched, f)[:] = rng.uniform(0, 3, (3, 5))
     for e in range(3):
         single = Queue(**{name: getattr(batched, name)[e] for name in vars(batched)})
-        np.testing.assert_array_equal(queue.pending_now(batched, 2.0)[e], queue.pending_now(single, 2.0))
-        np.testing.assert_array_equal(queue.backlog_now_s(batched, 2.0)[e], queue.backlog_now_s(single, 2.0))
+        np.testing.assert_array_equal(pending_now(batched, 2.0)[e], pending_now(single, 2.0))
+        np.testing.assert_array_equal(backlog_now_s(batched, 2.0)[e], backlog_now_s(single, 2.0))
+
+
+class TestOneOrAll:
+    """What is written element by element gives each worker what it gives all."""
+
+    def states(self) -> tuple[Queue, Service]:
+        rng = np.random.default_rng(2)
+        q, s = columns.allocate(Queue, 6, 3), columns.allocate(Service, 6, 3)
+        for state in (q, s):
+            for array in vars(state).values():
+                array[...] = rng.uniform(0, 5, array.shape)
+        q.others_work_s[:3] = 0.0
+        q.waiting_rows[...] = np.minimum(q.waiting_rows, q.own_rows)
+        s.weight[...] *= 2
+        s.profile_fixed_s[::2] = np.nan
+        return q, s
+
+    def test_columns(self) -> None:
+        q, s = self.states()
+        left = queue.others_left(q, ..., 2.0)
+        backlog_s = queue.backlog_now_s(q, ..., 2.0, left)
+        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s)
+        for w in range(6):
+            one_left = queue.others_left(q, w, 2.0)
+            one_backlog_s = queue.backlog_now_s(q, w, 2.0, one_left)
+            assert one_left == left[w]
+            assert queue.pending_now(q, w, one_left) == queue.pending_now(q, ..., left)[w]
+            assert one_backlog_s == backlog_s[w]
+            assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s) == completion_s[w]
+
+    def test_parts_of_fading(self) -> None:
+        (_, s), (_, other) = self.states(), self.states()
+        service.forget(s, ..., 0.25)
+        service.set_prior(s, ..., 0.5, 0.125)
+        service.fit(s, ...)
+        for w in range(6):
+            for m in range(3):
+                service.forget(other, (w, m), 0.25)
+                service.set_prior(other, (w, m), 0.5, 0.125)
+                service.fit(other, (w, m))
+                assert service.known_s(other, (w, m)) == service.known_s(s, ...)[w, m]
+        for name, array in vars(s).items():
+            np.testing.assert_array_equal(getattr(other, name), array)
+
+    def test_work_counted_anew(self) -> None:
+        (q, s), (other, _) = self.states(), self.states()
+        queue.recount_all(q, s)
+        for w in range(6):
+            queue.recount_worker(other, s, w)
+        for name, array in vars(q).items():
+            np.testing.assert_array_equal(getattr(other, name), array)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+from support.views import make_view
 
-from policies.hashing import key_of, mix, mix_array, rendezvous_cost, unit, unit_array
+from policies.base import Request
+from policies.hashing import key_of, lots, mix, mix_array, rendezvous_cost, unit, unit_array
 
 
 def test_mix_is_splitmix64() -> None:
@@ -28,11 +30,11 @@ def test_key_of_is_stable() -> None:
     assert 0 <= key_of("\ud800 lone surrogate") < 2**64
 
 
-def test_rendezvous_cost_of_an_array_of_keys_is_that_of_each() -> None:
-    names = np.array([key_of(f"w{i}") for i in range(5)], np.uint64)
+def test_bids_for_an_array_of_keys_are_those_for_each() -> None:
+    view = make_view(name_hash=[key_of(f"w{i}") for i in range(5)])
     weight = np.array([1.0, 2.0, 1.0, 4.0, 1.0])
     keys = [0, 7, 2**64 - 1]
-    batch = rendezvous_cost(np.array(keys, np.uint64)[:, None], names, weight)
-    assert batch.tolist() == [rendezvous_cost(key, names, weight).tolist() for key in keys]
+    batch = rendezvous_cost(lots(Request("m", key=np.array(keys, np.uint64)[:, None]), view), weight)
+    assert batch.tolist() == [rendezvous_cost(lots(Request("m", key=key), view), weight).tolist() for key in keys]
     assert (batch >= 0).all()
     assert np.isfinite(batch).all()

@@ -1,0 +1,141 @@
+"""Policies that are a cost for each worker and a choice among costs, written once for one worker or many."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from policies.base import FleetView, FloatArray, Policy, Request
+from policies.choices import Choice
+from policies.columns import COLUMNS
+from policies.facts import Fact
+from policies.hashing import lots
+
+LOT = "lot"
+"""A column beside those of the view: the worker's lot for the request's key, uniform in [0, 1)."""
+OF_REQUEST = ("rows", "deadline_s", "priority", "keyed")
+"""What a cost may ask of the request; keyed: 1 where it has a key."""
+
+
+class Wiring(NamedTuple):
+    """Where the parameters of a policy's functions come from; parameters by name."""
+
+    columns: dict[str, str]
+    """The column that a parameter is; `LOT` is one."""
+    request: tuple[str, ...]
+    """Of `OF_REQUEST`."""
+    options: dict[str, FloatArray]
+    """Numbers: bools as 0 and 1, one of several texts as its place among them."""
+    facts: dict[str, Fact]
+
+
+class _Call(NamedTuple):
+    """A function of a policy, and what NumPy's form of it is called with; parameters by name."""
+
+    function: Callable[..., Any]
+    columns: tuple[tuple[str, str], ...]
+    """Of the view."""
+    options: dict[str, FloatArray]
+    others: tuple[str, ...]
+
+
+class CostPolicy(Policy):
+    """A policy that picks by costs.
+
+    `cost` and `candidate` hold for one worker as for arrays of them: NumPy's functions of elements and operators, no
+    branches. The names of their parameters say what they are given: columns of the view, what a request has
+    (`OF_REQUEST`), options of the policy, its `facts`, and `lot`. So they run over arrays in NumPy, and compiled,
+    worker by worker, in the simulator.
+    """
+
+    choice: ClassVar[Choice]
+    """Among the costs."""
+    cost: ClassVar[Callable[..., Any]]
+    """What each worker costs; infinite and unknown (NaN) ones come last."""
+    candidate: ClassVar[Callable[..., Any] | None] = None
+    """Whether an eligible worker may be chosen; None: each may."""
+    facts: ClassVar[Mapping[str, Fact]] = {}
+    """Facts of the whole fleet that are given as parameters of these names."""
+
+    def columns(self) -> Mapping[str, str]:
+        """Parameters that stand for one column or another, as an option says."""
+        return {}
+
+    @functools.cached_property
+    def wiring(self) -> Wiring:
+        """Where the parameters come from; a TypeError names one that is nowhere."""
+        columns: dict[str, str] = {}
+        numbers: dict[str, FloatArray] = {}
+        request: list[str] = []
+        options, hints = self.options(), get_type_hints(type(self))
+        for name in dict.fromkeys((*parameters(type(self).cost), *parameters(type(self).candidate))):
+            column = self._column(name)
+            if column in COLUMNS or column == LOT:
+                columns[name] = column
+            elif name in options:
+                numbers[name] = np.asarray(_number(options[name], hints[name]))
+            elif name in OF_REQUEST:
+                request.append(name)
+            elif name not in self.facts:
+                raise TypeError(f"policy {self.name}: {name!r} is no column, option, fact or request's; see CostPolicy")
+        facts = {name: fact._replace(column=self._column(fact.column)) for name, fact in self.facts.items()}
+        return Wiring(columns, tuple(request), numbers, facts)
+
+    def _column(self, name: str) -> str:
+        return self.columns().get(name, name)
+
+    @functools.cached_property
+    def _calls(self) -> tuple[_Call, _Call | None]:
+        """Of the cost and of the candidate."""
+        kind = type(self)
+        return self._call(kind.cost), None if kind.candidate is None else self._call(kind.candidate)
+
+    def _call(self, function: Callable[..., Any]) -> _Call:
+        wiring, names = self.wiring, parameters(function)
+        columns = [name for name in names if wiring.columns.get(name, LOT) != LOT]
+        options = {name: wiring.options[name] for name in names if name in wiring.options}
+        others = tuple(name for name in names if name not in columns and name not in options)
+        return _Call(function, tuple((name, wiring.columns[name]) for name in columns), options, others)
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """The shares of the choice, `(..., n)`."""
+        of_cost, of_candidate = self._calls
+        eligible, choice = fleet.eligible, self.choice
+        cost = self._answer(of_cost, request, fleet)
+        if of_candidate is not None:
+            eligible = eligible & self._answer(of_candidate, request, fleet)
+        if choice.option:
+            return choice.shares(cost, eligible, getattr(self, choice.option))
+        return choice.shares(cost, eligible)
+
+    def _answer(self, call: _Call, request: Request, fleet: FleetView) -> Any:
+        given = {name: getattr(fleet, column) for name, column in call.columns}
+        for name in call.others:
+            given[name] = self._other(name, request, fleet)
+        return call.function(**given, **call.options)
+
+    def _other(self, name: str, request: Request, fleet: FleetView) -> Any:
+        """What is neither a column nor an option."""
+        if name == LOT:
+            return lots(request, fleet)
+        if name == "keyed":
+            return float(request.key is not None)
+        fact = self.wiring.facts.get(name)
+        if fact is None:
+            return getattr(request, name)
+        option = (getattr(self, fact.option),) if fact.option else ()
+        return fact.of_all(getattr(fleet, fact.column), fleet.eligible, *option)
+
+
+@functools.cache
+def parameters(function: Callable[..., Any] | None) -> tuple[str, ...]:
+    """Names of a function's parameters, in order."""
+    return () if function is None else tuple(inspect.signature(function).parameters)
+
+
+def _number(value: Any, hint: Any) -> float:
+    return float(get_args(hint).index(value) if get_origin(hint) is Literal else value)
