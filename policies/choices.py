@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray, IntArray, count_of, least, masked_cost
-from policies.facts import one_total, total
+from policies.facts import sum_of
 
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
@@ -184,8 +184,9 @@ def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: 
 
 def in_proportion(share: FloatArray, eligible: BoolArray) -> FloatArray:
     """Shares in proportion, `(..., n)`."""
-    sums = total(share, eligible)
-    shares: FloatArray = np.where(eligible, share, 0.0) / np.where(sums > 0.0, sums, 1.0)
+    kept = share * eligible
+    sums = sum_of(kept)
+    shares: FloatArray = kept / np.where(sums > 0.0, sums, 1.0)
     return shares
 
 
@@ -193,7 +194,9 @@ def fill_in_proportion(
     cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
 ) -> int:
     """`in_proportion` in loops."""
-    sums = one_total(cost, eligible, option, scratch)
+    sums = 0.0
+    for w in range(len(out)):
+        sums += cost[w] if eligible[w] else 0.0
     for w in range(len(out)):
         out[w] = (cost[w] if eligible[w] else 0.0) / (sums if sums > 0.0 else 1.0)
     return -1

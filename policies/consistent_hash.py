@@ -13,6 +13,9 @@ from policies.costs import CostPolicy
 from policies.facts import total_of
 from policies.hashing import rendezvous_cost
 
+_LEAST_WEIGHT = 1e-100
+"""Keeps the division defined where no worker is eligible."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ConsistentHash(CostPolicy):
@@ -65,5 +68,5 @@ class ConsistentHash(CostPolicy):
         keyed: float,
     ) -> BoolArray:
         """Whether it has room. Somebody has: if all were at their bounds, the loads would sum to more than they do."""
-        share = balance_factor * (total_load + 1.0) / np.where(total_weight > 0.0, total_weight, 1.0)
+        share = balance_factor * (total_load + 1.0) / np.maximum(total_weight, _LEAST_WEIGHT)
         return np.fmin(load, WORST) < np.maximum(np.ceil(share * weight), floor * keyed)

@@ -17,17 +17,20 @@ from policies.hashing import lots
 
 LOT = "lot"
 """A column beside those of the view: the worker's lot for the request's key, uniform in [0, 1)."""
+ONE = "one"
+"""A column of ones, for an option that leaves another column out."""
 OF_REQUEST = ("rows", "deadline_s", "priority", "keyed")
 """What a cost may ask of the request; keyed: 1 where it has a key."""
+
+
+_ONE = np.array(1.0)
 
 
 class Wiring(NamedTuple):
     """Where the parameters of a policy's functions come from; parameters by name."""
 
     columns: dict[str, str]
-    """The column that a parameter is; `LOT` is one."""
-    request: tuple[str, ...]
-    """Of `OF_REQUEST`."""
+    """The column that a parameter is; `LOT` and `ONE` are some."""
     options: dict[str, FloatArray]
     """Numbers: bools as 0 and 1, one of several texts as its place among them."""
     facts: dict[str, Fact]
@@ -70,20 +73,17 @@ class CostPolicy(Policy):
         """Where the parameters come from; a TypeError names one that is nowhere."""
         columns: dict[str, str] = {}
         numbers: dict[str, FloatArray] = {}
-        request: list[str] = []
         options, hints = self.options(), get_type_hints(type(self))
         for name in dict.fromkeys((*parameters(type(self).cost), *parameters(type(self).candidate))):
             column = self._column(name)
-            if column in COLUMNS or column == LOT:
+            if column in (*COLUMNS, LOT, ONE):
                 columns[name] = column
             elif name in options:
                 numbers[name] = np.asarray(_number(options[name], hints[name]))
-            elif name in OF_REQUEST:
-                request.append(name)
-            elif name not in self.facts:
+            elif name not in self.facts and name not in OF_REQUEST:
                 raise TypeError(f"policy {self.name}: {name!r} is no column, option, fact or request's; see CostPolicy")
         facts = {name: fact._replace(column=self._column(fact.column)) for name, fact in self.facts.items()}
-        return Wiring(columns, tuple(request), numbers, facts)
+        return Wiring(columns, numbers, facts)
 
     def _column(self, name: str) -> str:
         return self.columns().get(name, name)
@@ -96,8 +96,9 @@ class CostPolicy(Policy):
 
     def _call(self, function: Callable[..., Any]) -> _Call:
         wiring, names = self.wiring, parameters(function)
-        columns = [name for name in names if wiring.columns.get(name, LOT) != LOT]
+        columns = [name for name in names if wiring.columns.get(name, LOT) in COLUMNS]
         options = {name: wiring.options[name] for name in names if name in wiring.options}
+        options.update({name: _ONE for name in names if wiring.columns.get(name) == ONE})
         others = tuple(name for name in names if name not in columns and name not in options)
         return _Call(function, tuple((name, wiring.columns[name]) for name in columns), options, others)
 

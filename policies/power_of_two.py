@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
 from policies.base import FloatArray, option
 from policies.choices import least_of
-from policies.costs import CostPolicy
+from policies.costs import ONE, CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +27,11 @@ class PowerOfTwo(CostPolicy):
 
     choice = least_of("choices")
 
+    def columns(self) -> dict[str, str]:
+        """What pending is divided by."""
+        return {"divisor": "weight" if self.weighted else ONE}
+
     @staticmethod
-    def cost(pending: FloatArray, weight: FloatArray, weighted: float) -> FloatArray:
+    def cost(pending: FloatArray, divisor: FloatArray) -> FloatArray:
         """Requests pending, by weight where the option says so."""
-        return pending / np.where(weighted, weight, 1.0)
+        return pending / divisor

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
 from policies.base import FloatArray, option
 from policies.choices import IN_PROPORTION
-from policies.costs import CostPolicy
+from policies.costs import ONE, CostPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,11 @@ class RandomChoice(CostPolicy):
 
     choice = IN_PROPORTION
 
+    def columns(self) -> dict[str, str]:
+        """What shares are in proportion to."""
+        return {"share": "weight" if self.weighted else ONE}
+
     @staticmethod
-    def cost(weight: FloatArray, weighted: float) -> FloatArray:
+    def cost(share: FloatArray) -> FloatArray:
         """Not what a worker costs but its share."""
-        return np.where(weighted, weight, 1.0)
+        return share

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.costs import LOT
+from policies.costs import LOT, ONE
 from simulator.engine.compiled import (
     TokenLimits,
     alone_s,
@@ -109,6 +109,12 @@ def lot(sim: Sim, e: int, w: int, r: int, k: int, now_s: float) -> float:
     return lot_of(sim.plan.name_hash[e, w], mix(key))
 
 
+@inlined
+def one(sim: Sim, e: int, w: int, r: int, k: int, now_s: float) -> float:
+    """See `policies.costs.ONE`."""
+    return 1.0
+
+
 OF_WORKER: dict[str, Any] = {
     "weight": weight,
     "in_flight": in_flight,
@@ -122,6 +128,7 @@ OF_WORKER: dict[str, Any] = {
     "tokens": tokens,
     "report_age_s": report_age_s,
     LOT: lot,
+    ONE: one,
 }
 """By the names that policies know them by."""
 
