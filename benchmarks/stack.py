@@ -128,6 +128,7 @@ class Gateway:
             for process in range(self.processes):
                 while not await self._is_ready(session, f"http://{self.config.admin_address(process)}"):
                     await asyncio.sleep(_POLL_S)
+        await self.envoy.wait_asks(_READY_S)
 
     async def stop(self) -> None:
         """End what was started."""

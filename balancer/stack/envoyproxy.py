@@ -83,6 +83,15 @@ class EnvoyProcess(LocalProcess):
         """
         await self.answers(f"{self.admin_url}/ready", timeout_s)
 
+    async def wait_asks(self, timeout_s: float = 30.0) -> None:
+        """Return once it asks every balancer process for picks. A while after they are ready: it looks at times.
+
+        Raises:
+            EnvoyExitedError: if Envoy ends before that, or does not in time.
+        """
+        members = f"{self.admin_url}/stats?filter=^cluster.balancer.membership_(healthy|total)$"
+        await self.answers(members, timeout_s, _all_healthy)
+
     async def kill(self) -> None:
         """End it at once, and remove its bootstrap."""
         await LocalProcess.kill(self)
@@ -99,3 +108,9 @@ class EnvoyProcess(LocalProcess):
             "--disable-hot-restart",
             *self.extra_args,
         ]
+
+
+def _all_healthy(statistics: str) -> bool:
+    """Whether a cluster has as many healthy members as members: lines of `name: number` of both."""
+    numbers = {int(line.rpartition(":")[2]) for line in statistics.splitlines()}
+    return len(numbers) == 1 and 0 not in numbers

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -81,8 +81,8 @@ class LocalProcess(ABC):
                 start_new_session=True,
             )
 
-    async def answers(self, url: str, timeout_s: float) -> None:
-        """Return once `url` answers 200; `exited` is raised where the process ends before, or time runs out."""
+    async def answers(self, url: str, timeout_s: float, enough: Callable[[str], bool] = lambda _: True) -> None:
+        """Return once `url` answers 200 with enough; `exited` is raised where the process ends, or time runs out."""
         ended = asyncio.ensure_future(self.process.wait())
         try:
             async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
@@ -90,7 +90,7 @@ class LocalProcess(ABC):
                     # Refused until it listens; nothing announces that, so ask.
                     with contextlib.suppress(aiohttp.ClientError):
                         async with session.get(url, headers={"Connection": "close"}) as response:
-                            if response.status == 200:
+                            if response.status == 200 and enough(await response.text()):
                                 return
                     await asyncio.wait([ended], timeout=_READY_POLL_S)
         except TimeoutError:

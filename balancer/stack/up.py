@@ -153,6 +153,7 @@ class _Up:
         await asyncio.gather(*(triton.wait_ready(_READY_TIMEOUT_S) for triton in self._tritons))
         await envoy.wait_ready(_READY_TIMEOUT_S)
         await self._balancer_ready()
+        await envoy.wait_asks(_READY_TIMEOUT_S)
 
     async def _launch(self, name: str, part: LocalProcess) -> None:
         await part.start()

@@ -7,7 +7,8 @@ import logging
 import math
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import grpc
 
@@ -57,6 +58,7 @@ _CHANNEL_OPTIONS = (
 
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
+Value = TypeVar("Value")
 
 
 def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
@@ -141,12 +143,16 @@ class Replica:
             connected = await _connected(channel)
             # Where there is no connection, a call is what tells why.
             call = method() if connected else method(timeout=_DIAGNOSIS_TIMEOUT_S)
+            ends: list[tuple[grpc.StatusCode, str | None]] = []
+            call.add_done_callback(lambda it: ends.extend(zip(_known(it.code()), _known(it.details()), strict=True)))
             try:
                 if connected:
                     await self._converse(call)
                 code, details = await call.code(), await call.details() or ""
             except grpc.aio.AioRpcError as error:
-                code, details = error.code(), error.details() or ""
+                # The balancer's word is the first. A write that comes too late sets one of its own over it.
+                code, given = ends[0] if ends else (error.code(), error.details())
+                details = given or ""
             finally:
                 call.cancel()
         if code is grpc.StatusCode.UNAVAILABLE and self._heard_s > -math.inf:
@@ -184,7 +190,7 @@ class Replica:
                         self._draining_sent = self._sent
                     try:
                         await call.write(message)
-                    except asyncio.InvalidStateError:
+                    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
                         break  # The call ended meanwhile; the acknowledgements' task knows how.
             await acknowledgements
         finally:
@@ -200,6 +206,16 @@ class Replica:
             self._heard_s = asyncio.get_running_loop().time()
             self._received = ack.received
             self._wake.set()
+
+
+def _known(value: Coroutine[Any, Any, Value]) -> list[Value]:
+    """What a coroutine returns that need not wait, as gRPC's of an ended call; else nothing."""
+    try:
+        value.send(None)
+    except StopIteration as returned:
+        return [returned.value]
+    value.close()
+    return []
 
 
 async def _connected(channel: grpc.aio.Channel) -> bool:

@@ -84,7 +84,7 @@ class Stack:
     specs: list[WorkerSpec] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Start everything and wait until every worker is ready for every balancer process."""
+        """Start everything and wait until every worker is ready for every balancer process, and Envoy asks them."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses = {
             "listen": {
@@ -160,7 +160,7 @@ class Stack:
         return sum_of(await exposed(self.admin(process)), name, **labels)
 
     async def all_ready(self) -> None:
-        """Wait until every process has heard of every worker."""
+        """Wait until every process has heard of every worker, and Envoy asks every process."""
         for process in range(self.processes):
 
             async def ready(process: int = process) -> bool:
@@ -169,6 +169,7 @@ class Stack:
                 return bool(page and served and served["ready"]) and all(worker["ready"] for worker in page["workers"])
 
             await eventually(ready, f"all workers ready for process {process}")
+        await self.envoy.wait_asks(PATIENCE_S)
 
     def write_config(self, policy: Mapping[str, Any], **sections: Any) -> None:
         """Write the config file as an editor would: whole, by renaming over the old one."""
