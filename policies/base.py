@@ -53,6 +53,20 @@ class Request:
     sequence: bool = False
     """Whether the key is that of a stateful sequence, all of which one worker must serve."""
 
+    def numbered(self, number: int) -> Request:
+        """The same with its number. `dataclasses.replace` would take five times as long."""
+        return Request(
+            self.model,
+            self.version,
+            self.rows,
+            number,
+            self.key,
+            self.deadline_s,
+            self.priority,
+            self.tenant,
+            self.sequence,
+        )
+
 
 class FleetView(Protocol):
     """The fleet as every policy sees it, for one request: read-only columns of shape `(..., n)`.

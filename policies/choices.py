@@ -1,8 +1,8 @@
 """Choices among costs, each written twice, side by side: over arrays for NumPy, and in plain loops for compiled code.
 
 Over arrays: `(cost, eligible[, option])`, shape `(..., n)`, to shares `(..., n)`. In loops: one view's cost (which may
-be written over), eligible, option, scratch of at least n + 1 numbers, and `out`, the shares to be written; they return
-the worker that has it all, or -1. Both give the same bits, but for the last of an exponential.
+be written over), eligible, option, scratch of at least 2 n + 1 numbers, and `out`, the shares to be written; they
+return the worker that has it all, or -1. Both give the same bits, but for the last of an exponential.
 """
 
 from __future__ import annotations
@@ -116,18 +116,54 @@ def fill_sampled_least(
             cost[w] = np.inf
     if option == 0 or option >= count:
         return fill_least(cost, eligible, option, scratch, out)
-    scratch[0] = 1.0
+    survival, ordered = scratch[: n + 1], scratch[n + 1 : 2 * n + 1]
+    survival[0] = 1.0
     for rank in range(count):
-        scratch[rank + 1] = scratch[rank] * (max(count - rank - option, 0.0) / (count - rank))
+        survival[rank + 1] = survival[rank] * (max(count - rank - option, 0.0) / (count - rank))
+    for w in range(n):
+        ordered[w] = cost[w]
+    sort_in_place(ordered)
     for w in range(n):
         out[w] = 0.0
         if eligible[w]:
-            below, equal = 0, 0
-            for other in range(n):
-                below += cost[other] < cost[w]
-                equal += cost[other] == cost[w]
-            out[w] = (scratch[below] - scratch[below + equal]) / equal
+            below, above = _rank_of(cost[w], ordered, False), _rank_of(cost[w], ordered, True)
+            out[w] = (survival[below] - survival[above]) / (above - below)
     return -1
+
+
+def sort_in_place(numbers: FloatArray) -> None:
+    """Ascending, by Williams' heapsort (1964): in loops, without further memory."""
+    n = len(numbers)
+    for i in range(n // 2):
+        _sift_down(numbers, n // 2 - 1 - i, n)
+    for i in range(1, n):
+        numbers[0], numbers[n - i] = numbers[n - i], numbers[0]
+        _sift_down(numbers, 0, n - i)
+
+
+def _sift_down(heap: FloatArray, root: int, end: int) -> None:
+    """Put the root of a heap that ends before `end` in its place."""
+    value, child = heap[root], 2 * root + 1
+    while child < end:
+        if child + 1 < end and heap[child + 1] > heap[child]:
+            child += 1
+        if not heap[child] > value:
+            break
+        heap[root] = heap[child]
+        root, child = child, 2 * child + 1
+    heap[root] = value
+
+
+def _rank_of(cost: float, ordered: FloatArray, after: bool) -> int:
+    """How many are less, or with `after` less or equal."""
+    low, high = 0, len(ordered)
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle] < cost or (after and ordered[middle] == cost):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _survival(count: IntArray, n: int, choices: int) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def mix_array(values: UintArray) -> UintArray:
-    """`mix` for arrays, element by element."""
+def mix_array(values: Any) -> Any:
+    """`mix` for arrays, element by element, and for compiled code."""
     values = values + _GAMMA_U64  # a copy: what follows works in place, as allocation is half of its cost
     values ^= values >> _SHIFT_1
     values *= _M1_U64

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.router import STICKY
+from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
@@ -18,7 +19,6 @@ from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
 from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
-from simulator.engine.native import Native
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
@@ -160,7 +160,7 @@ class Batch:
     def true_view(self) -> TrueView:
         """The fleets as they really are; holds until the next step."""
         view = self.view()
-        shape = self.sim.state.mask.shape
+        shape = self.sim.desk.mask.shape
         pending, backlog_s, completion_s = (np.zeros(shape) for _ in range(3))
         truth.see(self._native, self.waiting, pending, backlog_s, completion_s)
         return TrueView(view, pending, backlog_s, completion_s)

@@ -29,7 +29,7 @@ class BatchView(View):
             self._state(sim.tokens),
         )
         asked = sim.asked
-        super().__init__(states, settings, sim.state.mask, asked.rows[:, None], asked.now_s[:, None])
+        super().__init__(states, settings, sim.desk.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))
         self._deciding = self._rows_of_all * sim.sizes.balancers + asked.balancer
         self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), asked.model)
@@ -48,17 +48,17 @@ class BatchView(View):
     @property
     def weight(self) -> FloatArray:
         """See `FleetView`."""
-        return self._sim.plan.weight
+        return self._sim.desk.weight
 
     @property
     def name_hash(self) -> UintArray:
         """See `FleetView`."""
-        return self._sim.plan.name_hash
+        return self._sim.desk.name_hash
 
     @cached_property
     def report_age_s(self) -> FloatArray:
         """See `FleetView`."""
-        age_s: FloatArray = self._now_s - self._of_balancer(self._sim.known.reported_s)
+        age_s: FloatArray = self._now_s - self._of_balancer(self._sim.desk.reported_s)
         return age_s
 
 
@@ -106,7 +106,7 @@ class AsReported:
     def __call__(self, view: BatchView) -> ReportedView:
         """The view of the same moment without dead reckoning."""
         sim = view._sim
-        reported_s, queue = sim.known.reported_s, sim.queue
+        reported_s, queue = sim.desk.reported_s, sim.queue
         if sim is not self._sim:  # another run
             self._sim, self._reported_s = sim, np.full_like(reported_s, np.nan)
             self._others, self._others_work_s = queue.others.copy(), queue.others_work_s.copy()

@@ -258,7 +258,8 @@ Keys = UniformKeys | ZipfKeys | Sessions
 
 def _hashes(number: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> UintArray:
     # From 1 on: the finaliser maps no number below 2^63 to 0, which would mean "no key".
-    return mix_array(number.astype(np.uint64) + np.uint64(1))
+    hashes: UintArray = mix_array(number.astype(np.uint64) + np.uint64(1))
+    return hashes
 
 
 def _check_count(count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer.core.view import LiveView
 from policies.base import FleetView, FloatArray, Policy, Request
 
 
@@ -12,6 +13,8 @@ def ask(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray |
 
     All zero is an answer: the policy sheds.
     """
+    if isinstance(view, LiveView) and (compiled := view.answer(policy, request)) is not None:
+        return compiled, ""
     try:
         probabilities = policy.probabilities(request, view)
         total = float(np.add.reduce(probabilities))

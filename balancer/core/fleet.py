@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from balancer.core import bounds, columns, latency, queue, service, tokens
 from balancer.core.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
+from balancer.core.kernel import counting
+from balancer.core.kernel.plain import Kernel
+from balancer.core.kernel.state import desk_of
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, objections
 from policies.base import BoolArray, UintArray
@@ -26,11 +30,28 @@ _FADE_PERIOD_S = 1.0
 WARM_UP_EXECUTIONS = 3
 
 
+class InFlight(Protocol):
+    """What is counted of a request that was sent."""
+
+    @property
+    def worker(self) -> str:
+        """That it was sent to."""
+
+    @property
+    def column(self) -> int:
+        """Of its model."""
+
+    @property
+    def rows(self) -> float:
+        """Of its inputs."""
+
+
 class Fleet:
     """Rows are workers, in order of arrival; columns are models, in order of first sight."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, kernel: Kernel | None = None) -> None:
         self.settings = settings
+        self.kernel = kernel or Kernel()
         self.workers: list[Worker] = []
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
@@ -42,6 +63,7 @@ class Fleet:
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
         self.weight: FloatArray = np.zeros(0)
         self.name_hash: UintArray = np.zeros(0, np.uint64)
+        self._lay_out()
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
@@ -70,8 +92,13 @@ class Fleet:
         """Swap the settings; the estimators' state stays, and what is not measured yet follows the new priors."""
         self.settings = settings
         self._forget_masks()
+        self._lay_out()
         self._take_profiles(range(len(self.workers)), self.models)
         self._fade(0.0)
+
+    def _lay_out(self) -> None:
+        """Make the desk anew, which is what tells a kernel that arrays were replaced."""
+        self.desk = desk_of(self.settings, self.weight, self.name_hash, self.reported_s)
 
     def add_models(self, models: Collection[str]) -> None:
         """Give each of the models, which have none yet, a column, as far as there may be more."""
@@ -84,6 +111,7 @@ class Fleet:
             size = self.service.fixed_s.shape[1]
             for state in (self.queue, self.service):
                 columns.add_models(state, made)
+            self._lay_out()
             self._free.extend(range(size + made - 1, size - 1, -1))
         for model in new:
             self.models[model] = self._free.pop()
@@ -121,6 +149,7 @@ class Fleet:
             for state in (self.queue, self.service, self.latency, self.tokens):
                 columns.add_worker(state)
             self.reported_s = np.append(self.reported_s, -np.inf)
+            self._changed()
             self._take_profiles((row,), self.models)
             self._fade(0.0)
         row = self.index[event.worker]
@@ -164,6 +193,7 @@ class Fleet:
         self._forget_masks()
         self.weight = np.array([worker.weight for worker in self.workers])
         self.name_hash = np.array([key_of(worker.name) for worker in self.workers], np.uint64)
+        self._lay_out()
 
     def report(self, event: Report, now_s: float) -> bool:
         """Take over a report; False for one that is late, repeated, or of an unknown worker."""
@@ -252,7 +282,7 @@ class Fleet:
                 rows = there * queue.rows_per_request(executed_rows, model.succeeded)
                 work_s += queue.batch_work_s(self.service, row, column, rows)
         queue.reported(self.queue, row, pending, executing, work_s, event.balancers, now_s)
-        self._refill(row, now_s)
+        counting.refill(self, 0, row, now_s)
 
     def _learn(self, row: int, column: int, worker: Worker, model: ModelReport, begins: bool) -> bool:
         """Feed what was executed since the last report to the service-time fit; True where there was any."""
@@ -277,24 +307,27 @@ class Fleet:
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a pick of ours in and take its token."""
-        row = self.index[worker]
-        queue.sent(self.queue, self.service, row, column, rows, now_s)
-        self._refill(row, now_s)
-        tokens.take(self.tokens, row)
+        self.kernel.count_in(self, self.index[worker], column, rows, now_s)
 
     def ended(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a request of ours out."""
         row = self.index.get(worker)
         if row is not None:
-            queue.ended(self.queue, self.service, row, column, rows, now_s)
-            self._refill(row, now_s)
+            self.kernel.count_out(self, row, column, rows, now_s)
 
-    def outcome(self, worker: str, latency_s: float | None, ok: bool, now_s: float) -> None:
-        """Learn latency and error rate from one outcome."""
-        row = self.index.get(worker)
-        if row is not None:
-            e = self.settings.estimators
-            latency.observe(self.latency, row, latency_s, ok, now_s, e.latency_decay_s, e.error_decay_s)
+    def finished(self, sent: InFlight, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
+        """Count a request of ours out, and learn latency and error rate from its outcome."""
+        row, by = self.index.get(sent.worker, -1), self.index.get(served, -1)
+        seconds = math.nan if latency_s is None else latency_s
+        if row >= 0:
+            self.kernel.finish(self, row, sent.column, sent.rows, by, seconds, ok, now_s)
+        else:
+            self.kernel.learn_of_pick(self, by, by, seconds, ok, now_s)
+
+    def outcome(self, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
+        """Learn from the outcome of a request that is not known; nor need the worker be."""
+        row = self.index.get(served, -1)
+        self.kernel.learn_of_pick(self, row, row, math.nan if latency_s is None else latency_s, ok, now_s)
 
     def tick(self, now_s: float) -> None:
         """Let what was learned of service times fade; about once a second, however often it is called."""
@@ -306,12 +339,7 @@ class Fleet:
         self._fade(-math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / self.settings.estimators.service_memory_s))
 
     def _fade(self, share: float) -> None:
-        service.fade(self.service, share, self.settings.estimators.default_service_s)
-        queue.recount_all(self.queue, self.service)
-
-    def _refill(self, row: int, now_s: float) -> None:
-        pending = self.queue.in_flight[row] + self.queue.others[row]
-        tokens.advance(self.tokens, row, pending, self.settings.estimators.tokens, now_s)
+        self.kernel.fade(self, share)
 
     def knows(self, model: str) -> bool:
         """Whether any worker has reported the model or the table names it."""

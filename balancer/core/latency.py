@@ -25,11 +25,9 @@ class Latency:
     errors_at_s: FloatArray = per_worker()
 
 
-def observe(
-    x: Latency, w: int, latency_s: float | None, ok: bool, now_s: float, decay_s: float, error_decay_s: float
-) -> None:
-    """Learn the outcome of one request on worker `w`; without a latency, whether it was an error alone."""
-    if latency_s is not None:
+def observe(x: Latency, w: int, latency_s: float, ok: bool, now_s: float, decay_s: float, error_decay_s: float) -> None:
+    """Learn the outcome of one request on worker `w`; without a latency (NaN), whether it was an error alone."""
+    if not math.isnan(latency_s):
         average_s = x.latency_s[w]
         if latency_s > average_s:
             x.latency_s[w] = latency_s

@@ -90,17 +90,6 @@ def recount_worker(q: Queue, s: Service, w: int) -> None:
         recount(q, s, w, m)
 
 
-def recount_all(q: Queue, s: Service) -> None:
-    """`recount_worker` for every worker, `(..., n, m)`."""
-    executing_rows = q.own_rows - q.waiting_rows
-    batches = np.maximum(np.ceil(executing_rows / s.max_batch_rows), np.minimum(executing_rows, s.instances))
-    executing_model_s = work_of_all_s(s, executing_rows, batches)
-    q.waiting_model_s = work_of_all_s(s, q.waiting_rows, np.ceil(q.waiting_rows / s.max_batch_rows))
-    q.own_work_model_s = executing_model_s + q.waiting_model_s
-    q.executing_s = executing_model_s.sum(axis=-1)
-    q.own_work_s = q.own_work_model_s.sum(axis=-1)
-
-
 def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
     """Count an own request in; the others are assumed to have sent as much as we did."""
     before_s = q.own_work_s[w]
@@ -177,7 +166,7 @@ def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
     return pending
 
 
-def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: FloatArray | None) -> FloatArray:
+def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
     """Seconds until a worker has worked off what is there now; `left`: `others_left`, None where there are no others.
 
     What executes has been under way since the last sign of progress, so that much of it is done; more than it takes
@@ -191,7 +180,9 @@ def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: FloatArray 
     return left_s
 
 
-def completion_now_s(q: Queue, s: Service, at: At, rows: float | FloatArray, backlog_s: FloatArray) -> FloatArray:
+def completion_now_s(
+    q: Queue, s: Service, at: At, rows: float | FloatArray, backlog_s: float | FloatArray
+) -> FloatArray:
     """Seconds until a request of `rows` rows would be complete: the backlog, and what it adds, which is little if it
     can join those that wait; `at`: worker and model.
     """

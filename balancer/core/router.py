@@ -6,7 +6,6 @@ seed and k, so the same seed, events and requests give the same decisions, bit f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection
@@ -21,12 +20,13 @@ from balancer.core.asking import ask
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
+from balancer.core.kernel.plain import Kernel
 from balancer.core.settings import Settings
 from balancer.core.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Policy, Request, least
 from policies.consistent_hash import ConsistentHash
-from policies.hashing import mix, unit
+from policies.hashing import mix
 
 EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
@@ -90,8 +90,11 @@ class _InFlight(NamedTuple):
 class Router:
     """Owns the fleet's state; asks the policy; samples its answer."""
 
-    def __init__(self, policy: Policy, settings: Settings | None = None, seed: int = 0) -> None:
-        self.fleet = Fleet(settings or Settings())
+    def __init__(
+        self, policy: Policy, settings: Settings | None = None, seed: int = 0, kernel: Kernel | None = None
+    ) -> None:
+        """`kernel`: a compiled one; by default, plain Python."""
+        self.fleet = Fleet(settings or Settings(), kernel)
         self.policy = policy
         self.failures: Counter[str] = Counter()
         """Invalid answers by policy; each was replaced by the least pending worker."""
@@ -101,7 +104,7 @@ class Router:
         self.witness: Witness | None = None
         self.steering: Steering | None = None
         """Who decides, where that is not always the policy."""
-        self._seed = mix(seed)
+        self.fleet.kernel.seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
         self._unbounded = ConsistentHash(balance_factor=math.inf)
@@ -171,7 +174,7 @@ class Router:
         """
         number = self._number
         self._number = number + 1
-        request = dataclasses.replace(request, number=number)
+        request = request.numbered(number)
         try:
             view = self.view(request, now_s, subset)
         except RoutingError as error:
@@ -180,24 +183,24 @@ class Router:
             raise
         asked, ticket = self._asked(request, subset, view, now_s)
         policy, probabilities = asked.policy, asked.probabilities
-        cumulative = probabilities.cumsum()
-        total = float(cumulative[-1])
-        if total <= 0:
+        fleet = self.fleet
+        picked = fleet.kernel.pick(fleet, probabilities, request, view)
+        if picked is None:
             if self.witness is not None:
                 self.witness.decided(asked, None)
             raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
-        row = int(cumulative.searchsorted(unit(mix(self._seed ^ number)) * total, side="right"))
+        workers = fleet.workers
         decision = Decision(
             number=number,
-            worker=self.fleet.workers[row].name,
-            fallbacks=() if request.sequence else self._fallbacks(view, row),
-            propensity=float(probabilities[row] / total),
+            worker=workers[picked.worker].name,
+            fallbacks=() if request.sequence else tuple([workers[row].name for row in picked.fallbacks]),
+            propensity=picked.propensity,
             policy=policy.name,
             at_s=now_s,
         )
         if self.witness is not None:
             self.witness.decided(asked, decision)
-        chosen = asked.role != "hash" and int(np.count_nonzero(view.eligible)) > 1
+        chosen = asked.role != "hash" and int(np.count_nonzero(view.mask)) > 1
         self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket, chosen)
         return decision
 
@@ -222,7 +225,7 @@ class Router:
 
     def asked(self, request: Request, now_s: float) -> Asked:
         """What would be asked now, and answered; nothing is counted. Raises as `route` does."""
-        request = dataclasses.replace(request, number=self._number)
+        request = request.numbered(self._number)
         view = self.view(request, now_s)
         policy: Policy = self.policy
         role: Role = "in_force"
@@ -298,10 +301,10 @@ class Router:
         limit = self.pending_limit(request)
         if math.isfinite(limit):
             view.narrow(view.pending < limit)
-            if not view.eligible.any():
+            if not view.mask.any():
                 raise Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
         if self.settings.limits.shed_late and math.isfinite(float(np.max(request.deadline_s))):
-            best_s = float(view.completion_s[view.eligible].min())
+            best_s = float(view.completion_s[view.mask].min())
             if best_s > request.deadline_s:
                 raise Shed(
                     f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
@@ -314,26 +317,10 @@ class Router:
         limits = self.settings.limits
         if not limits.shed_late and math.isinf(self.pending_limit(request)):
             return
-        members = view.eligible
-        view.eligible = self._unbounded.probabilities(request, view) > 0
+        members = view.mask
+        view.mask = self._unbounded.probabilities(request, view) > 0
         self._within_limits(request, view)
-        view.eligible = members
-
-    def _fallbacks(self, view: LiveView, picked: int) -> tuple[str, ...]:
-        """The eligible workers with the least pending, after the one picked."""
-        count = self.settings.max_fallbacks
-        if count <= 0:
-            return ()
-        cost = np.where(view.eligible, view.pending, np.inf)
-        cost[picked] = np.inf
-        found = []
-        for _ in range(min(count, len(cost) - 1)):
-            row = int(cost.argmin())
-            if cost[row] == np.inf:
-                break
-            found.append(self.fleet.workers[row].name)
-            cost[row] = np.inf
-        return tuple(found)
+        view.mask = members
 
     def _refusal(self, request: Request) -> RoutingError:
         """Why nobody is eligible: the version is unknown to all, or the workers are not there just now."""
@@ -357,23 +344,24 @@ class Router:
         self.fleet.sent(worker, column, rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
-        sent = self._end(event.number, now_s)
+        sent = self._in_flight.pop(event.number, None)
         self.outcomes["unmatched" if sent is None else "matched"] += 1
-        if event.void == "client":
-            _drop(sent)
-            return
         if sent is not None and sent.ticket is not None:
-            # A deadline that passed says nothing of the worker, but something of who picked it.
-            sent.ticket.ended(event.latency_s, event.ok, now_s)
+            if event.void == "client":
+                sent.ticket.dropped()
+            else:
+                # A deadline that passed says nothing of the worker, but something of who picked it.
+                sent.ticket.ended(event.latency_s, event.ok, now_s)
         # An error that the request may have caused counts against a worker where no client can have aimed it there: by
         # a key, or by a model that only that worker has.
-        if event.void == "deadline" or (event.void == "request" and (sent is None or not sent.chosen)):
-            return
-        if sent is not None and event.worker != sent.worker:
-            # Retried elsewhere, or never served: the worker picked did not take it.
-            self.fleet.outcome(sent.worker, None, False, now_s)
-        if event.worker:
+        void = event.void in {"client", "deadline"}
+        if void or (event.void == "request" and (sent is None or not sent.chosen)):
+            if sent is not None:
+                self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
+        elif sent is None:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
+        else:
+            self.fleet.finished(sent, event.worker, event.latency_s, event.ok, now_s)
 
     def _end(self, number: int, now_s: float) -> _InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def forget(s: Service, at: At, share: float) -> None:
     s.rows_seconds[at] *= 1 - share
 
 
-def known_s(s: Service, at: At) -> FloatArray:
+def known_s(s: Service, at: At) -> Any:
     """Seconds of one row where they are well known, else infinite: the least is the prior of the others."""
     return np.where(s.weight[at] >= WELL_KNOWN, s.fixed_s[at] + s.per_row_s[at], np.inf)
 
@@ -117,15 +118,21 @@ def set_prior(s: Service, at: At, fixed_s: float | FloatArray, per_row_s: float 
     s.prior_per_row_s[at] = np.where(unmeasured, per_row_s, s.profile_per_row_s[at])
 
 
-def fade(s: Service, share: float, default_s: float) -> None:
-    """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for one fleet, `(n, m)`."""
-    forget(s, ..., share)
-    time_s = known_s(s, ...)
-    if s.weight.size:
-        fastest = time_s.argmin(axis=0)
-        column = np.arange(s.weight.shape[1])
-        known = np.isfinite(time_s[fastest, column])
-        default_fixed_s, default_per_row_s = unknown_s(default_s)
-        fixed_s = np.where(known, s.fixed_s[fastest, column], default_fixed_s)
-        set_prior(s, ..., fixed_s, np.where(known, s.per_row_s[fastest, column], default_per_row_s))
-    fit(s, ...)
+def fade(s: Service, first: int, workers: int, share: float, default_s: float) -> None:
+    """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for rows of one fleet.
+
+    The `workers` rows from `first` on are one fleet: what is known of the fastest of them is the prior of the others.
+    """
+    for m in range(s.weight.shape[1]):
+        fastest, least_s = -1, np.inf
+        for r in range(first, first + workers):
+            forget(s, (r, m), share)
+            time_s = known_s(s, (r, m))
+            if time_s < least_s:
+                fastest, least_s = r, time_s
+        fixed_s, per_row_s = unknown_s(default_s)
+        if fastest >= 0:
+            fixed_s, per_row_s = s.fixed_s[fastest, m], s.per_row_s[fastest, m]
+        for r in range(first, first + workers):
+            set_prior(s, (r, m), fixed_s, per_row_s)
+            fit(s, (r, m))

@@ -7,6 +7,7 @@ number of pending requests: the bucket learns a worker's speed without being tol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,15 @@ class Tokens:
     at_s: FloatArray = per_worker()
 
 
-def advance(t: Tokens, w: int, pending: float, settings: TokenSettings, now_s: float) -> None:
+class TokenLimits(NamedTuple):
+    """`TokenSettings` for compiled code."""
+
+    capacity: float
+    refill_per_s: float
+    target_pending: float
+
+
+def advance(t: Tokens, w: int, pending: float, settings: TokenSettings | TokenLimits, now_s: float) -> None:
     """Refill worker `w` up to now at the rate that held since the last event, then set the rate for what is pending."""
     filled = t.level[w] + t.rate_per_s[w] * max(now_s - t.at_s[w], 0.0)
     t.level[w] = min(settings.capacity, filled)
@@ -37,7 +46,7 @@ def take(t: Tokens, w: int) -> None:
     t.level[w] = max(t.level[w] - 1, 0.0)
 
 
-def level_now(t: Tokens, at: At, settings: TokenSettings, now_s: float | FloatArray) -> FloatArray:
+def level_now(t: Tokens, at: At, settings: TokenSettings | TokenLimits, now_s: float | FloatArray) -> FloatArray:
     """Tokens in a bucket now."""
     filled: FloatArray = t.level[at] + t.rate_per_s[at] * np.maximum(now_s - t.at_s[at], 0.0)
     return np.minimum(settings.capacity, filled)

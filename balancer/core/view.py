@@ -20,7 +20,7 @@ from balancer.core.queue import Queue
 from balancer.core.service import Service
 from balancer.core.settings import EstimatorSettings
 from balancer.core.tokens import Tokens
-from policies.base import BoolArray, FloatArray, UintArray
+from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 
 Value = TypeVar("Value")
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -85,11 +85,12 @@ class View:
         self._settings = settings
         self._rows = rows
         self._now_s = now_s
-        self.eligible = read_only(eligible)
+        self._eligible = eligible
 
-    def narrow(self, to: BoolArray) -> None:
-        """Leave only these of the eligible workers; `to` has shape `(..., n)`."""
-        self.eligible = read_only(self.eligible & to)
+    @column
+    def eligible(self) -> BoolArray:
+        """See `FleetView`."""
+        return self._eligible
 
     @column
     def in_flight(self) -> FloatArray:
@@ -150,11 +151,59 @@ class LiveView(View):
     """One fleet, for one request; arrays have shape `(n,)`."""
 
     def __init__(self, fleet: Fleet, eligible: BoolArray, column: int, rows: float, now_s: float) -> None:
-        states = fleet.queue, fleet.service, fleet.latency, fleet.tokens
-        # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
-        super().__init__(states, fleet.settings.estimators, eligible, np.asarray(rows), np.asarray(now_s))
-        self._fleet = fleet
-        self._of_model = (slice(None), column)
+        self._fleet, self._eligible = fleet, eligible
+        self.column, self.rows, self.at_s = column, rows, now_s
+
+    def narrow(self, to: BoolArray) -> None:
+        """Leave only these of the eligible workers, `(n,)`."""
+        self.mask = self._eligible & to
+
+    @property
+    def mask(self) -> BoolArray:
+        """`eligible` as it is kept, not to be written to."""
+        return self._eligible
+
+    @mask.setter
+    def mask(self, mask: BoolArray) -> None:
+        self._eligible = mask
+        self.__dict__.pop("eligible", None)
+
+    # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
+    @part
+    def _rows(self) -> FloatArray:
+        return np.asarray(self.rows)
+
+    @part
+    def _now_s(self) -> FloatArray:
+        return np.asarray(self.at_s)
+
+    @part
+    def _queue(self) -> Queue:
+        return self._fleet.queue
+
+    @part
+    def _service(self) -> Service:
+        return self._fleet.service
+
+    @part
+    def _latency(self) -> Latency:
+        return self._fleet.latency
+
+    @part
+    def _tokens(self) -> Tokens:
+        return self._fleet.tokens
+
+    @part
+    def _settings(self) -> EstimatorSettings:
+        return self._fleet.settings.estimators
+
+    @part
+    def _of_model(self) -> At:
+        return (slice(None), self.column)
+
+    def answer(self, policy: Policy, request: Request) -> FloatArray | None:
+        """The policy's probabilities, `(n,)`, where the kernel has them; None: ask the policy."""
+        return self._fleet.kernel.answer(self._fleet, policy, request, self)
 
     @column
     def weight(self) -> FloatArray:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from balancer.core import latency, queue, service, tokens
+from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, SETTING_COLUMNS, Desk
 from simulator.engine import layout as at
 from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
-from simulator.engine.fields import ASKED, DEMAND, HEAP, KNOWN, PLAN, STATE, TOGETHER, Fields
+from simulator.engine.fields import ASKED, DEMAND, DESK, HEAP, KNOWN, PLAN, STATE, TOGETHER, Fields
 from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
 from simulator.spec import FleetSpec
 
@@ -22,8 +23,6 @@ _EXECUTIONS_PER_S = 2000.0
 _WARM = 1 << 40
 """Executions that a worker is taken to have started when it is there from the start."""
 _PREFERRED = 8
-_COLUMNS, _FACTS = 16, 4
-"""That a policy may read."""
 _ESTIMATORS: dict[type[Any], str] = {
     queue.Queue: "queue",
     service.Service: "service",
@@ -77,7 +76,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
         **{"k": z.requests, "t": timeline, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": _PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
-        **{"columns": _COLUMNS, "facts": _FACTS, "n_and_1": n + 1},
+        **{"settings": SETTING_COLUMNS, "columns": MOST_COLUMNS, "facts": MOST_FACTS, "scratch": 2 * n + 1},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),
@@ -166,7 +165,8 @@ def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> S
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, requests)
     estimators = {kind: _estimator(kind) for kind in _ESTIMATORS}
-    arena = _Arena(_lengths(z, fleets, timeline), (PLAN, DEMAND, STATE, ASKED, HEAP, KNOWN, *estimators.values()))
+    records = PLAN, DEMAND, STATE, ASKED, HEAP, KNOWN, DESK, *estimators.values()
+    arena = _Arena(_lengths(z, fleets, timeline), records)
     return Sim(
         sizes=z,
         plan=Plan(**arena.make(PLAN)),
@@ -175,6 +175,7 @@ def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> S
         asked=Asked(**arena.make(ASKED)),
         heap=Heap(**arena.make(HEAP)),
         known=Known(**arena.make(KNOWN)),
+        desk=Desk(**arena.make(DESK)),
         queue=QueueArrays(**arena.make(estimators[queue.Queue])),
         service=ServiceArrays(**arena.make(estimators[service.Service])),
         latency=LatencyArrays(**arena.make(estimators[latency.Latency])),
@@ -193,6 +194,7 @@ def reset(sim: Sim, e: int) -> None:
     for kind, estimator in _ESTIMATORS.items():
         for f in dataclasses.fields(kind):
             getattr(getattr(sim, estimator), f.name)[parts["r"]] = f.metadata["fill"]
+    sim.desk.reported_s[parts["r"]] = -np.inf
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf

@@ -12,8 +12,8 @@ from numba.core import cgutils
 from numba.core import types as kinds
 from numba.extending import intrinsic
 
-from simulator.engine.compiled import OPTIONS
-from simulator.engine.native import Native
+from balancer.native.compiling import OPTIONS
+from balancer.native.kinds import Native
 
 _WORD, _NUMBER = ir.IntType(64), ir.DoubleType()
 

@@ -28,8 +28,6 @@ PLAN: Fields = {
     "fault_at_s": ("e faults", float, 0),
     "fault_until_s": ("e faults", float, 0),
     "fault_amount": ("e faults", float, 0),
-    "weight": ("e n", float, 1),
-    "name_hash": ("e n", np.uint64, 0),
     "seed": ("e", np.uint64, 0),
     "router_seed": ("e b", np.uint64, 0),
 }
@@ -87,13 +85,20 @@ STATE: Fields = {
     "attempts": ("e k", np.int8, 0),
     "fallback": ("e k fallbacks", np.int16, -1),
     "timeline": ("e t n", float, 0),
+}
+DESK: Fields = {
+    "settings": ("e settings", float, 0),
+    "weight": ("e n", float, 1),
+    "name_hash": ("e n", np.uint64, 0),
+    "reported_s": ("r", float, -np.inf),
+    "mask": ("e n", np.bool_, False),
+    "candidate": ("e n", np.bool_, False),
     "columns": ("e columns n", float, 0),
     "facts": ("e facts", float, 0),
     "cost": ("e n", float, 0),
     "shares": ("e n", float, 0),
-    "scratch": ("e n_and_1", float, 0),
-    "candidate": ("e n", np.bool_, False),
-    "mask": ("e n", np.bool_, False),
+    "pending": ("e n", float, 0),
+    "scratch": ("e scratch", float, 0),
 }
 ASKED: Fields = {
     "model": ("e", int, 0),
@@ -117,7 +122,6 @@ KNOWN: Fields = {
     "fresh_until_s": ("e b", float, -np.inf),
     "eligible": ("ebm n", np.bool_, False),
     "eligible_count": ("ebm", int, 0),
-    "reported_s": ("r", float, -np.inf),
     "added": ("r", np.bool_, False),
     "draining": ("r", np.bool_, False),
     "ready": ("r", np.bool_, False),

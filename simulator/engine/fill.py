@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from balancer.core.kernel.state import settings_row
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
@@ -63,6 +64,7 @@ def fill(
 ) -> None:
     """Set environment `e` to the start of a run."""
     _fill_environment(sim.plan.env[e], fleet)
+    sim.desk.settings[e] = settings_row(fleet.settings)
     for column, value in (
         (at.E_CLIENTS, arrivals.clients),
         (at.E_EXACT, exact),
@@ -86,8 +88,7 @@ def fill(
 
 
 def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
-    settings, reports, network = fleet.settings, fleet.reports, fleet.network
-    limits, estimators = settings.limits, settings.estimators
+    estimators, reports, network = fleet.settings.estimators, fleet.reports, fleet.network
     fallible = bool(fleet.faults) or any(
         model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models
     )
@@ -114,21 +115,7 @@ def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
         at.E_FAULTS: len(fleet.faults),
         at.E_FALLIBLE: fallible,
         at.E_BALANCERS: fleet.balancers,
-        at.E_REQUIRED: settings.reports_required,
-        at.E_STALE: settings.stale_after_s,
-        at.E_MAX_PENDING: limits.max_pending_per_worker,
-        at.E_SHED_PRIORITY: limits.sheddable_priority,
-        at.E_SHED_PENDING: limits.sheddable_max_pending_per_worker,
-        at.E_SHED_LATE: limits.shed_late,
-        at.E_FALLBACKS: settings.max_fallbacks,
-        at.E_LATENCY_DECAY: estimators.latency_decay_s,
-        at.E_ERROR_DECAY: estimators.error_decay_s,
-        at.E_MEMORY: estimators.service_memory,
         at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),
-        at.E_DEFAULT_S: estimators.default_service_s,
-        at.E_CAPACITY: estimators.tokens.capacity,
-        at.E_REFILL: estimators.tokens.refill_per_s,
-        at.E_TARGET: estimators.tokens.target_pending,
     }
     for column, value in values.items():
         env[column] = value
@@ -163,8 +150,8 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         plan.worker[g, at.W_SPEED] = worker.speed
         plan.worker[g, at.W_CONCURRENCY] = worker.sharing.concurrency
         plan.worker[g, at.W_INTERFERENCE] = worker.sharing.interference
-        plan.weight[e, w] = worker.weight
-        plan.name_hash[e, w] = key_of(worker.name)
+        sim.desk.weight[e, w] = worker.weight
+        sim.desk.name_hash[e, w] = key_of(worker.name)
         for m, model in enumerate(fleet.models):
             service_time = _service(model, worker)
             loaded = not worker.models or model.name in worker.models

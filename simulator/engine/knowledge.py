@@ -4,43 +4,15 @@ are the core's own; reports come in `reports.py`.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from simulator.engine.compiled import (
-    TokenLimits,
-    batch_work_s,
-    forget,
-    inlined,
-    known_s,
-    latency_observe,
-    outlined,
-    queue_ended,
-    queue_reported,
-    queue_sent,
-    recount_worker,
-    rows_per_request,
-    service_fit,
-    set_prior,
-    tokens_advance,
-    tokens_take,
-    unknown_s,
-)
-from simulator.engine.layout import (
-    E_BALANCERS,
-    E_CAPACITY,
-    E_DEFAULT_S,
-    E_ERROR_DECAY,
-    E_FADE,
-    E_LATENCY_DECAY,
-    E_REFILL,
-    E_REQUIRED,
-    E_STALE,
-    E_TARGET,
-    EPOCH,
-    Sim,
-)
+from balancer.core.kernel import counting
+from balancer.core.kernel.state import REPORTS_REQUIRED, STALE_AFTER_S
+from simulator.engine.compiled import batch_work_s, from_source, inlined, outlined, queue_reported, rows_per_request
+from simulator.engine.layout import E_BALANCERS, E_FADE, EPOCH, Sim
+
+count_in, count_out, refill = map(from_source, (counting.count_in, counting.count_out, counting.refill))
+learn_of_pick, fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 
 
 @inlined
@@ -56,38 +28,12 @@ def balancers(sim: Sim, e: int) -> int:
 
 
 @inlined
-def refill(sim: Sim, e: int, r: int, now_s: float) -> None:
-    """`Fleet._refill`."""
-    env = sim.plan.env
-    limits = TokenLimits(env[e, E_CAPACITY], env[e, E_REFILL], env[e, E_TARGET])
-    tokens_advance(sim.tokens, r, sim.queue.in_flight[r] + sim.queue.others[r], limits, now_s)
-
-
-@inlined
-def count_in(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """`Fleet.sent`: the deciding balancer counts its pick."""
-    r = row(sim, e, sim.demand.balancer[e, k], w)
-    queue_sent(sim.queue, sim.service, r, sim.demand.model[e, k], sim.demand.rows[e, k], now_s)
-    refill(sim, e, r, now_s)
-    tokens_take(sim.tokens, r)
-
-
-@inlined
 def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s: float) -> None:
     """`Router._finished`; a latency of NaN is none."""
-    x, env = sim.state, sim.plan.env
-    b = sim.demand.balancer[e, k]
-    picked, server = x.picked[e, k], x.server[e, k]
-    r = row(sim, e, b, picked)
-    queue_ended(sim.queue, sim.service, r, sim.demand.model[e, k], sim.demand.rows[e, k], now_s)
-    refill(sim, e, r, now_s)
-    if server != picked:
-        latency_observe(sim.latency, r, None, False, now_s, env[e, E_LATENCY_DECAY], env[e, E_ERROR_DECAY])
-        r = row(sim, e, b, server)
-    if math.isnan(latency_s):
-        latency_observe(sim.latency, r, None, ok, now_s, env[e, E_LATENCY_DECAY], env[e, E_ERROR_DECAY])
-    else:
-        latency_observe(sim.latency, r, latency_s, ok, now_s, env[e, E_LATENCY_DECAY], env[e, E_ERROR_DECAY])
+    x, b = sim.state, sim.demand.balancer[e, k]
+    picked = row(sim, e, b, x.picked[e, k])
+    count_out(sim, e, picked, sim.demand.model[e, k], sim.demand.rows[e, k], now_s)
+    learn_of_pick(sim, e, picked, row(sim, e, b, x.server[e, k]), latency_s, ok, now_s)
 
 
 @outlined
@@ -120,7 +66,7 @@ def lose_reports(sim: Sim, e: int, w: int) -> None:
     """`ReportsLost` at every balancer; what is on the way is lost too."""
     sim.state.whole[e * sim.sizes.workers + w, EPOCH] += 1
     for b in range(balancers(sim, e)):
-        sim.known.reported_s[row(sim, e, b, w)] = -np.inf
+        sim.desk.reported_s[row(sim, e, b, w)] = -np.inf
         forget_eligible(sim, e, b)
 
 
@@ -132,38 +78,16 @@ def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
         r = row(sim, e, b, w)
         if not known.added[r]:
             known.added[r] = 1
-            fade(sim, e, b, 0.0)
+            fade(sim, e, row(sim, e, b, 0), sim.sizes.workers, 0.0)
         known.draining[r] = draining
         forget_eligible(sim, e, b)
-
-
-@outlined
-def fade(sim: Sim, e: int, b: int, share: float) -> None:
-    """`service.fade` and `queue.recount_all` for one balancer's rows."""
-    s, n = sim.service, sim.sizes.workers
-    first = row(sim, e, b, 0)
-    for m in range(sim.sizes.models):
-        fastest, least_s = -1, np.inf
-        for r in range(first, first + n):
-            forget(s, (r, m), share)
-            time_s = known_s(s, (r, m))
-            if time_s < least_s:
-                fastest, least_s = r, time_s
-        fixed_s, per_row_s = unknown_s(sim.plan.env[e, E_DEFAULT_S])
-        if fastest >= 0:
-            fixed_s, per_row_s = s.fixed_s[fastest, m], s.per_row_s[fastest, m]
-        for r in range(first, first + n):
-            set_prior(s, (r, m), fixed_s, per_row_s)
-            service_fit(s, (r, m))
-    for r in range(first, first + n):
-        recount_worker(sim.queue, s, r)
 
 
 @outlined
 def fade_all(sim: Sim, e: int) -> None:
     """`Router.tick` of every balancer."""
     for b in range(balancers(sim, e)):
-        fade(sim, e, b, sim.plan.env[e, E_FADE])
+        fade(sim, e, row(sim, e, b, 0), sim.sizes.workers, sim.plan.env[e, E_FADE])
 
 
 @inlined
@@ -173,7 +97,7 @@ def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
     if known.draining[r] or not known.added[r]:
         return False
     if not known.ready[r]:
-        return not sim.plan.env[e, E_REQUIRED]
+        return not sim.desk.settings[e, REPORTS_REQUIRED]
     return sim.plan.table[e * sim.sizes.workers + w, m] >= 0
 
 
@@ -182,18 +106,18 @@ def look_who_is_eligible(sim: Sim, e: int, b: int, now_s: float) -> None:
     """`Fleet.eligible` for every model: servable workers, stale ones only where no fresh one is left."""
     known, n = sim.known, sim.sizes.workers
     first = row(sim, e, b, 0)
-    stale_after_s = sim.plan.env[e, E_STALE]
+    stale_after_s = sim.desk.settings[e, STALE_AFTER_S]
     oldest_s = np.inf
     for m in range(sim.sizes.models):
         mask = known.eligible[(e * sim.sizes.balancers + b) * sim.sizes.models + m]
         fresh = 0
         for w in range(n):
             r = first + w
-            is_fresh = now_s - known.reported_s[r] <= stale_after_s
-            mask[w] = _servable(sim, e, r, w, m) and (is_fresh or not sim.plan.env[e, E_REQUIRED])
+            is_fresh = now_s - sim.desk.reported_s[r] <= stale_after_s
+            mask[w] = _servable(sim, e, r, w, m) and (is_fresh or not sim.desk.settings[e, REPORTS_REQUIRED])
             fresh += mask[w]
             if is_fresh:
-                oldest_s = min(oldest_s, known.reported_s[r])
+                oldest_s = min(oldest_s, sim.desk.reported_s[r])
         if fresh == 0:
             for w in range(n):
                 mask[w] = _servable(sim, e, first + w, w, m)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.kernel.state import Desk
+
 FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
 
@@ -30,11 +32,9 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
 (
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
-    E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_STALE, E_MAX_PENDING, E_SHED_PRIORITY, E_SHED_PENDING,
-    E_SHED_LATE, E_FALLBACKS, E_LATENCY_DECAY, E_ERROR_DECAY, E_MEMORY, E_FADE, E_DEFAULT_S, E_CAPACITY, E_REFILL,
-    E_TARGET, E_EXACT, E_REQUIRED, E_BALANCERS,
+    E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
     ENV_COLUMNS,
-) = range(41)  # fmt: skip
+) = range(27)  # fmt: skip
 
 # Columns of `Plan.model`, by environment and model.
 (
@@ -99,10 +99,6 @@ class Plan(NamedTuple):
     fault_at_s: FloatArray
     fault_until_s: FloatArray
     fault_amount: FloatArray
-    weight: FloatArray
-    """`(e, n)`."""
-    name_hash: AnyArray
-    """`(e, n)`."""
     seed: AnyArray
     """`mix(seed)` as uint64, by environment."""
     router_seed: AnyArray
@@ -183,19 +179,6 @@ class State(NamedTuple):
     """`(e, k, fallbacks)`."""
     timeline: FloatArray
     """`(e, t, n)`."""
-    columns: FloatArray
-    """What the policy that decides reads of the request's view, `(e, columns, n)`."""
-    facts: FloatArray
-    cost: FloatArray
-    """`(e, n)`."""
-    shares: FloatArray
-    """`(e, n)`."""
-    scratch: FloatArray
-    """`(e, n + 1)`."""
-    candidate: AnyArray
-    """`(e, n)`."""
-    mask: AnyArray
-    """Who may be picked for the request that is being decided, `(e, n)`."""
 
 
 class Asked(NamedTuple):
@@ -235,9 +218,8 @@ class Known(NamedTuple):
     eligible: AnyArray
     """`((e * balancers + b) * m + model, n)`."""
     eligible_count: AnyArray
-    reported_s: FloatArray
-    """By `r`, as all that follow."""
     added: AnyArray
+    """By `r`, as all that follow."""
     draining: AnyArray
     ready: AnyArray
     report_number: AnyArray
@@ -257,7 +239,7 @@ class Known(NamedTuple):
 
 
 class Sim(NamedTuple):
-    """All of it; the last four are the core's estimators."""
+    """All of it; the last five are the core's, `balancer.core.kernel.state.Books`."""
 
     sizes: Sizes
     plan: Plan
@@ -266,6 +248,7 @@ class Sim(NamedTuple):
     asked: Asked
     heap: Heap
     known: Known
+    desk: Desk
     queue: Any
     service: Any
     latency: Any

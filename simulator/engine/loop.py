@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine import batcher, columns, device, faults, knowledge, picks, reports
+from balancer.core.kernel import picking
+from balancer.core.kernel.state import Ask
+from simulator.engine import batcher, device, faults, knowledge, reports
 from simulator.engine.calls import call
-from simulator.engine.compiled import compiled, inlined, outlined
+from simulator.engine.compiled import compiled, from_source, inlined, mix, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import (
     ANSWER,
@@ -19,15 +21,10 @@ from simulator.engine.layout import (
     DEVICE_END,
     E_CLIENTS,
     E_EXACT,
-    E_FALLBACKS,
     E_FALLIBLE,
     E_FAULTS,
-    E_MAX_PENDING,
     E_OUTCOME,
     E_SCALE_PERIOD,
-    E_SHED_LATE,
-    E_SHED_PENDING,
-    E_SHED_PRIORITY,
     E_TIMELINE,
     E_TO_WORKER,
     ENDED,
@@ -61,6 +58,8 @@ from simulator.engine.layout import (
 from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
 from simulator.result import Status
 
+_draw, _name_fallbacks = from_source(picking.draw), from_source(picking.name_fallbacks)
+_keep_within_limits, _uniform_of = from_source(picking.keep_within_limits), from_source(picking.uniform_of)
 _OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.SHED), int(Status.NO_WORKER)
 
 
@@ -87,27 +86,25 @@ def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
         push(sim.heap, e, now_s, ANSWER, 0)
 
 
+@inlined
+def ask_of(sim: Sim, e: int, k: int) -> Ask:
+    """The request as the kernel takes it; a key of 0 is none."""
+    d = sim.demand
+    number, key = sim.known.number[e, d.balancer[e, k]], d.key[e, k]
+    keyed = 1.0 if key != 0 else 0.0
+    mixed = mix(key if key != 0 else np.uint64(number))
+    return Ask(d.model[e, k], d.rows[e, k], mixed, keyed, d.deadline_s[e, k], d.priority[e, k], number)
+
+
+@inlined
+def uniform_of(sim: Sim, e: int, b: int) -> float:
+    """The lot of a balancer's next decision."""
+    return _uniform_of(sim.plan.router_seed[e, b], np.uint64(sim.known.number[e, b]))
+
+
 @outlined
-def _within_limits(sim: Sim, e: int, k: int, b: int, count: int, now_s: float) -> int:
-    """`Router._within_limits`: how many workers are left to pick from; 0: shed."""
-    env, mask, demand = sim.plan.env, sim.state.mask[e], sim.demand
-    first = knowledge.row(sim, e, b, 0)
-    limit = env[e, E_MAX_PENDING]
-    if 0 < env[e, E_SHED_PRIORITY] <= demand.priority[e, k]:
-        limit = min(limit, env[e, E_SHED_PENDING])
-    if limit < np.inf:
-        count = 0
-        for w in range(sim.sizes.workers):
-            mask[w] = mask[w] and columns.pending(sim, e, w, first + w, k, now_s) < limit
-            count += mask[w]
-    if count > 0 and env[e, E_SHED_LATE] and demand.deadline_s[e, k] < np.inf:
-        best_s = np.inf
-        for w in range(sim.sizes.workers):
-            if mask[w]:
-                best_s = min(best_s, columns.completion_s(sim, e, w, first + w, k, now_s))
-        if best_s > demand.deadline_s[e, k]:
-            count = 0
-    return count
+def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
+    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask_of(sim, e, k), now_s)
 
 
 @inlined
@@ -128,8 +125,8 @@ def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
         _refuse(sim, e, k, _NO_WORKER, now_s)
         return 0
     for w in range(sim.sizes.workers):
-        x.mask[e, w] = known.eligible[line, w]
-    count = _within_limits(sim, e, k, b, count, now_s)
+        sim.desk.mask[e, w] = known.eligible[line, w]
+    count = _within_limits(sim, e, k, b, now_s)
     if count == 0:
         known.number[e, b] += 1
         _refuse(sim, e, k, _SHED, now_s)
@@ -137,35 +134,23 @@ def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 
 @outlined
-def _name_fallbacks(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """`Router._fallbacks`: the eligible workers with the least pending, after the one picked."""
-    x = sim.state
-    first, room = knowledge.row(sim, e, sim.demand.balancer[e, k], 0), x.fallback.shape[2]
-    for i in range(min(room, int(sim.plan.env[e, E_FALLBACKS]))):
-        least, found = np.inf, -1
-        for other in range(sim.sizes.workers):
-            taken = other == w
-            for j in range(i):
-                taken = taken or other == x.fallback[e, k, j]
-            if x.mask[e, other] and not taken:
-                pending = columns.pending(sim, e, other, first + other, k, now_s)
-                if pending < least:
-                    least, found = pending, other
-        x.fallback[e, k, i] = found
+def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    first = knowledge.row(sim, e, sim.demand.balancer[e, k], 0)
+    _name_fallbacks(sim, e, first, w, ask_of(sim, e, k), now_s, sim.state.fallback[e, k])
 
 
 @inlined
 def _assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     """A decision is made: worker `w`, or -1 to shed."""
-    x = sim.state
-    sim.known.number[e, sim.demand.balancer[e, k]] += 1
+    d = sim.demand
+    sim.known.number[e, d.balancer[e, k]] += 1
     if w < 0:
         _refuse(sim, e, k, _SHED, now_s)
         return
-    x.picked[e, k] = w
+    sim.state.picked[e, k] = w
     if sim.plan.env[e, E_FALLIBLE]:
-        _name_fallbacks(sim, e, k, w, now_s)
-    knowledge.count_in(sim, e, k, w, now_s)
+        _name_those_after(sim, e, k, w, now_s)
+    knowledge.count_in(sim, e, knowledge.row(sim, e, d.balancer[e, k], w), d.model[e, k], d.rows[e, k], now_s)
     send(sim, e, k, w, now_s)
 
 
@@ -299,7 +284,7 @@ def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
     a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]
     a.deadline_s[e], a.priority[e], a.now_s[e] = d.deadline_s[e, k], d.priority[e, k], now_s
     a.number[e] = sim.known.number[e, b]
-    a.uniform[e] = picks.draw(sim, e, b)
+    a.uniform[e] = uniform_of(sim, e, b)
 
 
 @inlined
@@ -392,4 +377,4 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
 def draw(probabilities: np.ndarray, uniform: np.ndarray, choices: np.ndarray) -> None:
     """`Router.route`'s draw for each row of `(e, n)` by its number in `(e,)`; -1 where all are zero."""
     for e in range(uniform.size):
-        choices[e] = picks.take(probabilities[e], uniform[e])
+        choices[e] = _draw(probabilities[e], uniform[e])

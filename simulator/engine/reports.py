@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from balancer.core.fleet import WARM_UP_EXECUTIONS
+from balancer.core.kernel.state import SERVICE_MEMORY, STALE_AFTER_S
 from simulator.engine.compiled import (
     batch_work_s,
     exponential,
@@ -21,10 +22,8 @@ from simulator.engine.layout import (
     E_DELAY,
     E_JITTER,
     E_LOSS,
-    E_MEMORY,
     E_PERIOD,
     E_SAMPLES,
-    E_STALE,
     EPOCH,
     INCARNATION,
     IS_SILENT,
@@ -146,7 +145,7 @@ def _learn(sim: Sim, e: int, r: int, g: int, m: int, begins: bool) -> None:
         if new > 0:
             if warm:
                 seconds = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
-                service_observe(sim.service, r, m, size, new, seconds, sim.plan.env[e, E_MEMORY])
+                service_observe(sim.service, r, m, size, new, seconds, sim.desk.settings[e, SERVICE_MEMORY])
                 learned = True
             known.executions_seen[r, m, size] = known.executions[r, m, size]
             known.seconds_seen[r, m, size] = known.seconds[r, m, size]
@@ -223,6 +222,6 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
             work_s += batch_work_s(s, r, m, rows)
     queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
     refill(sim, e, r, now_s)
-    if now_s - known.reported_s[r] > sim.plan.env[e, E_STALE]:
+    if now_s - sim.desk.reported_s[r] > sim.desk.settings[e, STALE_AFTER_S]:
         forget_eligible(sim, e, b)
-    known.reported_s[r] = now_s
+    sim.desk.reported_s[r] = now_s

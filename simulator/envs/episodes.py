@@ -153,7 +153,7 @@ class Episodes:
         chosen: IntArray = np.where(active, actions, 0).astype(np.int64)
         if np.any((chosen < 0) | (chosen >= self.workers)):
             raise ValueError(f"actions are {actions}: give each environment a worker from 0 to {self.workers - 1}")
-        mask = self.batch.sim.state.mask
+        mask = self.batch.sim.desk.mask
         invalid: BoolArray = active & ~mask[np.arange(len(chosen)), chosen]
         if invalid.any():
             least = np.where(mask, self.batch.view().pending, np.inf).argmin(axis=1)
@@ -172,7 +172,7 @@ class Episodes:
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked, `(e, n)`, a new array; all where no request waits, since nothing is decided."""
-        masks: BoolArray = self.batch.sim.state.mask | ~self.batch.waiting[:, None]
+        masks: BoolArray = self.batch.sim.desk.mask | ~self.batch.waiting[:, None]
         return masks
 
     def infos(self, invalid: BoolArray | None = None) -> dict[str, npt.NDArray[Any]]:

@@ -132,7 +132,7 @@ class Seen:
 
     def __init__(self, batch: Batch, requests: int, mean_s: FloatArray) -> None:
         """Room for as many decisions as there are requests; `mean_s`: the unit of time of each episode, `(e,)`."""
-        e, n = batch.sim.state.mask.shape
+        e, n = batch.sim.desk.mask.shape
         self._mean_s = mean_s[:, None]
         self.request = np.zeros((requests, e), np.int64)
         self.at_s = np.zeros((requests, e))

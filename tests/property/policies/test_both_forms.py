@@ -41,7 +41,7 @@ def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple
         cost = np.nan_to_num(cost, posinf=3.0)  # shares and not costs: finite
     for option in options:
         shares = choice.shares(cost, eligible, *([option] if choice.option else []))
-        filled, scratch = np.full_like(cost, 7.0), np.full(len(cost) + 1, 7.0)
+        filled, scratch = np.full_like(cost, 7.0), np.full(2 * len(cost) + 1, 7.0)
         who = choice.fill(cost.copy(), eligible, float(option), scratch, filled)
         np.testing.assert_allclose(filled, shares, rtol=1e-14 if choice.option == "t" else 0)
         assert who == -1 or filled[who] == filled.sum() == 1.0

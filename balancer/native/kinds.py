@@ -1,12 +1,12 @@
-"""Records of arrays as compiled code sees them: one pointer, whatever is in them.
+"""Records of arrays as numba takes them: `record.field` reads from the block of a `record.Record`.
 
 numba passes a named tuple by value, every array of it as some eight numbers, so a record of a hundred arrays costs more
-to hand on than the work that is done with it, and minutes to compile. Here a record is a block of 64-bit words (an
-array's address, shape and strides; a number; the address of a nested record), and `record.field` reads from it.
+to hand on than the work that is done with it, and minutes to compile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numba
@@ -17,6 +17,8 @@ from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 from numba.np import arrayobj
+
+from balancer.native.record import Record
 
 _WORD = ir.IntType(64)
 
@@ -33,37 +35,28 @@ class RecordType(types.Type):
         return next(((kind, word) for field, kind, word in self.fields if field == name), None)
 
 
-class Native:
-    """A record (a named tuple of arrays, whole numbers and such records) for compiled code; keeps the arrays alive."""
+class Native(Record):
+    """A record for compiled code; `numba_type` is what it is compiled for."""
 
     numba_type: RecordType
-    address: int
 
-    def __init__(self, record: Any) -> None:
-        self._record = record
-        self._parts: list[Native] = []
-        words: list[int] = []
-        fields = []
-        for name, value in zip(record._fields, record, strict=True):
-            first = len(words)
-            if isinstance(value, np.ndarray):
-                # A field of a single record is contiguous too, but compiled for no other.
-                packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize
-                layout: Literal["C", "A"] = "C" if packed else "A"
-                kind: Any = types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
-                words += [value.ctypes.data, *value.shape, *value.strides]
-            elif isinstance(value, int):
-                kind = types.int64
-                words.append(value)
-            else:
-                part = Native(value)
-                self._parts.append(part)
-                kind = part.numba_type
-                words.append(part.address)
-            fields.append((name, kind, first))
-        self.numba_type = RecordType(tuple(fields))
-        self._block = np.array(words, np.int64)
-        self.address = int(self._block.ctypes.data)
+    def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(record, fields)
+        parts = iter(self._parts)
+        found = [(name, _kind(value, parts)) for name, value in zip(self.fields, self.values, strict=True)]
+        self.numba_type = RecordType(
+            tuple((name, kind, place) for (name, kind), place in zip(found, self.places, strict=True))
+        )
+
+
+def _kind(value: Any, parts: Iterator[Any]) -> Any:
+    """numba's type of a field."""
+    if isinstance(value, np.ndarray):
+        # A field of a single record is contiguous too, but compiled for no other.
+        packed = value.flags.c_contiguous and value.strides[-1] == value.itemsize
+        layout: Literal["C", "A"] = "C" if packed else "A"
+        return types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
+    return types.int64 if isinstance(value, int) else next(parts).numba_type
 
 
 @typeof_impl.register(Native)

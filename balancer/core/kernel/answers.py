@@ -1,0 +1,200 @@
+"""Policies' answers: their own costs, facts and choices put together to one function over the books.
+
+What is put together is plain Python. With a `Compiler`, every step is compiled from its own source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from balancer.core.kernel.of_worker import OF_REQUEST, OF_WORKER
+from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, Ask, Books, FloatArray
+from policies import BUILTIN
+from policies.base import Policy
+from policies.choices import Choice
+from policies.costs import CostPolicy, parameters
+from policies.facts import Fact
+from policies.round_robin import RoundRobin, fill_turn
+
+Answer = Callable[[Books, FloatArray, int, int, Ask, float], int]
+"""(books, options, fleet, row of its first worker, request, time): fills `Desk.shares` for the workers in `Desk.mask`;
+returns who has it all, or -1."""
+
+
+class Compiler(NamedTuple):
+    """Turns functions into compiled ones; by default, into themselves."""
+
+    source: Callable[[Any], Any] = lambda function: function
+    """For functions of policies and core, with all of theirs that they call."""
+    step: Callable[[Any], Any] = lambda function: function
+    """For what is put together here."""
+
+
+class Answering(NamedTuple):
+    """A policy's answer."""
+
+    name: str
+    """Tells apart what differs in code; options differ in numbers alone."""
+    answer: Answer
+    options: tuple[float, ...]
+
+
+def answering(policy: Policy, compiler: Compiler) -> Answering | None:
+    """How a shipped policy answers; None where only its `probabilities` can tell."""
+    if type(policy) not in BUILTIN.values():
+        return None
+    if isinstance(policy, CostPolicy):
+        return _by_cost(policy, compiler)
+    if isinstance(policy, RoundRobin):
+        return Answering(policy.name, _by_turn(compiler), ())
+    return None
+
+
+def _by_turn(compiler: Compiler) -> Answer:
+    fill = compiler.source(fill_turn)
+
+    def answer(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+        return int(fill(ask.number, x.desk.mask[e], x.desk.shares[e]))
+
+    return _step(compiler, answer)
+
+
+def _step(compiler: Compiler, function: Answer) -> Answer:
+    made: Answer = compiler.step(function)
+    return made
+
+
+def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
+    """Facts, then costs and candidates worker by worker, then the choice."""
+    parts = _Parts(policy, compiler)
+    kind, desk_facts = type(policy), parts.facts()
+    cost, of_cost = compiler.source(kind.cost), parts.together(parameters(kind.cost))
+    choose = parts.choose()
+    fill_columns = parts.columns_filled()
+
+    def answer(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+        fill_columns(x, options, e, first, ask, now_s)
+        desk_facts(x, options, e, first, ask, now_s)
+        costs = x.desk.cost[e]
+        for w in range(len(costs)):
+            costs[w] = cost(*of_cost(x, options, e, w, first + w, ask, now_s))
+        return int(choose(x, options, e, first, ask, now_s))
+
+    return Answering("-".join((policy.name, *parts.used)), _step(compiler, answer), tuple(parts.options))
+
+
+class _Parts:
+    """What a policy's functions are given, and by whom."""
+
+    def __init__(self, policy: CostPolicy, compiler: Compiler) -> None:
+        self._policy, self._compiler = policy, compiler
+        kind, wiring = type(policy), policy.wiring
+        self._wiring = wiring
+        # Columns of facts, and those read twice, are computed beforehand; the others where the cost needs them.
+        names = [*parameters(kind.cost), *parameters(kind.candidate)]
+        self.used = Counter(wiring.columns[name] for name in names if name in wiring.columns)
+        self.used.update(2 * [fact.column for fact in wiring.facts.values()])
+        self._columns = [name for name, times in self.used.items() if times > 1]
+        assert len(self._columns) <= MOST_COLUMNS
+        assert len(wiring.facts) <= MOST_FACTS
+        self.options = [float(value) for value in wiring.options.values()]
+
+    def _option_of(self, chosen: Choice | Fact) -> int:
+        self.options.append(float(getattr(self._policy, chosen.option)) if chosen.option else 0.0)
+        return len(self.options) - 1
+
+    def columns_filled(self) -> Any:
+        """A step that computes the columns that are needed beforehand."""
+        return self._one_after_the_other(
+            [self._fill_column(i, self._compiler.source(OF_WORKER[name])) for i, name in enumerate(self._columns)]
+        )
+
+    def _fill_column(self, i: int, of_worker: Any) -> Any:
+        def fill(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
+            line = x.desk.columns[e, i]
+            for w in range(len(line)):
+                line[w] = of_worker(x, e, w, first + w, ask, now_s)
+
+        return self._compiler.step(fill)
+
+    def facts(self) -> Any:
+        """A step that finds the facts."""
+        return self._one_after_the_other([self._find(i, fact) for i, fact in enumerate(self._wiring.facts.values())])
+
+    def _find(self, i: int, fact: Fact) -> Any:
+        of_one, option = self._compiler.source(fact.of_one), self._option_of(fact)
+        line = self._columns.index(fact.column)
+
+        def find(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
+            d = x.desk
+            d.facts[e, i] = of_one(d.columns[e, line], d.mask[e], options[option], d.scratch[e])
+
+        return self._compiler.step(find)
+
+    def choose(self) -> Any:
+        """A step that fills the shares."""
+        fill, option = self._compiler.source(self._policy.choice.fill), self._option_of(self._policy.choice)
+
+        def among_all(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+            d = x.desk
+            return int(fill(d.cost[e], d.mask[e], options[option], d.scratch[e], d.shares[e]))
+
+        found = type(self._policy).candidate
+        if found is None:
+            return self._compiler.step(among_all)
+        candidate, of_candidate = self._compiler.source(found), self.together(parameters(found))
+
+        def among_candidates(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+            d = x.desk
+            for w in range(d.mask.shape[1]):
+                d.candidate[e, w] = d.mask[e, w] and candidate(*of_candidate(x, options, e, w, first + w, ask, now_s))
+            return int(fill(d.cost[e], d.candidate[e], options[option], d.scratch[e], d.shares[e]))
+
+        return self._compiler.step(among_candidates)
+
+    def together(self, names: Sequence[str]) -> Any:
+        """What gives all of these parameters as one tuple."""
+        step = self._compiler.step
+        if not names:
+            return step(lambda x, options, e, w, r, ask, now_s: ())
+        one, rest = self._parameter(names[0]), self.together(names[1:])
+        return step(
+            lambda x, options, e, w, r, ask, now_s: (
+                one(x, options, e, w, r, ask, now_s),
+                *rest(x, options, e, w, r, ask, now_s),
+            )
+        )
+
+    def _parameter(self, name: str) -> Any:
+        """What gives a parameter for one worker."""
+        wiring, step, source = self._wiring, self._compiler.step, self._compiler.source
+        if name in wiring.columns:
+            column = wiring.columns[name]
+            if column in self._columns:
+                i = self._columns.index(column)
+                return step(lambda x, options, e, w, r, ask, now_s: x.desk.columns[e, i, w])
+            of_worker = source(OF_WORKER[column])
+            return step(lambda x, options, e, w, r, ask, now_s: of_worker(x, e, w, r, ask, now_s))
+        if name in wiring.facts:
+            i = list(wiring.facts).index(name)
+            return step(lambda x, options, e, w, r, ask, now_s: x.desk.facts[e, i])
+        if name in wiring.options:
+            i = list(wiring.options).index(name)
+            return step(lambda x, options, e, w, r, ask, now_s: options[i])
+        of_request = source(OF_REQUEST[name])
+        return step(lambda x, options, e, w, r, ask, now_s: of_request(ask))
+
+    def _one_after_the_other(self, steps: Sequence[Any]) -> Any:
+        """All of them as one step."""
+        step = self._compiler.step
+        if not steps:
+            return step(lambda x, options, e, first, ask, now_s: None)
+        one, rest = steps[0], self._one_after_the_other(steps[1:])
+
+        def both(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
+            one(x, options, e, first, ask, now_s)
+            rest(x, options, e, first, ask, now_s)
+
+        return step(both)

@@ -1,0 +1,52 @@
+"""What balancers count and learn: picks, outcomes, and service times that fade. By rows of workers, see `state.py`."""
+
+from __future__ import annotations
+
+import math
+
+from balancer.core.kernel.of_worker import token_limits
+from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, LATENCY_DECAY_S, Books
+from balancer.core.latency import observe
+from balancer.core.queue import ended, recount_worker, sent
+from balancer.core.service import fade as forget_some
+from balancer.core.tokens import advance, take
+
+
+def refill(x: Books, e: int, r: int, now_s: float) -> None:
+    """Bring a worker's bucket up to date after its queue changed."""
+    advance(x.tokens, r, x.queue.in_flight[r] + x.queue.others[r], token_limits(x, e), now_s)
+
+
+def count_in(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+    """Count a pick of ours in, and take its token."""
+    sent(x.queue, x.service, r, model, rows, now_s)
+    refill(x, e, r, now_s)
+    take(x.tokens, r)
+
+
+def count_out(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
+    """Count a request of ours out."""
+    ended(x.queue, x.service, r, model, rows, now_s)
+    refill(x, e, r, now_s)
+
+
+def learn(x: Books, e: int, r: int, latency_s: float, ok: bool, now_s: float) -> None:
+    """Learn latency and error rate from one outcome; a latency that is not a number is none."""
+    settings = x.desk.settings
+    observe(x.latency, r, latency_s, ok, now_s, settings[e, LATENCY_DECAY_S], settings[e, ERROR_DECAY_S])
+
+
+def learn_of_pick(x: Books, e: int, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
+    """Learn from the outcome of a request that went to worker row `picked`; `served`: who answered. -1: nobody."""
+    if served != picked and picked >= 0:
+        # Retried elsewhere, or never served: the worker picked did not take it.
+        learn(x, e, picked, math.nan, False, now_s)
+    if served >= 0:
+        learn(x, e, served, latency_s, ok, now_s)
+
+
+def fade(x: Books, e: int, first: int, workers: int, share: float) -> None:
+    """Let service times fade, see `service.fade`, and count the work that waits anew."""
+    forget_some(x.service, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])
+    for r in range(first, first + workers):
+        recount_worker(x.queue, x.service, r)

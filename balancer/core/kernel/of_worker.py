@@ -1,0 +1,150 @@
+"""The columns of `policies.base.FleetView`, for one worker at a time.
+
+Each takes the books, the fleet, the worker, its row as the deciding balancer knows it, the request and the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from balancer.core.kernel.state import (
+    CAPACITY,
+    ERROR_DECAY_S,
+    LATENCY_DECAY_S,
+    REFILL_PER_S,
+    TARGET_PENDING,
+    Ask,
+    Books,
+)
+from balancer.core.latency import error_rate_now, latency_now_s
+from balancer.core.queue import backlog_now_s, completion_now_s, others_left, pending_now
+from balancer.core.service import alone_s
+from balancer.core.tokens import TokenLimits, level_now
+from policies.costs import LOT, ONE
+from policies.hashing import lot_of
+
+
+def weight(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(x.desk.weight[e, w])
+
+
+def in_flight(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(x.queue.in_flight[r])
+
+
+def reported_pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(x.queue.reported_pending[r])
+
+
+def pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there are no others."""
+    if x.queue.others[r] == 0:
+        return float(x.queue.in_flight[r])
+    return float(pending_now(x.queue, r, others_left(x.queue, r, now_s)))
+
+
+def backlog_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    left = float(others_left(x.queue, r, now_s)) if x.queue.others[r] > 0 else 0.0
+    return float(backlog_now_s(x.queue, r, now_s, left))
+
+
+def completion_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    before_s = backlog_s(x, e, w, r, ask, now_s)
+    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s))
+
+
+def service_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(alone_s(x.service, (r, ask.model), ask.rows))
+
+
+def latency_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(latency_now_s(x.latency, r, now_s, x.desk.settings[e, LATENCY_DECAY_S]))
+
+
+def error_rate(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there were no errors."""
+    if x.latency.errors[r] == 0:
+        return 0.0
+    return float(error_rate_now(x.latency, r, now_s, x.desk.settings[e, ERROR_DECAY_S]))
+
+
+def token_limits(x: Books, e: int) -> TokenLimits:
+    """Of the buckets."""
+    settings = x.desk.settings
+    return TokenLimits(settings[e, CAPACITY], settings[e, REFILL_PER_S], settings[e, TARGET_PENDING])
+
+
+def tokens(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(level_now(x.tokens, r, token_limits(x, e), now_s))
+
+
+def report_age_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    return float(now_s - x.desk.reported_s[r])
+
+
+def lot(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `policies.costs.LOT`."""
+    return float(lot_of(x.desk.name_hash[e, w], np.uint64(ask.mixed_key)))
+
+
+def one(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `policies.costs.ONE`."""
+    return 1.0
+
+
+OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
+    "weight": weight,
+    "in_flight": in_flight,
+    "reported_pending": reported_pending,
+    "pending": pending,
+    "backlog_s": backlog_s,
+    "completion_s": completion_s,
+    "service_s": service_s,
+    "latency_s": latency_s,
+    "error_rate": error_rate,
+    "tokens": tokens,
+    "report_age_s": report_age_s,
+    LOT: lot,
+    ONE: one,
+}
+"""By the names that policies know them by."""
+
+
+def rows_of(ask: Ask) -> float:
+    """See `policies.base.Request`."""
+    return ask.rows
+
+
+def deadline_of(ask: Ask) -> float:
+    """See `policies.base.Request`."""
+    return ask.deadline_s
+
+
+def priority_of(ask: Ask) -> float:
+    """See `policies.base.Request`."""
+    return ask.priority
+
+
+def keyed_of(ask: Ask) -> float:
+    """See `policies.costs.OF_REQUEST`."""
+    return ask.keyed
+
+
+OF_REQUEST: dict[str, Callable[[Ask], float]] = {
+    "rows": rows_of,
+    "deadline_s": deadline_of,
+    "priority": priority_of,
+    "keyed": keyed_of,
+}
+"""See `policies.costs.OF_REQUEST`."""

@@ -1,0 +1,105 @@
+"""The pick: who is left within the limits, whom the lot falls on, and whom to try next. Over one fleet's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from balancer.core.kernel.of_worker import completion_s, pending
+from balancer.core.kernel.state import (
+    MAX_FALLBACKS,
+    MAX_PENDING,
+    SHED_LATE,
+    SHEDDABLE_PENDING,
+    SHEDDABLE_PRIORITY,
+    AnyArray,
+    Ask,
+    Books,
+    FloatArray,
+)
+from policies.hashing import mix_array, unit_array
+
+
+def pending_limit(x: Books, e: int, ask: Ask) -> float:
+    """Requests pending at a worker from which on it is not given this one."""
+    settings = x.desk.settings
+    limit = settings[e, MAX_PENDING]
+    if 0 < settings[e, SHEDDABLE_PRIORITY] <= ask.priority:
+        limit = min(limit, settings[e, SHEDDABLE_PENDING])
+    return float(limit)
+
+
+def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
+    """Leave those in `Desk.mask` that the limits permit, and return how many they are.
+
+    None is left where every one is full, or where the best would be late and that sheds.
+    """
+    mask, count = x.desk.mask[e], 0
+    limit = pending_limit(x, e, ask)
+    for w in range(len(mask)):
+        if limit < np.inf:
+            mask[w] = mask[w] and pending(x, e, w, first + w, ask, now_s) < limit
+        count += mask[w]
+    sheds_late = count > 0 and x.desk.settings[e, SHED_LATE] and ask.deadline_s < np.inf
+    return 0 if sheds_late and best_s(x, e, first, ask, now_s) > ask.deadline_s else count
+
+
+def best_s(x: Books, e: int, first: int, ask: Ask, now_s: float) -> float:
+    """The least `completion_s` of those in `Desk.mask`."""
+    found_s = np.inf
+    for w in range(x.desk.mask.shape[1]):
+        if x.desk.mask[e, w]:
+            found_s = min(found_s, completion_s(x, e, w, first + w, ask, now_s))
+    return found_s
+
+
+def uniform_of(seed: int, number: int) -> float:
+    """The lot of the decision of that number, uniform in [0, 1); `seed` is mixed, both have 64 bits."""
+    return float(unit_array(mix_array(seed ^ number)))
+
+
+def total_of(shares: Sequence[float] | FloatArray) -> float:
+    """Their sum, from left to right."""
+    total = 0.0
+    for w in range(len(shares)):
+        total += shares[w]
+    return total
+
+
+def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
+    """Whom the lot falls on; -1 where all shares are zero."""
+    total, cumulative = total_of(shares), 0.0
+    if total > 0:
+        for w in range(len(shares)):
+            if shares[w] > 0:
+                cumulative += shares[w]
+                if cumulative > uniform * total:
+                    return w
+    return -1
+
+
+def name_least(line: Any, count: int, out: Any) -> None:
+    """Write the places of the `count` least numbers of `line`, the least first, as far as there are finite ones.
+
+    They are infinite in `line` then.
+    """
+    for i in range(count):
+        found = -1
+        for w in range(len(line)):
+            if line[w] < np.inf and (found < 0 or line[w] < line[found]):
+                found = w
+        if found < 0:
+            break
+        out[i] = found
+        line[found] = np.inf
+
+
+def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: float, out: AnyArray) -> None:
+    """Write the workers with the least pending after the one picked, best first, as many as there is room; -1: none."""
+    line, mask = x.desk.pending[e], x.desk.mask[e]
+    for w in range(len(line)):
+        line[w] = pending(x, e, w, first + w, ask, now_s) if mask[w] and w != picked else np.inf
+    out[:] = -1
+    name_least(line, min(len(out), int(x.desk.settings[e, MAX_FALLBACKS])), out)

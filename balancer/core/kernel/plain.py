@@ -1,0 +1,84 @@
+"""The kernel as Python runs it, and what stands in for it where it is compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from balancer.core.kernel import counting, picking
+from balancer.core.kernel.state import MAX_FALLBACKS, Books
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.hashing import mix, unit
+
+
+class Sight(FleetView, Protocol):
+    """The view of one request on one fleet."""
+
+    column: int
+    """Of the request's model in the estimators."""
+    at_s: float
+
+    @property
+    def mask(self) -> BoolArray:
+        """`eligible` as it is kept, not to be written to."""
+
+
+class Picked(NamedTuple):
+    """Whom the lot fell on."""
+
+    worker: int
+    propensity: float
+    fallbacks: tuple[int, ...]
+    """Workers to try next, best first."""
+
+
+class Kernel:
+    """The kernel's functions for one fleet, in plain Python. Rows are workers, in the books' order.
+
+    Policies answer by NumPy then, so that costs are computed for all workers at once.
+    """
+
+    compiled = False
+    seed = 0
+    """Of the lots, mixed."""
+
+    def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
+        """The policy's probabilities, `(n,)`, where the kernel has them by itself; else None."""
+        return None
+
+    def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:
+        """Whom the lot of the request's number falls on, by these shares, `(n,)`; None where all are zero."""
+        assert isinstance(request.number, int)  # arrays are for the simulator's views
+        listed = shares.tolist()
+        row = picking.draw(listed, unit(mix(self.seed ^ request.number)))
+        if row < 0:
+            return None
+        line = np.where(view.eligible, view.pending, np.inf)
+        line[row] = np.inf
+        fallbacks = [-1] * int(x.desk.settings[0, MAX_FALLBACKS])
+        picking.name_least(line.tolist(), len(fallbacks), fallbacks)
+        return Picked(row, listed[row] / picking.total_of(listed), tuple(w for w in fallbacks if w >= 0))
+
+    def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+        """See `counting`."""
+        counting.count_in(x, 0, row, column, rows, now_s)
+
+    def count_out(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+        """See `counting`."""
+        counting.count_out(x, 0, row, column, rows, now_s)
+
+    def finish(
+        self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+    ) -> None:
+        """Count a request out, and learn from its outcome."""
+        counting.count_out(x, 0, row, column, rows, now_s)
+        counting.learn_of_pick(x, 0, row, served, latency_s, ok, now_s)
+
+    def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
+        """See `counting`."""
+        counting.learn_of_pick(x, 0, picked, served, latency_s, ok, now_s)
+
+    def fade(self, x: Books, share: float) -> None:
+        """See `counting`, for all workers."""
+        counting.fade(x, 0, 0, x.desk.mask.shape[1], share)

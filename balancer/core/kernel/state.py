@@ -1,0 +1,137 @@
+"""What a decision reads and writes beside the estimators, as arrays: one layout for production and simulator.
+
+Rows: a fleet `e`; a worker as one balancer knows it `r`, those of one fleet one after the other. Production has one
+fleet, the simulator one for each environment and balancer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.core.settings import Settings
+
+FloatArray = npt.NDArray[np.float64]
+AnyArray = npt.NDArray[Any]
+
+# Columns of `Desk.settings`; see `balancer.core.settings`.
+(
+    STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
+    LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
+    SETTING_COLUMNS,
+) = range(15)  # fmt: skip
+
+
+def settings_row(settings: Settings) -> list[float]:
+    """A row of `Desk.settings`."""
+    limits, estimators, tokens = settings.limits, settings.estimators, settings.estimators.tokens
+    values = {
+        STALE_AFTER_S: settings.stale_after_s,
+        REPORTS_REQUIRED: settings.reports_required,
+        MAX_PENDING: limits.max_pending_per_worker,
+        SHEDDABLE_PRIORITY: limits.sheddable_priority,
+        SHEDDABLE_PENDING: limits.sheddable_max_pending_per_worker,
+        SHED_LATE: limits.shed_late,
+        MAX_FALLBACKS: settings.max_fallbacks,
+        LATENCY_DECAY_S: estimators.latency_decay_s,
+        ERROR_DECAY_S: estimators.error_decay_s,
+        SERVICE_MEMORY: estimators.service_memory,
+        DEFAULT_SERVICE_S: estimators.default_service_s,
+        CAPACITY: tokens.capacity,
+        REFILL_PER_S: tokens.refill_per_s,
+        TARGET_PENDING: tokens.target_pending,
+    }
+    return [float(values[column]) for column in range(SETTING_COLUMNS)]
+
+
+class Ask(NamedTuple):
+    """A request, as numbers."""
+
+    model: int
+    """Its column in the estimators."""
+    rows: float
+    mixed_key: int
+    """`mix` of its key, or of its number where it has none; 64 bits."""
+    keyed: float
+    """1 where it has a key."""
+    deadline_s: float
+    priority: float
+    number: int
+
+
+class Desk(NamedTuple):
+    """What lies before a decision."""
+
+    settings: FloatArray
+    """`(e, SETTING_COLUMNS)`."""
+    weight: FloatArray
+    """`(e, n)`."""
+    name_hash: AnyArray
+    """`(e, n)`."""
+    reported_s: FloatArray
+    """When each worker's last report was received, by `r`; minus infinity: none, or its stream broke."""
+    mask: AnyArray
+    """Who may be picked for the request that is being decided, `(e, n)`."""
+    candidate: AnyArray
+    """Who of them the policy chooses among, `(e, n)`."""
+    columns: FloatArray
+    """What the policy reads more than once, `(e, columns, n)`."""
+    facts: FloatArray
+    """What the policy reads of the fleet as a whole, `(e, facts)`."""
+    cost: FloatArray
+    """`(e, n)`."""
+    shares: FloatArray
+    """The policy's answer, `(e, n)`."""
+    pending: FloatArray
+    """For limits and fallbacks, `(e, n)`."""
+    scratch: FloatArray
+    """`(e, 2 n + 1)`."""
+
+
+MOST_COLUMNS, MOST_FACTS = 16, 4
+"""That a policy may read."""
+
+
+class Books(Protocol):
+    """All that the kernel's functions work on: the desk and the estimators' states, as records of arrays."""
+
+    @property
+    def desk(self) -> Desk:
+        """See `Desk`."""
+
+    @property
+    def queue(self) -> Any:
+        """See `balancer.core.queue.Queue`."""
+
+    @property
+    def service(self) -> Any:
+        """See `balancer.core.service.Service`."""
+
+    @property
+    def latency(self) -> Any:
+        """See `balancer.core.latency.Latency`."""
+
+    @property
+    def tokens(self) -> Any:
+        """See `balancer.core.tokens.Tokens`."""
+
+
+def desk_of(settings: Settings, weight: FloatArray, name_hash: AnyArray, reported_s: FloatArray) -> Desk:
+    """The desk of one fleet; the arrays of its workers, `(n,)`, are not copied."""
+    n = len(weight)
+    return Desk(
+        settings=np.array([settings_row(settings)]),
+        weight=weight[None],
+        name_hash=name_hash[None],
+        reported_s=reported_s,
+        mask=np.zeros((1, n), bool),
+        candidate=np.zeros((1, n), bool),
+        columns=np.zeros((1, MOST_COLUMNS, n)),
+        facts=np.zeros((1, MOST_FACTS)),
+        cost=np.zeros((1, n)),
+        shares=np.zeros((1, n)),
+        pending=np.zeros((1, n)),
+        scratch=np.zeros((1, 2 * n + 1)),
+    )

@@ -1,0 +1,94 @@
+"""Compile the kernel to the library that production loads: `python -m balancer.native.build`.
+
+Needs numba and a C compiler.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import binding
+from numba.core import types
+
+from balancer.core.fleet import Fleet
+from balancer.core.settings import Settings
+from balancer.native.call import Options, new_call
+from balancer.native.compiling import OPTIONS
+from balancer.native.entries import entries
+from balancer.native.kinds import Native
+from balancer.native.library import PATH, STAMP, stamp
+from balancer.native.record import BOOKS
+
+_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+"""What any machine of the architecture has that serves today."""
+
+
+def build(path: Path = PATH) -> int:
+    """Write the library; returns how many entries it has."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    _, call, _ = new_call()
+    arguments = [Native(Fleet(Settings()), BOOKS), Native(Options(np.zeros(1))), Native(call)]
+    signature = types.int64(*(argument.numba_type for argument in arguments))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        objects = []
+        for name, function in entries():
+            objects.append(Path(folder, f"{name}.o"))
+            objects[-1].write_bytes(_object(name, function, signature))
+        objects.append(_stamped(Path(folder)))
+        _link(objects, path)
+    return len(objects) - 1
+
+
+def _object(name: str, function: Any, signature: Any) -> bytes:
+    """Machine code that does without Python: `int64 name(books*, options*, call*)`."""
+    njit: Any = numba.njit
+    dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    (compiled,) = dispatcher.overloads.values()
+    inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
+    # numba's convention: status f(result*, exception**, arguments). Nothing in the kernel raises.
+    code += f"""
+define i64 @balancer_{name}(ptr %x, ptr %options, ptr %call) {{
+  %result = alloca i64
+  %exception = alloca ptr
+  %status = call i32 @{inner}(ptr %result, ptr %exception, ptr %x, ptr %options, ptr %call)
+  %value = load i64, ptr %result
+  ret i64 %value
+}}
+"""
+    module = binding.parse_assembly(code)
+    module.verify()
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=_CPUS.get(platform.machine(), "generic"), opt=3, reloc="pic", codemodel="default"
+    )
+    return bytes(machine.emit_object(module))
+
+
+def _stamped(folder: Path) -> Path:
+    """What tells the library's sources, and the layout of the books."""
+    source = folder / "stamp.c"
+    source.write_text(f'const char {STAMP}[] = "{stamp()}";\n', encoding="utf-8")
+    made = folder / "stamp.o"
+    subprocess.run(["cc", "-c", "-fPIC", "-o", made, source], check=True)
+    return made
+
+
+def _link(objects: Sequence[Path], path: Path) -> None:
+    draft = path.with_suffix(".new")
+    # Helpers of numba's come with each object, alike.
+    options = ["-Wl,--no-undefined", "-Wl,--allow-multiple-definition", "-Wl,--strip-all"]
+    subprocess.run(["cc", "-shared", "-o", draft, *objects, "-lm", *options], check=True)
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    print(f"compiled {build()} functions of the kernel: {PATH}", file=sys.stderr)

@@ -1,0 +1,68 @@
+"""Functions of core and policies, compiled from their own source: production and simulator run the same code.
+
+numba resolves the names that a function uses when it compiles it, so each function is copied with a namespace in which
+those that it calls are the compiled ones. Records of arrays become native ones of the same arrays, see `kinds.py`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import platformdirs
+
+from balancer.native.sources import SOURCES, digest_of
+
+
+def keep_in_cache(*folders: pathlib.Path) -> None:
+    """Compile what Python calls only where it, or what it calls, has changed: numba itself looks at one file alone.
+
+    Args:
+        folders: Of more sources, beside those of policies and core. Call it before they are decorated.
+    """
+    path = platformdirs.user_cache_path("balancer") / "engine" / digest_of(*SOURCES, *folders)
+    numba.config.CACHE_DIR = str(path)  # type: ignore[attr-defined]  # made at its import
+
+
+_njit: Any = numba.njit
+# Without numba's reference counts: nothing is allocated in here.
+OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
+inlined: Callable[..., Any] = _njit(forceinline=True, **OPTIONS)
+"""For what happens to every request."""
+outlined: Callable[..., Any] = _njit(**OPTIONS)
+"""For what is rarer."""
+compiled: Callable[..., Any] = _njit(cache=True, nogil=True, **OPTIONS)
+"""For what Python calls."""
+
+
+@inlined
+def _where(condition: bool, x: float, y: float) -> float:
+    """`np.where` for single numbers, which numba's own is not for: it allocates."""
+    return x if condition else y
+
+
+_numpy = types.ModuleType("numpy")
+_numpy.__dict__.update(vars(np), where=_where)
+
+
+@functools.cache
+def from_source(function: types.FunctionType) -> Any:
+    """A function of policies or core, compiled, with all of theirs that it calls."""
+    namespace = dict(function.__globals__)
+    # Not `co_names`, in which fields of records stand as well.
+    for name in {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}:
+        value = namespace.get(name)
+        if isinstance(value, types.FunctionType) and value.__module__.startswith(("policies.", "balancer.core.")):
+            namespace[name] = from_source(value)
+        elif isinstance(value, np.ndarray) and not value.ndim:
+            # A number that NumPy prefers as an array of no axis.
+            namespace[name] = value.item()
+        elif value is np:
+            namespace[name] = _numpy
+    return inlined(types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__))

@@ -1,0 +1,149 @@
+"""What the library offers: the kernel's functions for production's one fleet. A `Call` holds the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from balancer.core.kernel import counting, picking
+from balancer.core.kernel.answers import Compiler, answering
+from balancer.core.kernel.state import Ask, Books
+from balancer.native.call import (
+    DEADLINE_S,
+    FALLBACKS,
+    KEY,
+    KEYED,
+    LATENCY_S,
+    MODEL,
+    MOST_FALLBACKS,
+    NOW_S,
+    NUMBER,
+    OK,
+    PICKED,
+    PRIORITY,
+    PROPENSITY,
+    ROWS,
+    SEED,
+    SERVED,
+    SHARE,
+    Call,
+    Options,
+    symbol_of,
+)
+from balancer.native.compiling import from_source, inlined
+from policies import BUILTIN
+from policies.base import Policy
+from policies.hashing import mix_array
+
+Entry = Callable[[Books, Options, Call], int]
+
+_mix = from_source(mix_array)
+_count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
+_learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
+_draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
+_name_fallbacks, _keep_within_limits = from_source(picking.name_fallbacks), from_source(picking.keep_within_limits)
+
+
+@inlined
+def _ask(call: Call) -> Ask:
+    f = call.numbers
+    mixed_key = _mix(call.words[KEY] if f[KEYED] != 0 else call.words[NUMBER])
+    return Ask(call.wholes[MODEL], f[ROWS], mixed_key, f[KEYED], f[DEADLINE_S], f[PRIORITY], call.words[NUMBER])
+
+
+@inlined
+def _pick(x: Books, call: Call) -> int:
+    shares, f = x.desk.shares[0], call.numbers
+    w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]))
+    if w >= 0:
+        total = 0.0
+        for i in range(len(shares)):
+            total += shares[i]
+        f[PROPENSITY] = shares[w] / total
+        out = call.wholes[FALLBACKS : FALLBACKS + MOST_FALLBACKS]
+        _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
+    return int(w)
+
+
+def pick(x: Books, options: Options, call: Call) -> int:
+    """Whom the lot falls on by `Desk.shares`, -1 where all are zero; writes its share and the fallbacks."""
+    return _pick(x, call)
+
+
+def keep_within_limits(x: Books, options: Options, call: Call) -> int:
+    """How many of `Desk.mask` the limits leave."""
+    return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
+
+
+def count_in(x: Books, options: Options, call: Call) -> int:
+    """Count a pick in."""
+    f, i = call.numbers, call.wholes
+    _count_in(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+    return 0
+
+
+def finish(x: Books, options: Options, call: Call) -> int:
+    """Count a request out, and learn from its outcome."""
+    f, i = call.numbers, call.wholes
+    _count_out(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+    _learn_of_pick(x, 0, i[PICKED], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
+    return 0
+
+
+def count_out(x: Books, options: Options, call: Call) -> int:
+    """Count a request out."""
+    f, i = call.numbers, call.wholes
+    _count_out(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
+    return 0
+
+
+def learn_of_pick(x: Books, options: Options, call: Call) -> int:
+    """Learn from an outcome."""
+    f, i = call.numbers, call.wholes
+    _learn_of_pick(x, 0, i[PICKED], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
+    return 0
+
+
+def fade(x: Books, options: Options, call: Call) -> int:
+    """Let what was learned of service times fade."""
+    _fade(x, 0, 0, x.desk.mask.shape[1], call.numbers[SHARE])
+    return 0
+
+
+FIXED: tuple[Entry, ...] = (pick, keep_within_limits, count_in, count_out, finish, learn_of_pick, fade)
+
+
+def entries() -> Iterator[tuple[str, Any]]:
+    """All entries by name: `FIXED`, and the answers of all shipped policies."""
+    for function in FIXED:
+        yield function.__name__, function
+    compiler = Compiler(from_source, inlined)
+    seen = set()
+    for kind in BUILTIN.values():
+        for policy in _variants(kind):
+            found = answering(policy, compiler)
+            if found is not None and found.name not in seen:
+                seen.add(found.name)
+                yield symbol_of(found.name), _entry(found.answer)
+
+
+def _variants(kind: type[Policy]) -> Iterator[Policy]:
+    """The policy with all its options that differ in code: texts and switches."""
+    choices: dict[str, tuple[Any, ...]] = {}
+    hints = get_type_hints(kind)
+    for name in kind().options():
+        if get_origin(hints[name]) is Literal:
+            choices[name] = get_args(hints[name])
+        elif hints[name] is bool:
+            choices[name] = (False, True)
+    for values in product(*choices.values()):
+        yield kind(**dict(zip(choices, values, strict=True)))
+
+
+def _entry(answer: Any) -> Any:
+    def entry(x: Books, options: Options, call: Call) -> int:
+        answer(x, options.values, 0, 0, _ask(call), call.numbers[NOW_S])
+        return _pick(x, call)
+
+    return entry

@@ -1,0 +1,190 @@
+"""The library in the serving process: loads it without numba, and calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from balancer.core.kernel.answers import Compiler, answering
+from balancer.core.kernel.plain import Kernel, Picked, Sight
+from balancer.core.kernel.state import Books, Desk
+from balancer.native import call as slots
+from balancer.native.call import ASKED, MOST_FALLBACKS, Options, new_call, symbol_of
+from balancer.native.record import BOOKS, Record
+from balancer.native.sources import SOURCES, digest_of
+from policies.base import BoolArray, FloatArray, Policy, Request
+
+PATH = Path(__file__).with_name("kernel.so")
+STAMP = "balancer_stamp"
+
+_BUILD = "build it: python -m balancer.native.build"
+_MOST_ANSWERS = 16
+_Function = Callable[[int, int, int], int]
+# Slots in the order of `call`, those between them skipped.
+_COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
+_FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
+_PICKED = struct.Struct(f"=d{MOST_FALLBACKS}q")
+_LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
+
+
+def stamp() -> str:
+    """Tells the sources that a library must be made from to fit."""
+    return digest_of(*SOURCES)
+
+
+class Library:
+    """The compiled functions by name."""
+
+    def __init__(self, path: Path = PATH) -> None:
+        """Load it.
+
+        Raises:
+            LibraryError: there is none, or it was made from other sources.
+        """
+        if not path.exists():
+            raise LibraryError(f"there is no {path.name}; {_BUILD}")
+        try:
+            # Without letting go of Python's lock: no call takes longer than handing that over.
+            self._functions = ctypes.PyDLL(str(path))
+            made_from = ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(self._functions, STAMP))).value
+        except (OSError, ValueError) as error:
+            raise LibraryError(f"{path.name} cannot be loaded: {error}; {_BUILD}") from error
+        if made_from != stamp().encode():
+            raise LibraryError(f"{path.name} was built from other sources; {_BUILD}")
+
+    def function(self, name: str) -> _Function | None:
+        """`int64 name(books*, options*, call*)`; None: it has none of that name."""
+        found = getattr(self._functions, f"balancer_{name}", None)
+        if found is None:
+            return None
+        found.argtypes = [ctypes.c_void_p] * 3
+        found.restype = ctypes.c_int64
+        function: _Function = found
+        return function
+
+
+class LibraryError(Exception):
+    """The library cannot be used; the message says why, and what to do."""
+
+
+class Compiled(Kernel):
+    """The kernel of one router, by the library."""
+
+    compiled = True
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._slots, self._call, self._record = new_call()
+        self._of_call = self._record.address
+        self._books: Books | None = None
+        self._desk: Desk | None = None
+        self._bound: Record | None = None
+        self._of_books = 0
+        self._masked: BoolArray | None = None
+        """What `Desk.mask` is a copy of."""
+        self._answered: FloatArray | None = None
+        """The last answer, while nothing came after it; `_row` was picked by it."""
+        self._row = -1
+        none = Record(Options(np.zeros(1)))
+        self._no_options, self._of_none = none, none.address
+        self._answers: dict[int, tuple[Policy, _Function | None, Record]] = {}
+        self._pick = self._fixed("pick")
+        self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
+        self._finish = self._fixed("finish")
+        self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
+
+    def _fixed(self, name: str) -> _Function:
+        function = self._library.function(name)
+        if function is None:
+            raise LibraryError(f"the library lacks {name}; {_BUILD}")
+        return function
+
+    def _bind(self, x: Books) -> None:
+        """Look up where the arrays are. All of them are replaced together with the desk."""
+        if x.desk is not self._desk:
+            self._bound = Record(x, BOOKS)
+            self._of_books, self._desk, self._masked = self._bound.address, x.desk, None
+
+    def _lay_out(self, x: Books, request: Request, view: Sight) -> None:
+        """The request, and who may serve it."""
+        self._bind(x)
+        key, number, mask = request.key, request.number, view.mask
+        ASKED.pack_into(
+            *(self._slots, 0, view.column, request.rows, key or 0, key is not None),
+            *(request.deadline_s, request.priority, number, view.at_s, self.seed),
+        )
+        if mask is not self._masked:
+            # Masks are replaced and never written to, so the same one has the same in it.
+            x.desk.mask[0], self._masked = mask, mask
+
+    def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
+        """See `Kernel`; None for a policy that is not compiled."""
+        known = self._answers.get(id(policy))
+        if known is None:
+            known = self._look_up(policy)
+        _, function, options = known
+        if function is None:
+            return None
+        self._lay_out(x, request, view)
+        self._row = function(self._of_books, options.address, self._of_call)
+        self._answered = answer = x.desk.shares[0].copy()
+        return answer
+
+    def _look_up(self, policy: Policy) -> tuple[Policy, _Function | None, Record]:
+        found = answering(policy, Compiler())
+        function = None if found is None else self._library.function(symbol_of(found.name))
+        options = Options(np.array((*(() if found is None else found.options), 0.0)))
+        if len(self._answers) >= _MOST_ANSWERS:
+            self._answers.clear()
+        # The policy is kept, so that no other gets its id.
+        known = self._answers[id(policy)] = policy, function, Record(options)
+        return known
+
+    def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:
+        """See `Kernel`."""
+        # The compiled answers have picked already, for themselves.
+        if shares is not self._answered:
+            self._lay_out(x, request, view)
+            x.desk.shares[0] = shares
+            self._row = self._pick(self._of_books, self._of_none, self._of_call)
+        self._answered = None
+        if self._row < 0:
+            return None
+        propensity, *fallbacks = _PICKED.unpack_from(self._slots, 8 * slots.PROPENSITY)
+        return Picked(self._row, propensity, tuple([w for w in fallbacks if w >= 0]))
+
+    def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+        """See `Kernel`."""
+        self._bind(x)
+        _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
+        self._count_in(self._of_books, self._of_none, self._of_call)
+
+    def count_out(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
+        """See `Kernel`."""
+        self._bind(x)
+        _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
+        self._count_out(self._of_books, self._of_none, self._of_call)
+
+    def finish(
+        self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+    ) -> None:
+        """See `Kernel`."""
+        self._bind(x)
+        _FINISHED.pack_into(self._slots, 0, column, rows, now_s, row, served, latency_s, ok)
+        self._finish(self._of_books, self._of_none, self._of_call)
+
+    def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
+        """See `Kernel`."""
+        self._bind(x)
+        _LEARNED.pack_into(self._slots, 0, now_s, picked, served, latency_s, ok)
+        self._learn(self._of_books, self._of_none, self._of_call)
+
+    def fade(self, x: Books, share: float) -> None:
+        """See `Kernel`."""
+        self._bind(x)
+        self._call.numbers[slots.SHARE] = share
+        self._fade(self._of_books, self._of_none, self._of_call)
