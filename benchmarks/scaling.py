@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from balancer.frontends.pick.kserve import EXTRACTION
-from balancer.frontends.pick.service import SERVICE
+from balancer.gateway.kserve import EXTRACTION
+from balancer.gateway.picks import SERVICE
 from benchmarks.client import INFER, framed, load, write_infer
 from benchmarks.gateway_cost import saturating
 from benchmarks.results import Section, Table

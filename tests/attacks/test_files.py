@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from support.stack import eventually
 
-from balancer import config, file_watch, regular_file
-from balancer.config import Config, ConfigError
-from balancer.config_watch import watch
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
+from balancer.config.watch import watch
 from balancer.core.bounds import MAX_FILE_BYTES
+from balancer.files import regular as regular_file
+from balancer.files import watch as file_watch
 
 _PATIENCE_S = 60
 

@@ -17,10 +17,10 @@ from balancer.core.events import Finished
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
-from balancer.frontends.pick.endpoints import Endpoints
-from balancer.frontends.pick.kserve import Call, HeaderNames
-from balancer.frontends.pick.picker import Pick, Picker
-from balancer.frontends.pick.service import SERVICE, ExternalProcessor, Served
+from balancer.gateway.addresses import Endpoints
+from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.picker import Pick, Picker
+from balancer.gateway.picks import SERVICE, ExternalProcessor, Served
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]

@@ -13,10 +13,10 @@ from support.fleets import make_router
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
-from balancer.frontends.pick.endpoints import Endpoints
-from balancer.frontends.pick.kserve import Call, HeaderNames
-from balancer.frontends.pick.picker import Pick, Picker
-from balancer.frontends.pick.service import SERVICE, ExternalProcessor, Served
+from balancer.gateway.addresses import Endpoints
+from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.picker import Pick, Picker
+from balancer.gateway.picks import SERVICE, ExternalProcessor, Served
 
 METADATA = (("x-ext-proc-headers-only", "true"),)
 

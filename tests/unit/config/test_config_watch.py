@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from balancer import config, config_watch, file_watch
-from balancer.config import Config, ConfigError
-from balancer.config_watch import watch
+from balancer.config import config
+from balancer.config import watch as config_watch
+from balancer.config.config import Config, ConfigError
+from balancer.config.watch import watch
+from balancer.files import watch as file_watch
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.decision_log.recorded import DecisionLog
+from balancer.operate.decision_log.recorded import DecisionLog
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
@@ -20,7 +20,7 @@ from simulator.off_policy.assess import Assessed, Assessor, decisions_of
 from simulator.off_policy.calibrated import LOGGING, Calibrated, simulate
 from simulator.off_policy.verdict import verdict
 from simulator.run import run
-from simulator.scenario import load_scenario
+from simulator.scenario.scenario import load_scenario
 from simulator.scoreboard.metrics import measure
 
 SCENARIO = load_scenario("heterogeneous-bursty").with_load(0.4)

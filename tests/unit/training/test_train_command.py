@@ -18,11 +18,11 @@ from click.testing import CliRunner, Result
 from support.simulated_logs import simulated_log
 
 from balancer import cli
-from balancer.policy_options import build_policy
+from balancer.config.policy_options import build_policy
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice
-from simulator.scenario import load_scenario
+from simulator.scenario.scenario import load_scenario
 from simulator.training import plan as planning
 from simulator.training.checkpoint import read_checkpoint
 from simulator.training.weights import initial

@@ -1,0 +1,146 @@
+"""One policy in one scenario: what is run, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.base import Policy
+from simulator.guarded import BY_BASELINE, GuardedResult, run_guarded
+from simulator.run import run
+from simulator.scenario.scenario import Scenario
+from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
+
+FloatArray = npt.NDArray[np.float64]
+Arrays = dict[str, npt.NDArray[Any]]
+Way = Literal["plain", "guarded", "clairvoyant"]
+"""As it is; under production's guard; knowing every queue and the work in it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A policy in a scenario, over some seeds side by side."""
+
+    scenario: Scenario
+    policy: Policy
+    label: str
+    """What the policy is called here."""
+    way: Way
+    seeds: tuple[int, ...]
+    requests: int
+    """Of each seed."""
+    warm_up_share: float = WARM_UP_SHARE
+    """Of the requests, the first ones, that are not counted."""
+
+    @property
+    def name(self) -> str:
+        """For people, and for a file."""
+        return f"{self.scenario.name}, {self.label}, {self.way}, seeds {self.seeds[0]} to {self.seeds[-1]}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watch:
+    """What the guards did."""
+
+    by_baseline: FloatArray
+    """Share of the requests that the baseline decided; `(e,)`."""
+    fallen: FloatArray
+    """Share of the time, over all balancers, in which the policy was out of service; `(e,)`."""
+    falls: npt.NDArray[np.int64]
+    """How often it fell; `(e,)`."""
+    reasons: Counter[str]
+    """How often for which cause."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What is kept of a task."""
+
+    metrics: Metrics
+    end_s: FloatArray
+    """When the last request ended; `(e,)`."""
+    watch: Watch | None = None
+    """Where a guard was there."""
+
+
+def execute(task: Task) -> Run:
+    """Run it; some seconds, or minutes for hundreds of workers."""
+    arrivals = [task.scenario.arrivals(seed, task.requests) for seed in task.seeds]
+    fleet = task.scenario.fleet
+    if task.way == "guarded":
+        guarded = run_guarded(fleet, arrivals, task.policy, seeds=task.seeds)
+        return Run(measure(guarded.result, task.warm_up_share), guarded.result.end_s, watched(guarded, fleet.balancers))
+    knowledge: Literal["clairvoyant", "reports"] = "clairvoyant" if task.way == "clairvoyant" else "reports"
+    result = run(fleet, arrivals, task.policy, seeds=task.seeds, knowledge=knowledge)
+    return Run(measure(result, task.warm_up_share), result.end_s)
+
+
+def watched(guarded: GuardedResult, balancers: int) -> Watch:
+    """Falls and returns, reduced."""
+    end_s = guarded.result.end_s
+    falls = np.array([sum(change.fell for change in each) for each in guarded.changes])
+    fallen_s = np.zeros(len(end_s))
+    for e, changes in enumerate(guarded.changes):
+        # Every fall lasts to a return of the same guard, or to the end; sums need not know which return is whose.
+        fallen_s[e] = sum((end_s[e] - change.at_s) * (1 if change.fell else -1) for change in changes)
+    return Watch(
+        by_baseline=np.mean(guarded.decided == BY_BASELINE, axis=1),
+        fallen=fallen_s / (end_s * balancers),
+        falls=falls,
+        reasons=Counter(change.finding.reason for each in guarded.changes for change in each if change.fell),
+    )
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Runs of different seeds as one."""
+    if len(runs) == 1:
+        return runs[0]
+    arrays = [flat(each) for each in runs]
+    found: Arrays = {}
+    for key in dict.fromkeys(key for each in arrays for key in each):
+        parts = [each[key] for each in arrays if key in each]
+        found[key] = np.asarray(np.sum(parts)) if key.startswith(_REASON) else np.concatenate(parts)
+    return from_flat(found)
+
+
+_LATENCY, _MODEL, _SHARE, _METRICS, _WATCH, _REASON = "latency/", "model/", "share/", "metrics/", "watch/", "reason/"
+_NESTED = ("latency", "models", "shares")
+
+
+def flat(run: Run) -> Arrays:
+    """As arrays by name, of seeds on the first axis but for the counts of causes."""
+    metrics = run.metrics
+    found: Arrays = {"end_s": run.end_s}
+    found |= {_LATENCY + field.name: getattr(metrics.latency, field.name) for field in fields(Latency)}
+    for model, latency in metrics.models.items():
+        found |= {f"{_MODEL}{field.name}/{model}": getattr(latency, field.name) for field in fields(Latency)}
+    found |= {_SHARE + name: share for name, share in metrics.shares.items()}
+    found |= {_METRICS + f.name: getattr(metrics, f.name) for f in fields(Metrics) if f.name not in _NESTED}
+    if run.watch is not None:
+        found |= {_WATCH + f.name: getattr(run.watch, f.name) for f in fields(Watch) if f.name != "reasons"}
+        found |= {_REASON + reason: np.array(count) for reason, count in run.watch.reasons.items()}
+    return found
+
+
+def from_flat(arrays: Arrays) -> Run:
+    """The run of such arrays; KeyError or TypeError where they are of another version."""
+
+    def under(prefix: str) -> Arrays:
+        return {key.removeprefix(prefix): each for key, each in arrays.items() if key.startswith(prefix)}
+
+    models: dict[str, Arrays] = {}
+    for key, each in under(_MODEL).items():
+        field, _, model = key.partition("/")
+        models.setdefault(model, {})[field] = each
+    latencies = {model: Latency(**each) for model, each in models.items()}
+    metrics = Metrics(latency=Latency(**under(_LATENCY)), models=latencies, shares=under(_SHARE), **under(_METRICS))
+    watch = None
+    if given := under(_WATCH):
+        reasons = Counter({reason: int(count) for reason, count in under(_REASON).items()})
+        watch = Watch(**given, reasons=reasons)
+    return Run(metrics, under("end_s")[""], watch)

@@ -1,0 +1,1 @@
+"""Scenarios: files that say which fleet serves which requests."""
