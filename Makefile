@@ -20,9 +20,10 @@ demo: setup ## the whole stack, real requests, nine policies; report in out/demo
 test: setup ## all tests, with real Envoy and real Triton
 	$(BIN)/pytest
 
-lint: setup ## style, types, and who may import whom
+lint: setup ## style, length of files, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@git ls-files '*.py' ':!*_pb2.py' | xargs awk 'FNR == 401 {print FILENAME ": over 400 lines"; long = 1} END {exit long}'
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -22,12 +22,12 @@ from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.addresses import Endpoints
-from balancer.gateway.endpoints import SERVICE as ENDPOINTS
 from balancer.gateway.endpoints import Ads, Endpoint, State
 from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.gateway.outcomes import AccessLog
 from balancer.gateway.picker import Picker
-from balancer.gateway.picks import SERVICE, ExternalProcessor
+from balancer.gateway.picks import ExternalProcessor
 from balancer.operate import logs
 from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
@@ -359,12 +359,12 @@ class App:
         ready = not self.not_ready()
         if not self._tells_endpoints and (ready or self._settled):
             self._tells_endpoints = True
-            await self._health.set(ENDPOINTS, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(ENDPOINTS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         if ready == self._was_ready:
             return
         self._was_ready = ready
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", "readiness", SERVICE):
+        for service in ("", "readiness", PICKS_SERVICE):
             await self._health.set(service, status)
         logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.base import FleetView, FloatArray, Policy, Request, from_file, masked_cost, option
 from simulator.run import run
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

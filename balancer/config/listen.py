@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from balancer.files.schema import StrictModel, field_error, join_address, split_address
-from balancer.gateway.bootstrap import UNIX
+from balancer.files.schema import UNIX, StrictModel, field_error, join_address, split_address
 
 WORKER = "{worker}"
 """In a subject alternative name: the worker's name."""

@@ -1,4 +1,4 @@
-"""What the core is configured with: plain records, built from the validated config file by `balancer.config.config`.
+"""What the core is configured with: plain records, built from the validated config file by `balancer.config`.
 
 All of it may be swapped at any moment while requests flow. Defaults live here, once.
 """

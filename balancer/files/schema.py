@@ -30,6 +30,9 @@ class StrictModel(BaseModel):
     """The field that a text in the section's place stands for; empty: a section is a mapping."""
 
 
+UNIX = "unix:"
+"""How the address of a Unix socket begins; the socket's path follows."""
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -204,6 +207,7 @@ def _resolve(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
 
 
 __all__ = [
+    "UNIX",
     "Address",
     "Bytes",
     "ConfigError",

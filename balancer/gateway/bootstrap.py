@@ -19,17 +19,13 @@ import yaml
 
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
-from balancer.files.schema import split_address
+from balancer.files.schema import UNIX, split_address
+from balancer.gateway import names
 from balancer.gateway.bootstrap_tls import ListenerTls, Node, Secrets, balancer_socket, listener_socket
 
-_FIELDS = "envoy.filters.http.grpc_field_extraction"
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
 """
-_HEAP = "envoy.resource_monitors.fixed_heap"
-_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
-UNIX = "unix:"
-"""How the address of a Unix socket begins; the socket's path follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +129,8 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
     }
-    limits[_HEAP]["max_heap_size_bytes"] = options.max_heap_bytes
-    limits[_CONNECTIONS]["max_active_downstream_connections"] = options.max_connections
+    limits[names.HEAP_MONITOR]["max_heap_size_bytes"] = options.max_heap_bytes
+    limits[names.CONNECTIONS_MONITOR]["max_active_downstream_connections"] = options.max_connections
     return _dump(bootstrap)
 
 
@@ -220,7 +216,7 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     manager["access_log"] = [_outcome_logger(first_logger, process) for process in range(len(options.balancers))]
     if options.access_log:
         manager["access_log"].append(_json_logger(options.access_log))
-    ext_proc = next(f for f in manager["http_filters"] if f["name"] == "envoy.filters.http.ext_proc")
+    ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
     (host,) = manager["route_config"]["virtual_hosts"]
     host["request_body_buffer_limit"] = options.request_buffer_limit_bytes
@@ -230,22 +226,24 @@ def _outcome_logger(first: Node, process: int) -> Node:
     logger = copy.deepcopy(first)
     metadata_filter = logger["filter"]["metadata_filter"]
     metadata_filter["matcher"]["value"]["string_match"]["exact"] = str(process)
-    logger["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = f"balancer_{process}"
+    logger["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = names.process_cluster(
+        process
+    )
     return logger
 
 
 def _json_logger(path: str) -> Node:
     return {
-        "name": "envoy.access_loggers.file",
+        "name": names.FILE_LOG,
         "typed_config": {
-            "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
+            "@type": names.FILE_LOG_TYPE,
             "path": path,
             "log_format": {
                 "json_format": {
                     "time": "%START_TIME%",
-                    "request_id": "%REQ(X-REQUEST-ID)%",
-                    "gateway_request_id": "%REQ(X-GATEWAY-REQUEST-ID)%",
-                    "triton_request_id": f"%CEL(metadata.filter_metadata['{_FIELDS}']['id'][0])%",
+                    "request_id": f"%REQ({names.REQUEST_ID_HEADER.upper()})%",
+                    "gateway_request_id": f"%REQ({names.GATEWAY_REQUEST_ID_HEADER.upper()})%",
+                    "triton_request_id": f"%CEL(metadata.filter_metadata['{names.EXTRACTION}']['id'][0])%",
                     "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
                     "method": "%REQ(:METHOD)%",
                     "path": "%REQ(:PATH)%",
@@ -255,11 +253,11 @@ def _json_logger(path: str) -> Node:
                     "details": "%RESPONSE_CODE_DETAILS%",
                     "duration_ms": "%DURATION%",
                     "received_ms": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:ms)%",
-                    "pick_us": "%FILTER_STATE(envoy.filters.http.ext_proc:FIELD:request_header_latency_us)%",
+                    "pick_us": f"%FILTER_STATE({names.PICKS_FILTER}:FIELD:request_header_latency_us)%",
                     "worker_first_byte_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%",
                     "worker_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_END:ms)%",
                     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-                    "picked": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%",
+                    "picked": f"%DYNAMIC_METADATA({names.DESTINATION_NAMESPACE}:{names.DESTINATION})%",
                     "worker": "%UPSTREAM_HOST_NAME_WITHOUT_PORT%",
                     "served": "%UPSTREAM_HOST%",
                     "request_bytes": "%BYTES_RECEIVED%",
@@ -271,15 +269,15 @@ def _json_logger(path: str) -> Node:
 
 
 def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Secrets) -> None:
-    ours = [cluster for cluster in clusters if cluster["name"] in ("balancer", "balancer_endpoints")]
+    ours = [cluster for cluster in clusters if cluster["name"] in (names.BALANCER_CLUSTER, names.ENDPOINTS_CLUSTER)]
     for cluster in ours:
         _set_endpoints(cluster, cluster["name"], options.balancers)
         cluster["health_checks"][0]["timeout"] = _seconds(options.health_timeout_s)
-    one = next(cluster for cluster in clusters if cluster["name"] == "balancer_0")
+    one = next(cluster for cluster in clusters if cluster["name"] == names.process_cluster(0))
     clusters.remove(one)
     for process, balancer in enumerate(options.balancers):
         cluster = copy.deepcopy(one)
-        _set_endpoints(cluster, f"balancer_{process}", (balancer,))
+        _set_endpoints(cluster, names.process_cluster(process), (balancer,))
         clusters.append(cluster)
         ours.append(cluster)
     if options.balancer_tls is not None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from balancer.balancer_tls import BalancerTls
+from balancer.gateway.names import TLS_SOCKET, TLS_TYPE
 
 Node = dict[str, Any]
 """A mapping of the bootstrap, as YAML gives it."""
-
-_NAME = "envoy.transport_sockets.tls"
-_TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Secrets:
     def _watched(self, name: str, kind: str, content: Node, file: Path) -> Node:
         assert self._folder is not None
         secret = {
-            "@type": f"{_TYPE}Secret",
+            "@type": f"{TLS_TYPE}Secret",
             "name": name,
             kind: content | {"watched_directory": {"path": str(file.parent)}},
         }
@@ -76,11 +74,11 @@ def listener_socket(tls: ListenerTls, secrets: Secrets) -> Node:
     """The transport socket of the listener."""
     context = secrets.certificate("listener_certificate", tls.certificate, tls.private_key)
     context["alpn_protocols"] = ["h2", "http/1.1"]
-    socket: Node = {"@type": f"{_TYPE}DownstreamTlsContext", "common_tls_context": context}
+    socket: Node = {"@type": f"{TLS_TYPE}DownstreamTlsContext", "common_tls_context": context}
     if tls.client_ca is not None:
         context |= secrets.authority("client_authority", tls.client_ca, [])
         socket["require_client_certificate"] = True
-    return {"name": _NAME, "typed_config": socket}
+    return {"name": TLS_SOCKET, "typed_config": socket}
 
 
 def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
@@ -91,8 +89,8 @@ def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
     context["alpn_protocols"] = ["h2"]
     if tls.certificate is not None and tls.private_key is not None:
         context |= secrets.certificate("gateway_certificate", tls.certificate, tls.private_key)
-    typed = {"@type": f"{_TYPE}UpstreamTlsContext", "sni": tls.server_name, "common_tls_context": context}
-    return {"name": _NAME, "typed_config": typed}
+    typed = {"@type": f"{TLS_TYPE}UpstreamTlsContext", "sni": tls.server_name, "common_tls_context": context}
+    return {"name": TLS_SOCKET, "typed_config": typed}
 
 
 def _file(path: Path) -> Node:

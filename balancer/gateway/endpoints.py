@@ -16,14 +16,12 @@ from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
+from balancer.gateway.names import ENDPOINTS_SERVICE, ENDPOINTS_TYPE_URL, GRPC_CLUSTER, HTTP_CLUSTER
+
 logger = logging.getLogger(__name__)
 
-SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
-EDS_TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 SERVER_OPTIONS = [("grpc.http2.max_ping_strikes", 0)]
 """For the server that `Ads` is added to: Envoy pings more often than gRPC servers bear by default."""
-GRPC_CLUSTER = "triton_grpc"
-HTTP_CLUSTER = "triton_http"
 
 State = Literal["healthy", "draining", "unhealthy"]
 _HEALTH_STATUS = {
@@ -87,7 +85,7 @@ class Ads:
             response_serializer=discovery_pb2.DiscoveryResponse.SerializeToString,
         )
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"StreamAggregatedResources": handler}),)
+            (grpc.method_handlers_generic_handler(ENDPOINTS_SERVICE, {"StreamAggregatedResources": handler}),)
         )
 
     @property
@@ -151,7 +149,7 @@ class Ads:
         if request.node.id and not stream.node:
             stream.node = request.node.id
             logger.info("Envoy connected", extra={"envoy": stream.node, "peer": stream.peer})
-        if request.type_url != EDS_TYPE_URL:
+        if request.type_url != ENDPOINTS_TYPE_URL:
             logger.warning(
                 "Envoy asks for what is not served here; its bootstrap should get only endpoints over ADS",
                 extra={"envoy": stream.node, "type_url": request.type_url},
@@ -187,7 +185,7 @@ class Ads:
         stream.nonce += 1
         return discovery_pb2.DiscoveryResponse(
             version_info=snapshot.version,
-            type_url=EDS_TYPE_URL,
+            type_url=ENDPOINTS_TYPE_URL,
             nonce=str(stream.nonce),
             resources=[snapshot.resources[name] for name in sorted(stream.names & snapshot.resources.keys())],
         )
@@ -218,6 +216,6 @@ def _assignment(cluster: str, endpoints: Iterable[tuple[Endpoint, int]]) -> any_
                 health_status=cast(health_check_pb2.HealthStatus, _HEALTH_STATUS[endpoint.state]),
             )
         )
-    packed = any_pb2.Any(type_url=EDS_TYPE_URL)
+    packed = any_pb2.Any(type_url=ENDPOINTS_TYPE_URL)
     packed.value = assignment.SerializeToString(deterministic=True)
     return packed

@@ -16,13 +16,11 @@ from urllib.parse import unquote
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
+from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER, REQUEST_ID_HEADER
 from policies.base import Request
 from policies.hashing import key_of, mix
 
 SERVICE = "/inference.GRPCInferenceService/"
-EXTRACTION = "envoy.filters.http.grpc_field_extraction"
-REQUEST_ID_HEADER = "x-gateway-request-id"
-"""Set by our Envoy, over whatever the client sent: an x-request-id may be used twice."""
 _TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # At most eight digits: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -90,7 +88,7 @@ class Call:
     request_id: str
     """x-request-id, which is the client's own where it sends one; Triton gets the same header."""
     gateway_id: str
-    """`REQUEST_ID_HEADER`; empty where the gateway is not ours."""
+    """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     triton_request_id: str
     """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
 
@@ -142,8 +140,8 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
         kind,
         request,
         grpc,
-        _header(headers, "x-request-id"),
         _header(headers, REQUEST_ID_HEADER),
+        _header(headers, GATEWAY_REQUEST_ID_HEADER),
         bounds.text("id", str(_first(fields, "id"))),
     )
 

@@ -19,12 +19,17 @@ from google.protobuf.duration_pb2 import Duration
 
 from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
 from balancer.core.events import Void
-from balancer.gateway.kserve import EXTRACTION, REQUEST_ID_HEADER
+from balancer.gateway.names import (
+    DECISION_NAMESPACE,
+    EXTRACTION,
+    GATEWAY_REQUEST_ID_HEADER,
+    NUMBER_KEY,
+    OUTCOMES_SERVICE,
+    RUN_SEPARATOR,
+)
 from balancer.gateway.outcomes_wire import read_message
-from balancer.gateway.responses import DECISION_NAMESPACE, NUMBER_KEY, RUN_SEPARATOR
 from balancer.gateway.verdict import code, verdict
 
-SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 NOT_PICKED = -1
 REFUSED = -2
 ANOTHERS = -3
@@ -94,7 +99,7 @@ class Outcome(NamedTuple):
     bytes_out: int
     """Body of the response."""
     gateway_id: str
-    """`REQUEST_ID_HEADER`; empty where the gateway is not ours."""
+    """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     path: str
     model: str
     """Empty: the request is about no model."""
@@ -134,7 +139,7 @@ class AccessLog:
             request_deserializer=read_message,
             response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler})
+        return grpc.method_handlers_generic_handler(OUTCOMES_SERVICE, {"StreamAccessLogs": handler})
 
     async def _serve(
         self,
@@ -192,7 +197,7 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outco
         flags=tuple([_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()]),
         bytes_in=request.request_body_bytes,
         bytes_out=response.response_body_bytes,
-        gateway_id=request.request_headers.get(REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
+        gateway_id=request.request_headers.get(GATEWAY_REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
         path=path,
         model=model if len(model) <= MAX_TEXT_BYTES else "",
         attempts=common.upstream_request_attempt_count,

@@ -19,19 +19,21 @@ from google.protobuf.message import DecodeError
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.router import Decision
-from balancer.gateway import responses
-from balancer.gateway.kserve import EXTRACTION, Call, HeaderNames, is_grpc, read_call
+from balancer.gateway.kserve import Call, HeaderNames, is_grpc, read_call
+from balancer.gateway.names import (
+    DESTINATION_NAMESPACE,
+    EXTRACTION,
+    HEADERS_ONLY,
+    PICKS_SERVICE,
+    SERVED,
+    SUBSET,
+    SUBSET_NAMESPACE,
+)
 from balancer.gateway.picker import Pick, Picker
 from balancer.gateway.verdict import code
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-_SUBSET = "x-gateway-destination-endpoint-subset"
-_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-_SERVED = "x-gateway-destination-endpoint-served"
-_METHOD = f"/{SERVICE}/Process"
+_METHOD = f"/{PICKS_SERVICE}/Process"
 _NO_REQUEST = "the first message has no request_headers"
-_HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
-"""Metadata with which our bootstrap says that a stream has one message."""
 _FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 
 UNREADABLE = object()
@@ -190,7 +192,7 @@ class _Handler(grpc.GenericRpcHandler):
         """The form for one stream."""
         if handler_call_details.method != _METHOD:
             return None
-        return self._once if _HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
+        return self._once if HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
 
 
 def read_fields(message: ext_proc.ProcessingRequest) -> Mapping[str, Sequence[object]]:
@@ -201,18 +203,18 @@ def read_fields(message: ext_proc.ProcessingRequest) -> Mapping[str, Sequence[ob
 
 def read_subset(message: ext_proc.ProcessingRequest) -> list[str] | None:
     """The endpoints that the gateway allows; None: all."""
-    hint = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
-    if hint is None or _SUBSET not in hint.fields:
+    hint = message.metadata_context.filter_metadata.get(SUBSET_NAMESPACE)
+    if hint is None or SUBSET not in hint.fields:
         return None
-    values = flatten(hint.fields[_SUBSET])
+    values = flatten(hint.fields[SUBSET])
     return [part.strip() for value in values for part in str(value).split(",") if part.strip()]
 
 
 def read_served(message: ext_proc.ProcessingRequest, decision: Decision, latency_s: float) -> Served:
     """What the response's headers say; a status that is none counts as no answer."""
     headers = read_headers(message.response_headers)
-    served = message.metadata_context.filter_metadata.get(responses.DESTINATION_NAMESPACE)
-    endpoint = _string(served, _SERVED) or headers.get(_SERVED, "")
+    served = message.metadata_context.filter_metadata.get(DESTINATION_NAMESPACE)
+    endpoint = _string(served, SERVED) or headers.get(SERVED, "")
     return Served(
         decision, endpoint, latency_s, code(headers.get(":status", ""), 0), code(headers.get("grpc-status", ""))
     )

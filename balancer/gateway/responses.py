@@ -16,14 +16,15 @@ from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-
-DESTINATION = "x-gateway-destination-endpoint"
-DESTINATION_NAMESPACE = "envoy.lb"
-DECISION_NAMESPACE = "balancer"
-NUMBER_KEY = "number"
-"""Of a decision: its run and count; empty for a refusal."""
-RUN_SEPARATOR = "."
-"""In the number of a decision, between the run of the process and its count."""
+from balancer.gateway.names import (
+    DECISION_NAMESPACE,
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    MAX_RETRIES,
+    NUMBER_KEY,
+    PROCESS_KEY,
+    RUN_SEPARATOR,
+)
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
 _CODES: dict[type[RoutingError], tuple[int, int]] = {
@@ -50,7 +51,7 @@ def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
     if header:
         _set(mutation, DESTINATION, value)
     if once:
-        _set(mutation, "x-envoy-max-retries", "0")
+        _set(mutation, MAX_RETRIES, "0")
     metadata = struct_pb2.Struct()
     metadata.update({DESTINATION_NAMESPACE: {DESTINATION: value}})
     headers = ext_proc.HeadersResponse(response=ext_proc.CommonResponse(header_mutation=mutation))
@@ -84,7 +85,7 @@ def _around_number(process: str, run: str, digits: int) -> tuple[bytes, bytes]:
 def _decision(process: str, number: str) -> bytes:
     metadata = struct_pb2.Struct()
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
-    fields["process"].string_value = process
+    fields[PROCESS_KEY].string_value = process
     fields[NUMBER_KEY].string_value = number
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 

@@ -13,8 +13,8 @@ import grpc
 from balancer.config.config import Config
 from balancer.config.listen import is_unix
 from balancer.errors import OperatorError
+from balancer.files.schema import UNIX
 from balancer.gateway import endpoints
-from balancer.gateway.bootstrap import UNIX
 from balancer.operate.metrics import Metrics
 from balancer.security.certificates import Certificates, ListenerTls
 from balancer.security.gatekeeper import Gatekeeper, GuardedServer

@@ -9,7 +9,7 @@ from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import untrained
 from policies.wlpr import WeightedLeastPending
-from simulator.scenario.scenario import load_scenario, scenario_names
+from simulator.scenario import load_scenario, scenario_names
 from simulator.training.ablation import Ablation, Look, OpenBatches, Trial
 from simulator.training.arena import CostWeights
 from simulator.training.pgpe import COEFFICIENTS, Pgpe, PgpeSettings

@@ -25,7 +25,7 @@ from policies import BUILTIN
 from policies.base import Policy
 from policies.learned.policy import SHIPPED, Learned
 from simulator.commands.inputs import load_scenarios
-from simulator.scenario.scenario import scenario_names
+from simulator.scenario import scenario_names
 from simulator.scoreboard.by_hand import words_of
 from tools.load.display import make_console
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.spec import Reports
 from simulator.workload.times import FlashCrowd
 from tools.load.arrivals import Bursts

@@ -15,7 +15,7 @@ from experiments.held_out.store import Store
 from policies import BUILTIN
 from policies.base import Policy
 from simulator.capacity import capacity_per_s
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import WorkerSpec

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from policies.base import Policy
 from simulator.guarded import BY_BASELINE, GuardedResult, run_guarded
 from simulator.run import run
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
 
 FloatArray = npt.NDArray[np.float64]

@@ -23,7 +23,7 @@ from balancer.config.policy_options import (
 from balancer.files.schema import validate
 from balancer.files.yaml_document import Document
 from policies.base import Policy
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 
 _PLAIN_WIDTH = 150
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.commands import inputs
-from simulator.scenario.scenario import Scenario, load_scenario, scenario_names
+from simulator.scenario import Scenario, load_scenario, scenario_names
 
 _EPILOG = """\b
 Examples:

@@ -9,7 +9,7 @@ import click
 
 from simulator.commands import inputs
 from simulator.commands.simulate import SWEEP
-from simulator.scenario.scenario import scenario_names
+from simulator.scenario import scenario_names
 from simulator.scoreboard import table
 from simulator.scoreboard.advice import ADVICE
 from simulator.scoreboard.compare import REFERENCE, Plan, compare

@@ -16,7 +16,7 @@ from simulator.envs.charges import Charges
 from simulator.envs.observation import Observation, observe
 from simulator.envs.sampling import Load, Sampler, Scenarios
 from simulator.result import Result
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 
 SPARE = 64
 """Arrivals after an episode's last: if some are refused before anybody is asked, the next one shows the last state."""

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from policies.base import BoolArray, FloatArray
 from simulator.engine import layout as at
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from simulator.envs.episodes import Episodes

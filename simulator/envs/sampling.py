@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulator.arrivals import Arrivals
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 from simulator.spec import Batching, Cache, Fault, FleetSpec, ModelSpec, Reports, WorkerSpec
 
 Given = str | Path | Scenario

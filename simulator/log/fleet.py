@@ -23,7 +23,7 @@ from policies.base import BoolArray, FloatArray
 from simulator.arrivals import Arrivals
 from simulator.log.service import Executions, Worked, estimated, pooled, service_time, speed, without_waiting, worked
 from simulator.log.workload import models_of, recorded_from, unix_s
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
     Batching,

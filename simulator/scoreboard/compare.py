@@ -17,7 +17,7 @@ from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.result import Result
 from simulator.run import run
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import Metrics, environments, measure
 from simulator.scoreboard.pooled import Pooled, pooled
 

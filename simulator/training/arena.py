@@ -21,7 +21,7 @@ from simulator.batch import Batch
 from simulator.envs.episodes import no_arrivals
 from simulator.envs.sampling import covering
 from simulator.result import Result
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 
 Draw = Callable[[np.random.Generator], Scenario]
 _LOOKED_AT = 300

@@ -21,7 +21,7 @@ from policies.learned.network import Network
 from policies.learned.policy import SHIPPED, shipped
 from simulator.envs.sampling import covering
 from simulator.log.fleet import scenario_from_log
-from simulator.scenario.scenario import Scenario, load_scenario, scenario_names
+from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.training.scenarios import Randomised, random_scenario
 from simulator.training.settings import RunSettings, algorithm_parts, changed, flat_settings
 from simulator.training.validation import REPORT_SEED, Case, cases, validation_cases

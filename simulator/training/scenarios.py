@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.spec import (
     Batching,
     Cold,

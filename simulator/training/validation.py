@@ -17,7 +17,7 @@ from policies.learned.features import FEATURES
 from policies.learned.network import Network
 from policies.wlpr import WeightedLeastPending
 from simulator.run import run
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.scoreboard.statistics import Estimate, ratio
 from simulator.training.arena import counted_latency_s

@@ -9,7 +9,7 @@ from simulation.builders import arrivals_of, fleet_of, model_of
 from policies import BUILTIN
 from simulator.batch import Batch
 from simulator.run import run
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.spec import ModelSpec, ServiceTime, WorkerSpec
 
 

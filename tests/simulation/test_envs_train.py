@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 import simulator.envs
 from simulator.envs import ENVIRONMENT, FlattenFleet, FlattenFleets, FleetEnv, FleetVectorEnv
 from simulator.envs.stable_baselines import StableBaselinesEnvs
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 from simulator.workload.workload import ModelTraffic, Workload
 

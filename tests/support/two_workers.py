@@ -6,7 +6,7 @@ import numpy as np
 
 from policies.learned.features import TERMS
 from policies.learned.network import Network, untrained
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.training.scenarios import Randomised
 from simulator.workload.draws import Fixed

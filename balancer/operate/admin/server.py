@@ -16,7 +16,7 @@ from typing import Literal
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from balancer.files.schema import split_address
+from balancer.files.schema import UNIX, split_address
 
 MAX_LINE_BYTES = 4096
 """Of the request line. A model's name, a version and a key of 256 bytes fit, percent-encoded."""
@@ -28,7 +28,6 @@ _BACKLOG = 128
 _NO_TRACEBACK = logging.getLogger("balancer.operate.admin.http")
 # aiohttp writes a traceback for each request that is not HTTP, which any port scan sends.
 _NO_TRACEBACK.disabled = True
-UNIX = "unix:"
 """Before the path of a Unix socket, where others have host:port."""
 
 Page = Callable[[web.BaseRequest], Awaitable[web.Response]]

@@ -19,8 +19,9 @@ from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Endpoints
 from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.picks import SERVICE, ExternalProcessor, Served
+from balancer.gateway.picks import ExternalProcessor, Served
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
@@ -53,7 +54,7 @@ class Gateway:
 
     def __init__(self, channel: grpc.aio.Channel, router: Router, listening: Listening) -> None:
         self._process = channel.stream_stream(
-            f"/{SERVICE}/Process",
+            f"/{PICKS_SERVICE}/Process",
             request_serializer=ext_proc.ProcessingRequest.SerializeToString,
             response_deserializer=ext_proc.ProcessingResponse.FromString,
         )

@@ -15,8 +15,9 @@ from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Endpoints
 from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.picks import SERVICE, ExternalProcessor, Served
+from balancer.gateway.picks import ExternalProcessor, Served
 
 METADATA = (("x-ext-proc-headers-only", "true"),)
 
@@ -48,7 +49,7 @@ async def processing(ready: bool = True) -> AsyncIterator[Any]:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield channel.stream_stream(
-                f"/{SERVICE}/Process",
+                f"/{PICKS_SERVICE}/Process",
                 request_serializer=ext_proc.ProcessingRequest.SerializeToString,
                 response_deserializer=ext_proc.ProcessingResponse.FromString,
             )

@@ -15,7 +15,7 @@ from policies import BUILTIN
 from policies.learned.artifact import write_artifact
 from policies.learned.policy import shipped
 from simulator.commands import inputs, scoreboard
-from simulator.scenario.scenario import scenario_names
+from simulator.scenario import scenario_names
 from simulator.scoreboard import compare as comparing
 
 SMALL = ("--requests", "100", "--seeds", "2")

@@ -15,7 +15,7 @@ from policies.base import Request
 from policies.learned.features import FEATURES, TERMS
 from policies.learned.policy import shares
 from simulator.batch import Batch
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.training.ablation import Ablation, Look
 from simulator.training.arena import Arena
 from simulator.training.fixed_size import fixed_from_flat, fixed_initial

@@ -10,7 +10,8 @@ from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
-from balancer.gateway.endpoints import EDS_TYPE_URL, Ads, Endpoint
+from balancer.gateway.endpoints import Ads, Endpoint
+from balancer.gateway.names import ENDPOINTS_TYPE_URL
 
 BOTH = ["triton_grpc", "triton_http"]
 A = Endpoint("a", "10.0.0.1", 8001, 8000)
@@ -27,7 +28,7 @@ class Subscriber:
     async def ask(
         self, names: list[str], *, answering: discovery_pb2.DiscoveryResponse | None = None, **more: Any
     ) -> None:
-        request = discovery_pb2.DiscoveryRequest(type_url=EDS_TYPE_URL, resource_names=names, **more)
+        request = discovery_pb2.DiscoveryRequest(type_url=ENDPOINTS_TYPE_URL, resource_names=names, **more)
         request.node.id = "test"
         if answering is not None:
             request.response_nonce = answering.nonce
@@ -159,4 +160,4 @@ async def test_what_is_not_served_is_not_answered(ads: Ads, subscribe: Any) -> N
         discovery_pb2.DiscoveryRequest(type_url="type.googleapis.com/envoy.config.cluster.v3.Cluster")
     )
     await envoy.ask(BOTH)
-    assert (await envoy.response()).type_url == EDS_TYPE_URL
+    assert (await envoy.response()).type_url == ENDPOINTS_TYPE_URL

@@ -9,7 +9,7 @@ import pytest
 from support.results import fake_run
 
 from policies import BUILTIN
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 from simulator.scoreboard import compare as comparing
 from simulator.scoreboard import statistics, summary
 from simulator.scoreboard.compare import Plan, burst, compare

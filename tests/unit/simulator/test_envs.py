@@ -15,7 +15,7 @@ from simulator.envs.episodes import SPARE
 from simulator.envs.observation import LONGEST_S, WORKER_COLUMNS
 from simulator.result import Status
 from simulator.run import run
-from simulator.scenario.scenario import Scenario, load_scenario, scenario_names
+from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 from simulator.workload.workload import ModelTraffic, Workload
 

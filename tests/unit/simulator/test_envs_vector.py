@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from simulator.envs import ENVIRONMENT, FlattenFleet, FlattenFleets, FleetEnv, FleetVectorEnv
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 
 REQUESTS = 40
 MODES = list(AutoresetMode)

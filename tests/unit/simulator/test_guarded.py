@@ -17,7 +17,7 @@ from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
 from simulator.guarded import BY_BASELINE, BY_POLICY, run_guarded
 from simulator.run import run
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.spec import Fault, FleetSpec
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)

@@ -17,7 +17,7 @@ from simulator.log.fleet import calibrate, capped, fleet_from_log, scenario_from
 from simulator.log.service import Executions, Worked, service_time, without_waiting, worked
 from simulator.log.workload import arrivals_from_log
 from simulator.run import run
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.workload.workload import ModelTraffic, Workload
 

@@ -20,7 +20,7 @@ from simulator.off_policy.assess import Assessed, Assessor, decisions_of
 from simulator.off_policy.calibrated import LOGGING, Calibrated, simulate
 from simulator.off_policy.verdict import verdict
 from simulator.run import run
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.scoreboard.metrics import measure
 
 SCENARIO = load_scenario("heterogeneous-bursty").with_load(0.4)

@@ -11,7 +11,7 @@ from rich.console import Console
 from support.results import fake_run
 
 from policies import BUILTIN
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.scoreboard import compare as comparing
 from simulator.scoreboard import plots, table, text
 from simulator.scoreboard.compare import Plan, compare

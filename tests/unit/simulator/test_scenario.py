@@ -10,7 +10,7 @@ import pytest
 
 from balancer.errors import OperatorError
 from balancer.files.schema import ConfigError
-from simulator.scenario.scenario import Scenario, load_scenario, scenario_names
+from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import Cache, Noise, Reports, ServiceTime
 
 FLEET = """
@@ -269,7 +269,7 @@ def test_a_model_that_was_not_measured_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_importing_needs_none_of_the_heavy_libraries() -> None:
     heavy = ("scipy", "matplotlib", "numba", "grpc", "torch", "pandas")
-    code = f"import sys; import simulator.scenario.scenario; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys; import simulator.scenario; print([name for name in {heavy} if name in sys.modules])"
     root = pathlib.Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

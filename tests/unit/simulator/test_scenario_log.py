@@ -10,7 +10,7 @@ from support.decision_logs import recorded
 
 from balancer.errors import OperatorError
 from policies.round_robin import RoundRobin
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 
 SCENARIO = """\
 summary: what was recorded

@@ -14,7 +14,7 @@ from policies.learned.artifact import Artifact, make_artifact
 from policies.learned.features import FEATURES
 from policies.learned.network import untrained
 from simulator.batch import Batch
-from simulator.scenario.scenario import Scenario, load_scenario
+from simulator.scenario import Scenario, load_scenario
 from simulator.training.arena import Arena
 from simulator.training.pool import Here
 from simulator.training.ranges import Task, _seen, ranges

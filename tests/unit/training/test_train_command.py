@@ -22,7 +22,7 @@ from balancer.config.policy_options import build_policy
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.training import plan as planning
 from simulator.training.checkpoint import read_checkpoint
 from simulator.training.weights import initial

@@ -13,7 +13,7 @@ from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned
 from policies.learned.network import untrained
 from simulator.run import run
-from simulator.scenario.scenario import load_scenario
+from simulator.scenario import load_scenario
 from simulator.training import validation
 from simulator.training.arena import Arena
 from simulator.training.pool import Here, Pool

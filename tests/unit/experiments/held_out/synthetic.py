@@ -11,7 +11,7 @@ from support.results import make_result
 
 from experiments.held_out.plan import BASELINE, CLAIRVOYANT, WEIGHTED, Judged, bare
 from experiments.held_out.runs import Watch
-from simulator.scenario.scenario import Scenario
+from simulator.scenario import Scenario
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import Metrics, measure
 from simulator.spec import Cache, FleetSpec, ModelSpec, ServiceTime, WorkerSpec

@@ -3,7 +3,7 @@ from dataclasses import replace
 from unit.experiments.held_out.synthetic import make_scenario
 
 from experiments.held_out.kinds import BALANCERS, BURSTY, HETEROGENEOUS, KEYS, STALE, counts, kinds
-from simulator.scenario.scenario import load_scenario, scenario_names
+from simulator.scenario import load_scenario, scenario_names
 from simulator.spec import Reports
 
 

@@ -7,7 +7,7 @@ from unit.experiments.held_out.synthetic import make_scenario, make_watch, metri
 from experiments.held_out.plan import BASELINE, BEFORE, LOADS, TOLD, WEIGHTED, Plan, judge, other_fleets, with_weights
 from experiments.held_out.runs import Run
 from policies import BUILTIN
-from simulator.scenario.scenario import load_scenario, scenario_names
+from simulator.scenario import load_scenario, scenario_names
 from simulator.spec import WorkerSpec
 
 HEURISTICS = {name: BUILTIN[name]() for name in (BASELINE, WEIGHTED, "prequal")}
