@@ -21,7 +21,7 @@ from balancer.core.steering import Steering
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
 from balancer.gateway.kserve import HeaderNames
 from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
@@ -308,7 +308,7 @@ class App:
         old = self._workers or ()
         for event in changes(old, workers):
             self._observe(event)
-        self._picker.endpoints = Endpoints(workers)
+        self._picker.addresses = Addresses(workers)
         self._workers = workers
         self._endpoint_states = ()
         self._tell_envoy()

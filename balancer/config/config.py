@@ -1,4 +1,4 @@
-"""The config file: how it is read, and what the core and Envoy are told of it (sections: `config_sections`)."""
+"""The config file: how it is read, and what the core and Envoy are told of it (sections: `sections`)."""
 
 from __future__ import annotations
 

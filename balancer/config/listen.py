@@ -1,5 +1,5 @@
 """Sections `listen` and `tls`: where the balancer listens, and who may connect there. Fields are documented by the text
-under them, as in `config_sections`.
+under them, as in `sections`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sections of the config file about policies beside the one in force: guard, shadow and rollout.
 
-As in `config_sections`, the text under a field is its documentation, and defaults are the core's.
+As in `sections`, the text under a field is its documentation, and defaults are the core's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The ways in: each speaks one protocol and asks the one router (see README.md)."""
+"""What speaks with Envoy, for each request and each endpoint (see README.md)."""

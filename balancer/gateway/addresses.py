@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from balancer.discovery.workers import WorkerSpec
 
 
-class Endpoints:
+class Addresses:
     """The addresses of the workers that discovery lists."""
 
     def __init__(self, workers: Sequence[WorkerSpec] = ()) -> None:

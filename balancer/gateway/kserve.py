@@ -80,7 +80,7 @@ class HeaderNames:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as the pick front end understands it."""
+    """A request as the gateway understands it."""
 
     kind: Kind
     request: Request

@@ -9,7 +9,7 @@ from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import NoEligibleWorker, RoutingError, UnknownModel
 from balancer.core.router import Decision, Router
 from balancer.gateway import responses
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import Call, Kind
 from policies.base import Request
 
@@ -29,12 +29,12 @@ class Pick:
 
 
 class Picker:
-    """Turns calls into answers. `endpoints` is replaced whenever discovery says so."""
+    """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
     def __init__(self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0") -> None:
         """`process` and `run` as in `responses.decision`."""
         self.router = router
-        self.endpoints = Endpoints()
+        self.addresses = Addresses()
         self._clock = clock
         self._process = process
         self._run = run
@@ -50,12 +50,12 @@ class Picker:
         """
         if call.kind is Kind.PER_SERVER:
             return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
-        allowed = None if subset is None else self.endpoints.names(subset)
+        allowed = None if subset is None else self.addresses.names(subset)
         try:
             decision = self._route(call, allowed)
         except RoutingError as error:
             return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
-        addresses = self.endpoints.of((decision.worker, *decision.fallbacks), call.grpc)
+        addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
         answer = responses.destination(addresses, call.request.sequence, header)
         return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
 

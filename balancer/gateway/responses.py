@@ -1,4 +1,4 @@
-"""What the pick front end answers, as ext_proc messages.
+"""What is answered to a pick, as ext_proc messages.
 
 An answer is the concatenation of two serialised parts, which protobuf merges as it parses: one that depends on the
 endpoints alone and is kept, and a small one with the number of the decision. Building the whole anew for each request

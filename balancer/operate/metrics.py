@@ -1,6 +1,6 @@
 """Prometheus metrics: one prefix, base units, labels bounded by what the fleet has.
 
-Counters and histograms are fed by the front ends; what describes the fleet is read from its arrays when scraped.
+Counters and histograms are fed by the gateway; what describes the fleet is read from its arrays when scraped.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ReportStreams(Protocol):
 
 
 class Envoys(Protocol):
-    """What the front end that tells Envoys of workers counts."""
+    """What is counted of the Envoys that are told of workers."""
 
     @property
     def connected(self) -> int:

@@ -1,4 +1,4 @@
-"""Joins what the front ends see to the router, the metrics and the logs."""
+"""Joins what the gateway sees to the router, the metrics and the logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _INFERENCE = ("/ModelInfer", "/infer", "/generate")
 
 
 class Recorder:
-    """Listens to the pick front end and to Envoy's access log."""
+    """Listens to the picks and to Envoy's access log."""
 
     def __init__(
         self, router: Router, picker: Picker, metrics: Metrics, clock: Callable[[], float], process: str = FIRST_PROCESS
@@ -153,7 +153,7 @@ class Recorder:
             return
         ok, void = verdict_of(outcome)
         measured = inference and math.isfinite(outcome.latency_s)
-        worker = self._picker.endpoints.name(outcome.upstream)
+        worker = self._picker.addresses.name(outcome.upstream)
         latency_s = outcome.latency_s if measured else None
         self._finish(Finished(number, worker, latency_s, ok, void), outcome.model, status, inference, now_s)
         if number == NOT_PICKED:
@@ -176,7 +176,7 @@ class Recorder:
         """A gateway without our access log says how a request ended."""
         decision = served.decision
         self._unheard.pop(call.gateway_id, None)
-        worker = self._picker.endpoints.name(served.endpoint) if served.endpoint else decision.worker
+        worker = self._picker.addresses.name(served.endpoint) if served.endpoint else decision.worker
         measured = call.kind is Kind.INFERENCE
         ok, void = verdict(served.grpc_status, served.status)
         grpc = served.grpc_status >= 0

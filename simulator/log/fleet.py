@@ -83,7 +83,7 @@ def scenario_from_log(
     Seeds begin at different places of the log, which goes round; `with_load` presses or stretches it in time.
 
     Raises:
-        ValueError: as `calibrate`, or the requests are no workload (`log_workload.recorded_from`).
+        ValueError: as `calibrate`, or the requests are no workload (`log.workload.recorded_from`).
     """
     fleet = fleet_from_log(log, profiles=profiles, settings=settings)
     recorded = recorded_from(log)

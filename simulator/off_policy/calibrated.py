@@ -57,7 +57,7 @@ class Calibrated:
     requests: int
     seeds: int
     notes: tuple[str, ...]
-    """See `log_fleet.Calibration`."""
+    """See `simulator.log.fleet.Calibration`."""
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""Scenarios by name: a fleet and its workload, read from a small YAML file (schema: `scenario_schema`)."""
+"""Scenarios by name: a fleet and its workload, read from a small YAML file (schema: `schema`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads decision logs back, bit for bit. Imports no front end, so that the simulator may use it."""
+"""Reads decision logs back, bit for bit. Imports no gateway, so that the simulator may use it."""
 
 from __future__ import annotations
 

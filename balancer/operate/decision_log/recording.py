@@ -1,4 +1,4 @@
-"""Turns what the router and the front ends say into the lines of a decision log."""
+"""Turns what the router and the gateway say into the lines of a decision log."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from balancer.core.events import Finished
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import Call, HeaderNames
 from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
@@ -80,7 +80,7 @@ class Gateway:
 async def gateway(settings: Settings | None = None, ready: bool = True) -> AsyncIterator[Gateway]:
     router = make_router(3, RoundRobin(), settings)
     picker = Picker(router, lambda: 0.1, "7")
-    picker.endpoints = Endpoints(SPECS)
+    picker.addresses = Addresses(SPECS)
     listening = Listening()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((ExternalProcessor(picker, listening, HeaderNames, lambda: ready).handler(),))

@@ -13,7 +13,7 @@ from support.fleets import make_router
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import Call, HeaderNames
 from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
@@ -39,7 +39,7 @@ class Listening:
 async def processing(ready: bool = True) -> AsyncIterator[Any]:
     router = make_router(3)
     picker = Picker(router, lambda: 0.1)
-    picker.endpoints = Endpoints(
+    picker.addresses = Addresses(
         [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
     )
     server = grpc.aio.server()

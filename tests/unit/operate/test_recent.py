@@ -8,7 +8,7 @@ import pytest
 from support.fleets import make_router
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.outcomes import NOT_PICKED, Outcome
 from balancer.gateway.picker import Picker
 from balancer.operate.metrics import Metrics
@@ -21,7 +21,7 @@ UPSTREAM = "10.0.0.1:8001"
 def recorder() -> Recorder:
     router = make_router(1)
     picker = Picker(router, lambda: 1.0, "0")
-    picker.endpoints = Endpoints([WorkerSpec(name="w0", address="10.0.0.1", grpc_port=8001, http_port=8000)])
+    picker.addresses = Addresses([WorkerSpec(name="w0", address="10.0.0.1", grpc_port=8001, http_port=8000)])
     return Recorder(router, picker, Metrics(router, lambda: 1.0), lambda: 1.0)
 
 

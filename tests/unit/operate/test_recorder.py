@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.fleets import make_router
 
 from balancer.core.settings import Settings
-from balancer.gateway.addresses import Endpoints
+from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import Call, Kind
 from balancer.gateway.picker import Picker
 from balancer.operate.metrics import Metrics
@@ -17,7 +17,7 @@ def test_picks_whose_outcome_never_comes_are_let_go_with_time_alone() -> None:
     router = make_router(1, settings=Settings(outcome_timeout_s=10.0))
     now_s = 1.0
     picker = Picker(router, lambda: now_s)
-    picker.endpoints = Endpoints()
+    picker.addresses = Addresses()
     recorder = Recorder(router, picker, Metrics(router, lambda: now_s), lambda: now_s)
     for number in range(50):
         call = Call(Kind.MODEL, Request(model="m"), True, "", f"id-{number}", "")

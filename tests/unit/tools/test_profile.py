@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from tools.profile import measure as profile
+from tools.profile import measure as measuring
 from tools.profile.measure import ProfileError, Profiler, Sweep
 
 MS = 1_000_000
@@ -60,8 +60,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     class Client(FakeClient):
         pass
 
-    monkeypatch.setattr(profile.triton, "InferenceServerClient", Client)
-    monkeypatch.setattr(profile, "_COUNTED_WITHIN_S", 0.0)
+    monkeypatch.setattr(measuring.triton, "InferenceServerClient", Client)
+    monkeypatch.setattr(measuring, "_COUNTED_WITHIN_S", 0.0)
     return Client
 
 
