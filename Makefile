@@ -15,14 +15,15 @@ setup: .venv/ready ## everything that is needed, into .venv
 	@PYTHON=$(PYTHON) deploy/setup
 
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
-	$(BIN)/python -m balancer.demo
+	$(BIN)/python -m tools.demo
 
 test: setup ## all tests, with real Envoy and real Triton
 	$(BIN)/pytest
 
-lint: setup ## style, types, and who may import whom
+lint: setup ## style, length of files, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@git ls-files '*.py' ':!*_pb2.py' | xargs awk 'FNR == 401 {print FILENAME ": over 400 lines"; long = 1} END {exit long}'
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -42,16 +43,16 @@ scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard
 
 fidelity: setup ## the simulator held against the live stack, 5 minutes; writes docs/fidelity
-	$(BIN)/python -m benchmarks.live_fidelity --page docs/fidelity
+	$(BIN)/python -m experiments.live_fidelity --page docs/fidelity
 
 switchback: setup ## wlpr, expected_latency and learned in turns on the live stack, 8 minutes; writes docs/switchback
-	$(BIN)/python -m benchmarks.live_switchback --page docs/switchback
+	$(BIN)/python -m experiments.live_switchback --page docs/switchback
 
 held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
-	$(BIN)/python -m benchmarks.held_out --out docs/learned
+	$(BIN)/python -m experiments.held_out --out docs/learned
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site
-	$(BIN)/python -m balancer.config_page docs/config.md
+	$(BIN)/python -m balancer.config.page docs/config.md
 	@# Not in the set-up: nothing else needs it.
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

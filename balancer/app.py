@@ -12,32 +12,33 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from balancer import identity, logs
-from balancer.admin import Admin
-from balancer.config import Config
-from balancer.config_sections import DecisionLogSection
-from balancer.config_watch import ConfigState, watch
+from balancer.config.config import Config
+from balancer.config.sections import DecisionLogSection
+from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.router import Router
 from balancer.core.steering import Steering
-from balancer.decision_log.files import DecisionFiles
-from balancer.decision_log.recording import Recording
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.frontends.access_log import AccessLog
-from balancer.frontends.ads import SERVICE as ENDPOINTS
-from balancer.frontends.ads import Ads, Endpoint, State
-from balancer.frontends.pick.endpoints import Endpoints
-from balancer.frontends.pick.kserve import HeaderNames
-from balancer.frontends.pick.picker import Picker
-from balancer.frontends.pick.service import SERVICE, ExternalProcessor
-from balancer.listener_probe import ListenerProbe
-from balancer.listeners import AddressInUseError, Listeners
-from balancer.metrics import Metrics
-from balancer.news import News
-from balancer.recorder import Recorder
+from balancer.files.yaml_document import ConfigError
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.endpoints import Ads, Endpoint, State
+from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
+from balancer.gateway.outcomes import AccessLog
+from balancer.gateway.picker import Picker
+from balancer.gateway.picks import ExternalProcessor
+from balancer.operate import logs
+from balancer.operate.admin import Admin
+from balancer.operate.decision_log.files import DecisionFiles
+from balancer.operate.decision_log.recording import Recording
+from balancer.operate.listener_probe import ListenerProbe
+from balancer.operate.metrics import Metrics
+from balancer.operate.news import News
+from balancer.operate.recorder import Recorder
+from balancer.security import identity
+from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
-from balancer.yaml_document import ConfigError
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
@@ -307,7 +308,7 @@ class App:
         old = self._workers or ()
         for event in changes(old, workers):
             self._observe(event)
-        self._picker.endpoints = Endpoints(workers)
+        self._picker.addresses = Addresses(workers)
         self._workers = workers
         self._endpoint_states = ()
         self._tell_envoy()
@@ -358,12 +359,12 @@ class App:
         ready = not self.not_ready()
         if not self._tells_endpoints and (ready or self._settled):
             self._tells_endpoints = True
-            await self._health.set(ENDPOINTS, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(ENDPOINTS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         if ready == self._was_ready:
             return
         self._was_ready = ready
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", "readiness", SERVICE):
+        for service in ("", "readiness", PICKS_SERVICE):
             await self._health.set(service, status)
         logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
 

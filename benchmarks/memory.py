@@ -13,13 +13,13 @@ import aiohttp
 
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
-from balancer.stack.child import Child
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.yaml_document import dump
+from balancer.files.yaml_document import dump
 from benchmarks import reports
 from benchmarks.results import Section, Table
 from benchmarks.stack import Bench
 from benchmarks.usage import resident_bytes
+from tools.stack.child import Child
+from tools.stack.ports import free_port_range, free_ports
 
 FLEETS = (8, 64, 1000)
 _READY_S = 60.0

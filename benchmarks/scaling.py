@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from balancer.frontends.pick.kserve import EXTRACTION
-from balancer.frontends.pick.service import SERVICE
+from balancer.gateway.names import EXTRACTION, PICKS_SERVICE
 from benchmarks.client import INFER, framed, load, write_infer
 from benchmarks.gateway_cost import saturating
 from benchmarks.results import Section, Table
@@ -22,7 +21,7 @@ ROUNDS = 4
 _ROUND_S = 2.0
 _WARM_UP_S = 0.5
 _CLIENTS = 8
-_PATH = f"/{SERVICE}/Process"
+_PATH = f"/{PICKS_SERVICE}/Process"
 
 
 def write_pick(path: Path) -> None:

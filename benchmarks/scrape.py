@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from balancer.admin import Admin
 from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.core.router import Router
-from balancer.metrics import Metrics
-from balancer.recent import Recent
+from balancer.operate.admin import Admin
+from balancer.operate.metrics import Metrics
+from balancer.operate.recent import Recent
 from benchmarks.results import Aim, Section, Table
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency

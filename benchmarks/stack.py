@@ -12,18 +12,18 @@ from typing import Any
 import aiohttp
 import yaml
 
-from balancer.config import load
+from balancer.config.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
-from balancer.envoy_bootstrap import BootstrapOptions, render
 from balancer.errors import OperatorError
-from balancer.exposition import PERIOD_S
-from balancer.stack.agent import agent_beside
-from balancer.stack.child import Child
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.stack.tritonserver import TritonServer
-from balancer.yaml_document import dump
+from balancer.files.yaml_document import dump
+from balancer.gateway.bootstrap import BootstrapOptions, render
+from balancer.operate.exposition import PERIOD_S
+from tools.stack.agent import agent_beside
+from tools.stack.child import Child
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.ports import free_port_range, free_ports
+from tools.stack.tritonserver import TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = "identity"

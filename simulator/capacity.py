@@ -26,9 +26,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from balancer.load.arrivals import FloatArray
 from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
-from simulator.workload import Demand, Workload
+from simulator.workload.workload import Demand, Workload
+from tools.load.arrivals import FloatArray
 
 
 def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:

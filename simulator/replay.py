@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.decision_log.lines import COLUMNS, arithmetic
-from balancer.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy
+from balancer.operate.decision_log.lines import COLUMNS, arithmetic
+from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
 from policies.hashing import mix, mix_array, unit_array

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from balancer.profile_file import Profile, load_profile
+from balancer.config.profile_file import Profile, load_profile
 from simulator.spec import ServiceTime
 
 OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"

@@ -11,8 +11,8 @@ import uvloop
 
 from balancer import heap
 from balancer.balancer_tls import BalancerTls
-from balancer.config_sections import LogSection
-from balancer.logs import configure
+from balancer.config.sections import LogSection
+from balancer.operate.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
 from balancer.telemetry.control import MAX_TIMEOUT_S, default_path
 from balancer.telemetry.control import drain as ask_to_drain

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from balancer import config as configs
-from balancer import exposure
-from balancer.preflight import check_files
+from balancer.config import config as configs
+from balancer.operate.preflight import check_files
+from balancer.security import exposure
 
 _EPILOG = """\b
 Examples:

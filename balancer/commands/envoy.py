@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from balancer import config as configs
-from balancer.envoy_bootstrap import render, render_with_secrets
+from balancer.config import config as configs
 from balancer.errors import OperatorError
+from balancer.gateway.bootstrap import render, render_with_secrets
 
 _EPILOG = """\b
 Examples:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from balancer.policy_options import installed_policies, options_model, policy_class
+from balancer.config.policy_options import installed_policies, options_model, policy_class
 from policies.base import Policy
 
 _EPILOG = """\b

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from balancer.files.yaml_document import ConfigError, read_value
 from balancer.serve import serve as run
-from balancer.yaml_document import ConfigError, read_value
 
 _EPILOG = """\b
 Examples:

@@ -1,7 +1,7 @@
 """How large and how many: the bounds of everything that comes from outside, declared once.
 
 Each kind of message has one gate, which turns it into values of the core's types and refuses what is out of bounds:
-requests in `balancer.frontends.pick.kserve`, outcomes in `balancer.frontends.access_log`, reports in
+requests in `balancer.gateway.kserve`, outcomes in `balancer.gateway.outcomes`, reports in
 `balancer.telemetry.codec`. What passed a gate is finite, non-negative and small, so estimators need not look again.
 """
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from balancer.discovery.workers import WorkerList, WorkerSpec
-from balancer.file_watch import versions
-from balancer.schema import StrictModel, validate
-from balancer.yaml_document import ConfigError, dump, read_document, read_file
+from balancer.files.schema import StrictModel, validate
+from balancer.files.watch import versions
+from balancer.files.yaml_document import ConfigError, dump, read_document, read_file
 
 
 class WorkersFile(StrictModel):

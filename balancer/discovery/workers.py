@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 from pydantic import AfterValidator, ByteSize, Field, StringConstraints
 
 from balancer.core.events import Event, WorkerAdded, WorkerRemoved
-from balancer.schema import Bytes, StrictModel, field_error, join_address
+from balancer.files.schema import Bytes, StrictModel, field_error, join_address
 
 
 def _ip(value: str) -> str:

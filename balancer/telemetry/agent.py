@@ -12,11 +12,12 @@ from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
 from balancer.errors import OperatorError
+from balancer.files.schema import UNIX
 from balancer.telemetry import control
 from balancer.telemetry.device import Device
 from balancer.telemetry.drain import Drain, DrainError
 from balancer.telemetry.limits import Limits
-from balancer.telemetry.streams import UNIX, Replicas, credentials
+from balancer.telemetry.streams import Replicas, credentials
 from balancer.telemetry.triton_port import TritonPort
 from balancer.telemetry.triton_source import TritonSource, TritonState
 

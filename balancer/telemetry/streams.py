@@ -15,6 +15,7 @@ import grpc
 from balancer.balancer_tls import BalancerTls
 from balancer.core.events import Report
 from balancer.errors import OperatorError
+from balancer.files.schema import UNIX
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
 from balancer.telemetry.trouble import Said, Trouble, explain
@@ -22,8 +23,6 @@ from balancer.telemetry.trouble import Said, Trouble, explain
 logger = logging.getLogger(__name__)
 
 METHOD = f"/{report_pb2.DESCRIPTOR.services_by_name['Reports'].full_name}/Stream"
-UNIX = "unix:"
-"""How the address of a Unix socket begins."""
 WINDOW = 30
 """Reports that may be unacknowledged. Without a window they would pile up in the transport's buffers, of hundreds of
 KiB, and reach a slow balancer seconds old though it takes their age from their receipt."""

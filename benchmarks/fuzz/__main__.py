@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from balancer.demo.stack import interruptible
 from balancer.errors import OperatorError
 from benchmarks.fuzz import attack, checks
 from benchmarks.fuzz.rig import target
 from benchmarks.fuzz.run import Report, Run, Say
 from benchmarks.results import Table
+from tools.demo.stack import interruptible
 
 _INTERRUPTED = 130
 

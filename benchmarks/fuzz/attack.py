@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from balancer.schema import split_address
+from balancer.files.schema import split_address
 from benchmarks.fuzz import hostile, messages, wire
 from benchmarks.fuzz.rig import Target
 

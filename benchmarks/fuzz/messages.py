@@ -13,11 +13,11 @@ from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 from tritonclient.grpc import service_pb2
 
+from balancer.gateway.names import EXTRACTION
 from balancer.telemetry import report_pb2
 from benchmarks.fuzz import hostile as odd
 from benchmarks.stack import MODEL
 
-EXTRACTION = "envoy.filters.http.grpc_field_extraction"
 _FIELDS = (
     *("model_name", "model_version", "id", "inputs.shape", "parameters.key", "name", "version"),
     *(f"parameters.value.{kind}_param" for kind in ("bool", "int64", "uint64", "string")),

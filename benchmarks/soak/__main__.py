@@ -15,7 +15,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from balancer.demo.stack import interruptible
 from balancer.errors import OperatorError
 from benchmarks.results import Aim, Table, aims_table
 from benchmarks.soak import plot, report, table
@@ -28,6 +27,7 @@ from benchmarks.soak.sampler import Sampler
 from benchmarks.soak.schedule import Schedule
 from benchmarks.stack import REPOSITORY, Tritons
 from benchmarks.usage import CpuMeter
+from tools.demo.stack import interruptible
 
 PAGE = Path("docs/operate/failures.md")
 """The page that holds the table, from the repository."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from balancer.schema import split_address
+from balancer.files.schema import split_address
 
 SERVER_NAME = "balancer.test"
 _VALID = dt.timedelta(days=2)

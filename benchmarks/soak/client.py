@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from balancer.schema import split_address
+from balancer.files.schema import split_address
 from benchmarks.client import INFER
 from benchmarks.soak.deployment import ID_HEADER
 from benchmarks.stack import MODEL

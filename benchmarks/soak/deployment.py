@@ -15,14 +15,14 @@ import aiohttp
 import yaml
 
 from balancer.discovery.file import dump_workers
-from balancer.envoy_bootstrap import render_with_secrets
-from balancer.stack.agent import agent_beside
-from balancer.stack.child import Child
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.process import LocalProcess
-from balancer.stack.tritonserver import TritonServer
+from balancer.gateway.bootstrap import render_with_secrets
 from benchmarks.soak.certificates import Certificates
 from benchmarks.stack import MODEL, POLICY, Gateway
+from tools.stack.agent import agent_beside
+from tools.stack.child import Child
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.process import LocalProcess
+from tools.stack.tritonserver import TritonServer
 
 _ANSWERS = "http.inference.ext_proc.stream_msgs_received"
 ID_HEADER = "x-soak-id"

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.stack.child import Child
-from balancer.stack.process import LocalProcess
 from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
 from benchmarks.soak.site import Site
 from benchmarks.soak.strangers import annoy
+from tools.stack.child import Child
+from tools.stack.process import LocalProcess
 
 _GARBAGE = (
     "policy: [",

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from balancer.schema import split_address
+from balancer.files.schema import split_address
 from benchmarks.client import INFER
 from benchmarks.fuzz import messages, wire
 from benchmarks.stack import MODEL

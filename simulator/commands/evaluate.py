@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from balancer.decision_log.reading import read_log
-from balancer.decision_log.recorded import DecisionLog, DecisionLogError
-from balancer.profile_file import Profile, load_profile
+from balancer.config.profile_file import Profile, load_profile
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog, DecisionLogError
 from policies.base import Policy
 from simulator.commands import inputs
 from simulator.off_policy import report

@@ -13,9 +13,15 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from balancer.policy_options import build_policy, installed_policies, options_model, policy_class, read_policy_file
-from balancer.schema import validate
-from balancer.yaml_document import Document
+from balancer.config.policy_options import (
+    build_policy,
+    installed_policies,
+    options_model,
+    policy_class,
+    read_policy_file,
+)
+from balancer.files.schema import validate
+from balancer.files.yaml_document import Document
 from policies.base import Policy
 from simulator.scenario import Scenario, load_scenario
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.decision_log.lines import COLUMNS
-from balancer.decision_log.recorded import DecisionLog, RecordedPolicy
+from balancer.operate.decision_log.lines import COLUMNS
+from balancer.operate.decision_log.recorded import DecisionLog, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy
-from simulator.log_workload import unix_s
+from simulator.log.workload import unix_s
 from simulator.off_policy.estimators import (
     Blocks,
     Value,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from balancer.config.profile_file import Profile
 from balancer.core.settings import Settings
-from balancer.decision_log.recorded import DecisionLog
-from balancer.profile_file import Profile
+from balancer.operate.decision_log.recorded import DecisionLog
 from policies.base import FloatArray, Policy
-from simulator.log_fleet import calibrate, capped
-from simulator.log_workload import arrivals_from_log, unix_s
+from simulator.log.fleet import calibrate, capped
+from simulator.log.workload import arrivals_from_log, unix_s
 from simulator.off_policy.assess import TAIL, Decisions
 from simulator.run import run
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, measure
@@ -57,7 +57,7 @@ class Calibrated:
     requests: int
     seeds: int
     notes: tuple[str, ...]
-    """See `log_fleet.Calibration`."""
+    """See `simulator.log.fleet.Calibration`."""
 
 
 def simulate(

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from balancer.decision_log.recorded import DecisionLog
-from simulator.log_fleet import ASSUMPTIONS
+from balancer.operate.decision_log.recorded import DecisionLog
+from simulator.log.fleet import ASSUMPTIONS
 from simulator.off_policy.assess import LITTLE, Assessed, Assessor
 from simulator.off_policy.calibrated import LOGGING, Calibrated
 from simulator.off_policy.estimators import RESAMPLES, Value

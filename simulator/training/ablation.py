@@ -71,7 +71,7 @@ class Trial(Policy):
 
     name: ClassVar[str] = "trial"
     summary: ClassVar[str] = "A network with something taken away."
-    source: ClassVar[str] = "See simulator/training/ablations."
+    source: ClassVar[str] = "See experiments/ablations."
 
     network: Network
     look: Look

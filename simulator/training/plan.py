@@ -12,21 +12,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from balancer.decision_log.reading import read_log
-from balancer.load.arrivals import rescaled
-from balancer.profile_file import load_profile
+from balancer.config.profile_file import load_profile
+from balancer.operate.decision_log.reading import read_log
 from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
 from policies.learned.network import Network
 from policies.learned.policy import SHIPPED, shipped
 from simulator.envs.sampling import covering
-from simulator.log_fleet import scenario_from_log
+from simulator.log.fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.training.scenarios import Randomised, random_scenario
 from simulator.training.settings import RunSettings, algorithm_parts, changed, flat_settings
 from simulator.training.validation import REPORT_SEED, Case, cases, validation_cases
-from simulator.workload_trace import Recorded
+from simulator.workload.trace import Recorded
+from tools.load.arrivals import rescaled
 
 NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""

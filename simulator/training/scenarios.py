@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from balancer.load.arrivals import Bursts
 from simulator.scenario import Scenario
 from simulator.spec import (
     Batching,
@@ -26,9 +25,10 @@ from simulator.spec import (
     ServiceTime,
     WorkerSpec,
 )
-from simulator.workload import ModelTraffic, Workload
-from simulator.workload_draws import Distribution, Exponential, Fixed, Lognormal, Pareto, Shares
-from simulator.workload_times import Diurnal, FlashCrowd, Poisson, Process
+from simulator.workload.draws import Distribution, Exponential, Fixed, Lognormal, Pareto, Shares
+from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
+from simulator.workload.workload import ModelTraffic, Workload
+from tools.load.arrivals import Bursts
 
 WORKERS = (4, 16)
 """Least and most workers of a random fleet."""

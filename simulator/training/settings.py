@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from balancer.schema import did_you_mean
+from balancer.files.schema import did_you_mean
 
 ALGORITHMS = {
     "pgpe": ("simulator.training.pgpe", "Pgpe", "PgpeSettings"),

@@ -13,7 +13,7 @@ import pytest
 from support.balancer_alone import WORKER, BalancerAlone
 from support.stack import eventually
 
-from balancer.schema import split_address
+from balancer.files.schema import split_address
 
 pytestmark = pytest.mark.integration
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from support.stack import eventually
 
-from balancer import config, file_watch, regular_file
-from balancer.config import Config, ConfigError
-from balancer.config_watch import watch
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
+from balancer.config.watch import watch
 from balancer.core.bounds import MAX_FILE_BYTES
+from balancer.files import regular
+from balancer.files.watch import versions
 
 _PATIENCE_S = 60
 
@@ -102,13 +104,13 @@ async def test_a_file_system_that_hangs_is_told_once_and_takes_one_thread(
         let_go.wait()
         return b"workers: []\n"
 
-    monkeypatch.setattr(file_watch, "read_file", hanging_fake)
-    monkeypatch.setattr(file_watch, "READ_LIMIT_S", 0.05)
+    monkeypatch.setattr("balancer.files.watch.read_file", hanging_fake)
+    monkeypatch.setattr("balancer.files.watch.READ_LIMIT_S", 0.05)
     stop = asyncio.Event()
     seen: list[bytes | ConfigError] = []
 
     async def follow() -> None:
-        async for content in file_watch.versions(path, stop):
+        async for content in versions(path, stop):
             seen.append(content)  # noqa: PERF401 - looked at while it grows
 
     following = asyncio.create_task(follow())
@@ -141,6 +143,6 @@ def test_a_neighbour_cannot_crash_or_occupy_the_reader(content: str, message: st
 def test_a_file_that_grows_while_it_is_read_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 101)
-    with pytest.raises(regular_file.UnreadableError, match="is 101 bytes long, and at most 100 are read"):
-        regular_file.read_regular(path, 100)
-    assert regular_file.read_regular(path, 101) == b"x" * 101
+    with pytest.raises(regular.UnreadableError, match="is 101 bytes long, and at most 100 are read"):
+        regular.read_regular(path, 100)
+    assert regular.read_regular(path, 101) == b"x" * 101

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-import support.benchmarks_package  # noqa: F401  # makes `benchmarks` importable
+import support.repository_packages  # noqa: F401  # makes `benchmarks` importable
 
 attack = importlib.import_module("benchmarks.fuzz.attack")
 messages = importlib.import_module("benchmarks.fuzz.messages")

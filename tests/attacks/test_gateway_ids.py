@@ -9,14 +9,14 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import Rig
 
-from balancer.frontends.pick.kserve import REQUEST_ID_HEADER
+from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
 
 pytestmark = pytest.mark.integration
 
 
 def ids(asked: ext_proc.ProcessingRequest) -> list[str]:
     headers = asked.request_headers.headers.headers
-    return [header.raw_value.decode() for header in headers if header.key == REQUEST_ID_HEADER]
+    return [header.raw_value.decode() for header in headers if header.key == GATEWAY_REQUEST_ID_HEADER]
 
 
 async def test_a_stranger_cannot_choose_the_id_that_the_balancer_goes_by(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ async def test_a_stranger_cannot_choose_the_id_that_the_balancer_goes_by(tmp_pat
     async with rig.running():
         forged = [
             [],
-            [(REQUEST_ID_HEADER, "mine")],
-            [(REQUEST_ID_HEADER, "mine"), (REQUEST_ID_HEADER, "mine too")],
-            [("x-request-id", "mine"), (REQUEST_ID_HEADER, "")],
+            [(GATEWAY_REQUEST_ID_HEADER, "mine")],
+            [(GATEWAY_REQUEST_ID_HEADER, "mine"), (GATEWAY_REQUEST_ID_HEADER, "mine too")],
+            [("x-request-id", "mine"), (GATEWAY_REQUEST_ID_HEADER, "")],
             [("x-request-id", "mine")],
         ]
         for metadata in forged:

@@ -18,10 +18,10 @@ from support.envoy_fakes import Rig, eventually, go_on
 from support.raw_http2 import Upload
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.frontends.ads import Endpoint
-from balancer.frontends.pick import picker
-from balancer.stack.ports import free_ports
-from balancer.stack.tritonserver import TritonServer
+from balancer.gateway import picker
+from balancer.gateway.endpoints import Endpoint
+from tools.stack.ports import free_ports
+from tools.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration
 MODEL = Path(__file__).parents[2] / "triton" / "feature_models" / "identity"

@@ -15,8 +15,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.balancer_alone import WORKER, BalancerAlone
 from support.stack import eventually, exposed
 
-from balancer.frontends import access_log
-from balancer.frontends.pick.service import SERVICE as PICKS
+from balancer.gateway.names import OUTCOMES_SERVICE
+from balancer.gateway.names import PICKS_SERVICE as PICKS
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +54,7 @@ class Gateway(BalancerAlone):
     async def tell(self, *entries: accesslog_pb2.HTTPAccessLogEntry) -> None:
         """Send entries as Envoy's access log does."""
         call = self.channel.stream_unary(
-            f"/{access_log.SERVICE}/StreamAccessLogs",
+            f"/{OUTCOMES_SERVICE}/StreamAccessLogs",
             request_serializer=als_pb2.StreamAccessLogsMessage.SerializeToString,
             response_deserializer=als_pb2.StreamAccessLogsResponse.FromString,
         )()

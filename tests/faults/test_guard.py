@@ -13,7 +13,7 @@ import support
 from support.load import steady_load
 from support.stack import Stack, eventually, exposed, records, sum_of
 
-from balancer.policy_options import installed_policies
+from balancer.config.policy_options import installed_policies
 
 pytestmark = pytest.mark.integration
 
@@ -99,7 +99,7 @@ async def test_a_policy_that_misbehaves_is_replaced_costs_no_request_and_comes_b
             await moody.returns()
         await moody.decides("moody_file")
     assert not load.failures()
-    told = [r for r in records(moody.stack.directory / "balancer.log") if r["logger"] == "balancer.news"]
+    told = [r for r in records(moody.stack.directory / "balancer.log") if r["logger"] == "balancer.operate.news"]
     assert [(r["level"], r["reason"]) for r in told] == [
         (level, reason) for reason in causes.values() for level in ("WARNING", "INFO")
     ]

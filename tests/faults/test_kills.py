@@ -10,7 +10,7 @@ import pytest
 from support.load import steady_load
 from support.stack import Stack, eventually
 
-from balancer.load.result import LoadResult
+from tools.load.result import LoadResult
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from simulator.envs import ENVIRONMENT, FlattenFleet, FlattenFleets, FleetEnv, F
 from simulator.envs.stable_baselines import StableBaselinesEnvs
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
+from simulator.workload.workload import ModelTraffic, Workload
 
 REQUESTS = 50
 ARGUMENTS: dict[str, Any] = {"scenario": "churn", "requests": REQUESTS}

@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import psutil
 
-from balancer.stack.child import Child
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.yaml_document import dump
+from balancer.files.yaml_document import dump
 from support.stack import eventually, exposed, sum_of
+from tools.stack.child import Child
+from tools.stack.ports import free_port_range, free_ports
 
 WORKER = {"name": "w0", "address": "10.0.0.1", "grpc_port": 8001, "http_port": 8000}
 """The only one that discovery lists. Nothing is sent there."""

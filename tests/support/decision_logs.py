@@ -18,10 +18,10 @@ from balancer.core.events import (
 )
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
-from balancer.decision_log.files import DecisionFiles
-from balancer.decision_log.reading import read_log
-from balancer.decision_log.recorded import DecisionLog
-from balancer.decision_log.recording import Recording
+from balancer.operate.decision_log.files import DecisionFiles
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.operate.decision_log.recording import Recording
 from policies.base import Policy, Request
 
 UNIX_S = 1_700_000_000.0

@@ -21,16 +21,15 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health, health_pb2
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.envoy_bootstrap import BootstrapOptions
-from balancer.frontends.access_log import AccessLog, Outcome
-from balancer.frontends.ads import SERVER_OPTIONS, Ads, Endpoint
-from balancer.frontends.ads import SERVICE as ADS
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_ports
+from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.endpoints import SERVER_OPTIONS, Ads, Endpoint
+from balancer.gateway.names import ENDPOINTS_SERVICE as ADS
+from balancer.gateway.outcomes import AccessLog, Outcome
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.ports import free_ports
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 TRITON = "inference.GRPCInferenceService"
-FIELDS = "envoy.filters.http.grpc_field_extraction"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 RUN = "0"

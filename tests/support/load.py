@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from balancer.load.result import OK, LoadResult, Marks
-from balancer.load.runner import DriveOptions, Progress, drive
-from balancer.load.workload import Workload
+from tools.load.result import OK, LoadResult, Marks
+from tools.load.runner import DriveOptions, Progress, drive
+from tools.load.workload import Workload
 
 _LONGEST_S = 120.0
 

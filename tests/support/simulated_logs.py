@@ -7,10 +7,10 @@ from pathlib import Path
 from simulation.reference import Simulation
 
 from balancer.core.events import Finished
-from balancer.decision_log.files import DecisionFiles
-from balancer.decision_log.reading import read_log
-from balancer.decision_log.recorded import DecisionLog
-from balancer.decision_log.recording import Recording
+from balancer.operate.decision_log.files import DecisionFiles
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.operate.decision_log.recording import Recording
 from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.spec import FleetSpec

@@ -15,15 +15,15 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from balancer.config import load
+from balancer.config.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
-from balancer.stack.agent import agent_beside
-from balancer.stack.child import Child
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.stack.tritonserver import TritonServer
-from balancer.yaml_document import dump
+from balancer.files.yaml_document import dump
+from tools.stack.agent import agent_beside
+from tools.stack.child import Child
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.ports import free_port_range, free_ports
+from tools.stack.tritonserver import TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}

@@ -9,9 +9,9 @@ from policies.learned.network import Network, untrained
 from simulator.scenario import Scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.training.scenarios import Randomised
-from simulator.workload import ModelTraffic, Workload
-from simulator.workload_draws import Fixed
-from simulator.workload_times import Poisson
+from simulator.workload.draws import Fixed
+from simulator.workload.times import Poisson
+from simulator.workload.workload import ModelTraffic, Workload
 
 
 def two_workers(load: float = 0.6) -> Randomised:

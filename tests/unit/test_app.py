@@ -10,7 +10,7 @@ from support.fleets import report
 from support.stack import eventually
 
 from balancer.app import App
-from balancer.config import Config, from_mapping, load
+from balancer.config.config import Config, from_mapping, load
 from balancer.core.events import Event
 
 NAMES = ("w0", "w1", "w2")

@@ -12,9 +12,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, eventually, go_on, running
 from tritonclient.grpc import service_pb2_grpc
 
-from balancer.envoy_bootstrap import BootstrapOptions
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_ports
+from balancer.gateway.bootstrap import BootstrapOptions
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 HEALTHY = r"cluster\.balancer\.membership_healthy"

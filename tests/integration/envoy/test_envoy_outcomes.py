@@ -13,7 +13,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
 
-from balancer.frontends.access_log import Outcome, verdict_of
+from balancer.gateway.outcomes import Outcome, verdict_of
 
 FAULT = (False, "")
 

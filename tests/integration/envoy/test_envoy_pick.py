@@ -11,15 +11,17 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
-from support.envoy_fakes import FIELDS, FakeBalancer, Rig, a_request, go_on
+from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from tritonclient.grpc import service_pb2
+
+from balancer.gateway.names import EXTRACTION
 
 pytestmark = pytest.mark.integration
 PICK = "x-gateway-destination-endpoint"
 
 
 def fields_seen(balancer: FakeBalancer) -> Any:
-    return MessageToDict(balancer.seen[-1].metadata_context).get("filterMetadata", {}).get(FIELDS)
+    return MessageToDict(balancer.seen[-1].metadata_context).get("filterMetadata", {}).get(EXTRACTION)
 
 
 def headers_seen(balancer: FakeBalancer) -> dict[str, str]:

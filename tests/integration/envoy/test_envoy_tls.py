@@ -14,7 +14,7 @@ import trustme
 from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
 
 from balancer.balancer_tls import BalancerTls
-from balancer.envoy_tls import ListenerTls
+from balancer.gateway.bootstrap_tls import ListenerTls
 
 pytestmark = pytest.mark.integration
 

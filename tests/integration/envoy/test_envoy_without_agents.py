@@ -10,11 +10,11 @@ import pytest
 from support.envoy_fakes import FakeWorker, a_request, eventually, running
 from tritonclient.grpc import service_pb2_grpc
 
-from balancer.config import Config, from_mapping
-from balancer.stack.child import Child
-from balancer.stack.envoyproxy import EnvoyProcess
-from balancer.stack.ports import free_port_range, free_ports
-from balancer.yaml_document import dump
+from balancer.config.config import Config, from_mapping
+from balancer.files.yaml_document import dump
+from tools.stack.child import Child
+from tools.stack.envoyproxy import EnvoyProcess
+from tools.stack.ports import free_port_range, free_ports
 
 pytestmark = pytest.mark.integration
 

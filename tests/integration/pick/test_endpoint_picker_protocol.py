@@ -17,10 +17,11 @@ from balancer.core.events import Finished
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
-from balancer.frontends.pick.endpoints import Endpoints
-from balancer.frontends.pick.kserve import Call, HeaderNames
-from balancer.frontends.pick.picker import Pick, Picker
-from balancer.frontends.pick.service import SERVICE, ExternalProcessor, Served
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.names import PICKS_SERVICE
+from balancer.gateway.picker import Pick, Picker
+from balancer.gateway.picks import ExternalProcessor, Served
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
@@ -53,7 +54,7 @@ class Gateway:
 
     def __init__(self, channel: grpc.aio.Channel, router: Router, listening: Listening) -> None:
         self._process = channel.stream_stream(
-            f"/{SERVICE}/Process",
+            f"/{PICKS_SERVICE}/Process",
             request_serializer=ext_proc.ProcessingRequest.SerializeToString,
             response_deserializer=ext_proc.ProcessingResponse.FromString,
         )
@@ -79,7 +80,7 @@ class Gateway:
 async def gateway(settings: Settings | None = None, ready: bool = True) -> AsyncIterator[Gateway]:
     router = make_router(3, RoundRobin(), settings)
     picker = Picker(router, lambda: 0.1, "7")
-    picker.endpoints = Endpoints(SPECS)
+    picker.addresses = Addresses(SPECS)
     listening = Listening()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((ExternalProcessor(picker, listening, HeaderNames, lambda: ready).handler(),))

@@ -13,10 +13,11 @@ from support.fleets import make_router
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
-from balancer.frontends.pick.endpoints import Endpoints
-from balancer.frontends.pick.kserve import Call, HeaderNames
-from balancer.frontends.pick.picker import Pick, Picker
-from balancer.frontends.pick.service import SERVICE, ExternalProcessor, Served
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.names import PICKS_SERVICE
+from balancer.gateway.picker import Pick, Picker
+from balancer.gateway.picks import ExternalProcessor, Served
 
 METADATA = (("x-ext-proc-headers-only", "true"),)
 
@@ -38,7 +39,7 @@ class Listening:
 async def processing(ready: bool = True) -> AsyncIterator[Any]:
     router = make_router(3)
     picker = Picker(router, lambda: 0.1)
-    picker.endpoints = Endpoints(
+    picker.addresses = Addresses(
         [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
     )
     server = grpc.aio.server()
@@ -48,7 +49,7 @@ async def processing(ready: bool = True) -> AsyncIterator[Any]:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield channel.stream_stream(
-                f"/{SERVICE}/Process",
+                f"/{PICKS_SERVICE}/Process",
                 request_serializer=ext_proc.ProcessingRequest.SerializeToString,
                 response_deserializer=ext_proc.ProcessingResponse.FromString,
             )

@@ -16,7 +16,7 @@ from support.load import steady_load
 from support.stack import Stack, eventually, records
 from tritonclient.utils import InferenceServerException
 
-from balancer.stack.digits import held_out
+from tools.stack.digits import held_out
 
 pytestmark = pytest.mark.integration
 

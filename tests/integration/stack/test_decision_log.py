@@ -11,10 +11,10 @@ import tritonclient.grpc.aio as grpc_aio
 from support.load import steady_load
 from support.stack import Stack, eventually
 
-from balancer.decision_log.reading import read_log
-from balancer.decision_log.recorded import DecisionLog
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog
 from policies.wlpr import WeightedLeastPending
-from simulator.log_workload import arrivals_from_log
+from simulator.log.workload import arrivals_from_log
 from simulator.replay import replay
 
 pytestmark = pytest.mark.integration

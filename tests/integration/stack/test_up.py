@@ -16,7 +16,7 @@ import psutil
 import pytest
 from support.stack import eventually
 
-from balancer.stack.ports import free_ports
+from tools.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 

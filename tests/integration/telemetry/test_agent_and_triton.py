@@ -18,10 +18,10 @@ from support.reports import Heard, collecting
 from support.stack import eventually
 
 from balancer.core.events import ModelReport, Report, ReportsLost
-from balancer.stack.ports import free_ports
-from balancer.stack.tritonserver import TritonServer
 from balancer.telemetry.agent import AgentOptions, run_agent
 from balancer.telemetry.control import drain
+from tools.stack.ports import free_ports
+from tools.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from balancer.stack.digits import held_out, load_split
+from tools.stack.digits import held_out, load_split
 
 # Measured on a T4, as triton/emulation/latency.csv has it.
 BERT_LARGE_16_ROWS_S = 0.2181

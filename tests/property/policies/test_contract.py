@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.views import FakeView, make_view
 
-from balancer.plugins import available
+from balancer.config.plugins import available
 from policies.base import Policy, Request
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # no invalid arithmetic, whatever the columns

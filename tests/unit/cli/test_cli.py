@@ -11,8 +11,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from balancer import cli, config
-from balancer.config import Config
+from balancer import cli
+from balancer.config import config
+from balancer.config.config import Config
 from policies import BUILTIN
 
 
@@ -139,7 +140,7 @@ def test_bad_config_is_a_message_for_every_command_that_takes_one(tmp_path: Path
 
 
 def test_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "balancer.load.command", None)
+    monkeypatch.setitem(sys.modules, "tools.load.command", None)
     result = run("load", "--rate", "3")
     assert result.exit_code == 1
     assert "pip install 'balancer[stack]'" in result.stderr

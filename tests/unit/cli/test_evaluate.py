@@ -14,8 +14,8 @@ from support.decision_logs import recorded, write
 from support.fleets import make_router
 
 from balancer import cli
+from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
 from balancer.core.events import Finished
-from balancer.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
 from policies.base import Request
 from policies.power_of_two import PowerOfTwo
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from balancer import config
-from balancer.config import Config, ConfigError
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from policies import BUILTIN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from balancer.config_page import page
+from balancer.config.page import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer import config
-from balancer.config import Config, ConfigError
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
 from policies import BUILTIN
 
 # Other tests and builds may have the processor: no deadline.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from balancer import config
-from balancer.config import Config, ConfigError
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
 from balancer.core.settings import GuardSettings, Margins, RolloutSettings
 from balancer.core.steering import Plan
 from policies import BUILTIN

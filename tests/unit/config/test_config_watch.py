@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from balancer import config, config_watch, file_watch
-from balancer.config import Config, ConfigError
-from balancer.config_watch import watch
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
+from balancer.config.watch import ConfigState, watch
+from balancer.files import watch as watched_files
 
 
 @dataclass
@@ -164,7 +165,7 @@ async def test_changes_are_seen_where_the_system_does_not_notify(
         raise OSError(24, "inotify instances exhausted")
 
     monkeypatch.setattr("watchfiles.main.RustNotify", out_of_instances)
-    monkeypatch.setattr(file_watch, "_POLL_S", 0.02)
+    monkeypatch.setattr(watched_files, "_POLL_S", 0.02)
     async with watching(file) as seen:
         assert await seen.policy() == "random"
         file.write_text(text("prequal"))
@@ -173,7 +174,7 @@ async def test_changes_are_seen_where_the_system_does_not_notify(
 
 async def test_cancelling_a_watch_stops_nothing_else(file: Path) -> None:
     stop, first = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(config_watch.watch(file, lambda _: first.set(), lambda _: None, stop))
+    task = asyncio.create_task(watch(file, lambda _: first.set(), lambda _: None, stop))
     await asyncio.wait_for(first.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -183,7 +184,7 @@ async def test_cancelling_a_watch_stops_nothing_else(file: Path) -> None:
 
 class TestState:
     def test_accept_refuse_and_recover(self) -> None:
-        state = config_watch.ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
+        state = ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
         with pytest.raises(ConfigError) as caught:
             config.parse("", "balancer.yaml")
         state.refuse(caught.value, now_s=2.0)
@@ -197,13 +198,13 @@ class TestState:
         assert (state.applied, state.refused, state.loaded_at_s, state.last_error) == (1, 1, 3.0, None)
 
     def test_an_equal_config_clears_the_error_and_changes_nothing_else(self) -> None:
-        state = config_watch.ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
+        state = ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
         state.refuse(ConfigError([]), now_s=2.0)
         assert not state.accept(config.parse("{}", "balancer.yaml"), now_s=3.0)
         assert (state.applied, state.loaded_at_s, state.last_error) == (0, 1.0, None)
 
     def test_restart_fields_are_compared_with_the_start(self) -> None:
-        state = config_watch.ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
+        state = ConfigState(config.Config(), "balancer.yaml", loaded_at_s=1.0)
         state.accept(config.parse("processes: 2", "f"), now_s=2.0)
         state.accept(config.parse("{processes: 2, seed: 1}", "f"), now_s=3.0)
         assert state.waiting_for_restart == ["processes"]

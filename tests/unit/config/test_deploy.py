@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cryptography import x509
 
-from balancer.config import load
-from balancer.exposure import warnings
-from balancer.preflight import check_files
+from balancer.config.config import load
+from balancer.operate.preflight import check_files
+from balancer.security.exposure import warnings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 

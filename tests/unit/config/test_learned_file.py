@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from balancer import config
-from balancer.config import Config, ConfigError
-from balancer.config_watch import ConfigState, watch
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
+from balancer.config.watch import ConfigState, watch
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES

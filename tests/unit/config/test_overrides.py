@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from balancer import cli, config
-from balancer.config import Config, ConfigError
-from balancer.overrides import Overrides
+from balancer import cli
+from balancer.config import config
+from balancer.config.config import Config, ConfigError
+from balancer.config.overrides import Overrides
 
 
 @pytest.mark.parametrize(

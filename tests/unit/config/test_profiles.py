@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.config import Config, ConfigError, effective_yaml, load, parse
-from balancer.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile, load_profile
+from balancer.config.config import Config, ConfigError, effective_yaml, load, parse
+from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile, load_profile
 
 
 def points(*times: tuple[int, float]) -> tuple[ProfilePoint, ...]:

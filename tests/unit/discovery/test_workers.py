@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from balancer.core.events import WorkerAdded, WorkerRemoved
 from balancer.discovery.file import FileSource, dump_workers, load_workers, parse_workers
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.yaml_document import ConfigError
+from balancer.files.yaml_document import ConfigError
 
 
 def worker(name: str, last: int = 1, **more: Any) -> WorkerSpec:

@@ -6,8 +6,8 @@ import pytest
 
 from simulator.capacity import capacity_per_s
 from simulator.spec import Batching, Device, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
-from simulator.workload_draws import Fixed, Shares
+from simulator.workload.draws import Fixed, Shares
+from simulator.workload.workload import ModelTraffic, Workload
 
 # In the best batch, of 8, a row takes 2.5 ms at speed 1; the line goes on as it ends.
 TABLE = ServiceTime((1, 4), (0.010, 0.014))

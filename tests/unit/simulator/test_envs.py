@@ -17,7 +17,7 @@ from simulator.result import Status
 from simulator.run import run
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
+from simulator.workload.workload import ModelTraffic, Workload
 
 REQUESTS = 60
 COLUMN = {name: i for i, name in enumerate(WORKER_COLUMNS)}

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
-from balancer.profile_file import ModelProfile, Profile, ProfilePoint
+from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
+from balancer.operate.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
-from simulator.log_fleet import calibrate, capped, fleet_from_log, scenario_from_log
-from simulator.log_service import Executions, Worked, service_time, without_waiting, worked
-from simulator.log_workload import arrivals_from_log
+from simulator.log.fleet import calibrate, capped, fleet_from_log, scenario_from_log
+from simulator.log.service import Executions, Worked, service_time, without_waiting, worked
+from simulator.log.workload import arrivals_from_log
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
+from simulator.workload.workload import ModelTraffic, Workload
 
 LARGE = ModelSpec(
     "large",

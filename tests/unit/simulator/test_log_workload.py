@@ -12,13 +12,13 @@ from support.fleets import report
 from balancer.core.errors import RoutingError
 from balancer.core.events import WorkerAdded
 from balancer.core.router import Router
-from balancer.decision_log.reading import read_log
+from balancer.operate.decision_log.reading import read_log
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
-from simulator.log_workload import arrivals_from_log, recorded_log
+from simulator.log.workload import arrivals_from_log, recorded_log
 from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
+from simulator.workload.workload import ModelTraffic, Workload
 
 
 def routed(folder: Path, process: str, requests: list[tuple[float, Request]], share: float = 1.0) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.decision_log.recorded import DecisionLog
+from balancer.operate.decision_log.recorded import DecisionLog
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests

@@ -12,8 +12,8 @@ from support.decision_logs import LIMITS, recorded, write
 from support.fleets import make_router
 
 from balancer.core.errors import RoutingError
-from balancer.decision_log.reading import read_log
-from balancer.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, option
 from policies.columns import Columns

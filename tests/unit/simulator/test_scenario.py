@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from balancer.errors import OperatorError
-from balancer.schema import ConfigError
+from balancer.files.schema import ConfigError
 from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.spec import Cache, Noise, Reports, ServiceTime
 

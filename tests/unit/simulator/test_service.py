@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
+from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
 from simulator import service
 from simulator.service import fit, for_setup, measured, read_profile, table, tables
 

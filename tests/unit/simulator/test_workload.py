@@ -7,9 +7,9 @@ import pytest
 from policies.hashing import key_of
 from simulator.arrivals import Arrivals
 from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload import ModelTraffic, Workload
-from simulator.workload_draws import Between, Exponential, Lognormal, Pareto, Shares, UniformKeys
-from simulator.workload_trace import TraceColumns, read_recorded
+from simulator.workload.draws import Between, Exponential, Lognormal, Pareto, Shares, UniformKeys
+from simulator.workload.trace import TraceColumns, read_recorded
+from simulator.workload.workload import ModelTraffic, Workload
 
 DATA = pathlib.Path(__file__).parents[3] / "simulator" / "data"
 TOKENS = TraceColumns("ContextTokens", 512, "GeneratedTokens")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simulator.workload_draws import (
+from simulator.workload.draws import (
     Between,
     Distribution,
     Exponential,

@@ -13,10 +13,10 @@ from support.reports import Heard, report_of
 from support.stack import eventually
 
 from balancer.balancer_tls import BalancerTls
-from balancer.stack.ports import free_ports
 from balancer.telemetry.collector import SERVER_OPTIONS, Collector
 from balancer.telemetry.streams import Replicas
 from balancer.telemetry.trouble import Said, Trouble
+from tools.stack.ports import free_ports
 
 NAME = "balancer.test"
 

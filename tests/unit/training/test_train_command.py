@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from support.simulated_logs import simulated_log
 
 from balancer import cli
-from balancer.policy_options import build_policy
+from balancer.config.policy_options import build_policy
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice

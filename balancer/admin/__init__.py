@@ -1,5 +1,0 @@
-"""The admin HTTP interface: what an SRE looks at. Read-only, and bounded in all that a stranger could ask of it."""
-
-from balancer.admin.pages import Admin
-
-__all__ = ["Admin"]

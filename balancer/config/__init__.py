@@ -1,0 +1,1 @@
+"""The config: its sections, how a file becomes one, and what follows from it."""

@@ -1,0 +1,306 @@
+"""The config file: how it is read, and what the core and Envoy are told of it (sections: `sections`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from balancer.balancer_tls import BalancerTls
+from balancer.config.listen import ListenSection, TlsSection, is_unix
+from balancer.config.policy_options import policy_class
+from balancer.config.sections import (
+    AdminSection,
+    BalancerTlsSection,
+    DecisionLogSection,
+    DiscoverySection,
+    EnvoySection,
+    EnvoyTlsSection,
+    EstimatorsSection,
+    LimitsSection,
+    LogSection,
+    ModelSection,
+    PolicySection,
+    RequestsSection,
+    TelemetrySection,
+)
+from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
+from balancer.core.steering import Plan
+from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
+from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
+from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_tls import ListenerTls
+from policies.base import Policy
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
+    if tls is None:
+        return None
+    return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
+
+
+def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
+    if tls is None:
+        return None
+    return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
+
+
+def _reachable(address: str) -> str:
+    if is_unix(address):
+        return address
+    host, port = split_address(address)
+    return join_address(reachable(host), port)
+
+
+def _same(one: PolicySection, other: PolicySection) -> bool:
+    return (one.name, one.options) == (other.name, other.options)
+
+
+class Config(StrictModel):
+    """One config file, complete with defaults."""
+
+    policy: PolicySection = Field(default_factory=PolicySection)
+    """The rule that picks a worker."""
+    guard: GuardSection = Field(default_factory=GuardSection)
+    """When a baseline decides in the policy's stead."""
+    shadow: ShadowSection | None = None
+    """A policy asked beside the one that decides; null: none."""
+    rollout: RolloutSection | None = None
+    """A policy that traffic is moved to, step by step; null: none."""
+    models: Mapping[str, ModelSection] = {}
+    """The model table, by model name. Models that are not listed have no restrictions."""
+    limits: LimitsSection = LimitsSection()
+    """When requests are turned away."""
+    estimators: EstimatorsSection = EstimatorsSection()
+    """Time constants and priors."""
+    requests: RequestsSection = RequestsSection()
+    """What is read of a request."""
+    telemetry: TelemetrySection = TelemetrySection()
+    """What is expected of the agents' reports."""
+    discovery: DiscoverySection = DiscoverySection()
+    """Which workers exist."""
+    listen: ListenSection = ListenSection()
+    """Where the balancer listens."""
+    admin: AdminSection = AdminSection()
+    """Limits and token of the admin pages."""
+    tls: TlsSection = TlsSection()
+    """Who may connect where it listens."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Balancer processes, a core each. Every one decides alone, by the same policy."""
+    first_process: int = Field(default=0, ge=0)
+    """The number of this machine's first process, where several machines serve one Envoy: its place in the list
+    `envoy.balancers`, by which outcomes find the process that picked."""
+    envoy: EnvoySection = EnvoySection()
+    """Envoy's bootstrap."""
+    log: LogSection = LogSection()
+    """Logs."""
+    decision_log: DecisionLogSection = DecisionLogSection()
+    """Decisions recorded for replay."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the sampling of decisions. Equal seeds and equal inputs give equal decisions."""
+
+    @model_validator(mode="after")
+    def _ports_apart(self) -> Self:
+        envoys = {"envoy.listen": self.envoy.listen, "envoy.admin": self.envoy.admin}
+        self.listen.check(self.processes, envoys, one_machine=self.envoy.on_this_machine)
+        return self
+
+    @model_validator(mode="after")
+    def _policies_differ(self) -> Self:
+        baseline = self.guard.baseline
+        if policy_class(baseline.name).trained:
+            rule = "is trained, and may fail where the policy does; name one that is not, such as expected_latency"
+            raise field_error(("guard", "baseline", "name"), baseline.name, rule)
+        if self.guard.enabled is True and _same(baseline, self.policy):
+            rule = "is the policy in force; name another, or set guard.enabled to auto"
+            raise field_error(("guard", "baseline", "name"), baseline.name, rule)
+        if self.rollout is not None and _same(self.rollout, self.policy):
+            rule = "is the policy in force already; remove the section rollout, or name another policy"
+            raise field_error(("rollout", "name"), self.rollout.name, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _tls_on_both_sides(self) -> Self:
+        if (self.tls.envoy is None) != (self.envoy.balancer_tls is None):
+            rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
+            value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
+            raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _admin_has_a_lock(self) -> Self:
+        tls = self.tls.admin
+        if tls is not None and tls.client_ca_file is None and self.admin.token_file is None:
+            rule = "may be left out only where admin.token_file is set; name the authority of the clients' certificates"
+            raise field_error(("tls", "admin", "client_ca_file"), None, rule)
+        return self
+
+    @property
+    def hash(self) -> str:
+        """12 hexadecimal digits that are equal exactly for equal effective configs."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def build_policy(self) -> Policy:
+        """The policy with its options."""
+        return self.policy.built
+
+    def plan(self, policy: Policy) -> Plan:
+        """What guard, shadow and rollout are to do beside `policy`, which is the one that `build_policy` gave."""
+        baseline = self.guard.baseline.built
+        new = None if self.rollout is None else self.rollout.built
+
+        def guard(of: Policy | None) -> GuardSettings | None:
+            wanted = of is not None and (of.trained if self.guard.enabled == "auto" else self.guard.enabled)
+            return self.guard.settings() if wanted and of != baseline else None
+
+        return Plan(
+            guard=guard(policy),
+            baseline=baseline,
+            shadow=None if self.shadow is None else self.shadow.built,
+            shadow_share=0.0 if self.shadow is None else self.shadow.share,
+            rollout=None if self.rollout is None else self.rollout.settings(self.guard.settings()),
+            new=new,
+            guard_new=guard(new),
+        )
+
+    def settings(self) -> Settings:
+        """What the core is configured with."""
+        limits = self.limits.model_dump()
+        for name in ("max_pending_per_worker", "sheddable_max_pending_per_worker"):
+            limits[name] = math.inf if limits[name] is None else limits[name]
+        return Settings(
+            models={
+                name: ModelSettings(int(row.memory_bytes), row.devices, row.versions)
+                for name, row in self.models.items()
+            },
+            limits=Limits(**limits),
+            estimators=self.estimators.settings(),
+            reports_required=self.telemetry.required,
+            stale_after_s=self.telemetry.stale_after_s,
+            sticky_keys=self.requests.sticky_keys,
+            max_fallbacks=self.requests.max_fallbacks,
+            outcome_timeout_s=self.requests.outcome_timeout_s,
+        )
+
+    def own_envoy_address(self, process: int) -> str:
+        """The address that process number `process` (from 0) alone listens on for Envoy, beside the shared one."""
+        return self.listen.envoy_addresses(process)[-1]
+
+    def reports_address(self, process: int) -> str:
+        """Where process number `process` (from 0) takes reports."""
+        return self.listen.reports_address(process)
+
+    def admin_address(self, process: int) -> str:
+        """The admin address of process number `process` (from 0)."""
+        return self.listen.admin_address(process)
+
+    def bootstrap_options(self) -> BootstrapOptions:
+        """What Envoy's bootstrap is printed from."""
+        listener_address, listener_port = split_address(self.envoy.listen)
+        admin_address, admin_port = split_address(self.envoy.admin)
+        return BootstrapOptions(
+            listener_address=listener_address,
+            listener_port=listener_port,
+            admin_address=admin_address,
+            admin_port=admin_port,
+            balancers=self.envoy.balancers or self._balancers(),
+            node_id=self.envoy.node_id,
+            message_timeout_s=self.envoy.message_timeout_s,
+            health_timeout_s=self.envoy.health_timeout_s,
+            flush_interval_s=self.envoy.access_log_flush_s,
+            request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
+            request_timeout_s=self.envoy.request_timeout_s,
+            max_connections=self.envoy.max_connections,
+            max_heap_bytes=int(self.envoy.max_heap_bytes),
+            access_log=self.envoy.access_log or "",
+            listener_tls=_listener_tls(self.envoy.tls),
+            balancer_tls=_balancer_tls(self.envoy.balancer_tls),
+        )
+
+    def _balancers(self) -> tuple[str, ...]:
+        """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
+        return tuple(_reachable(self.own_envoy_address(process)) for process in range(self.processes))
+
+    def discovery_file(self, config_path: Path) -> Path | None:
+        """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""
+        return config_path.parent / self.discovery.file if self.discovery.file is not None else None
+
+    def decision_log_folder(self, config_path: Path) -> Path | None:
+        """Where decisions are recorded, for a config file at `config_path`; None: nowhere."""
+        return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
+
+
+RESTART_FIELDS = ("discovery.file", "listen", "admin", "tls", "processes", "first_process", "envoy")
+"""Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
+
+
+def parse(content: bytes | str, source: str) -> Config:
+    """The config that a file's content says.
+
+    Raises:
+        ConfigError: with every problem found: `source` and line, field, value, what is allowed.
+    """
+    return validate(Config, read_document(content, source))
+
+
+def load(path: Path) -> Config:
+    """The config in the file at `path`.
+
+    Raises:
+        ConfigError: it cannot be read, or a problem is in it.
+    """
+    return parse(read_file(path), str(path))
+
+
+def from_mapping(data: Mapping[str, Any], source: str = "config") -> Config:
+    """A config from plain data in the shape of the file.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    return validate(Config, Document(source, data))
+
+
+def effective_yaml(config: Config) -> str:
+    """A config file with every field, which parses to `config`."""
+    return dump(config.model_dump(mode="json"))
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The dotted fields that differ and are taken over by a restart only, sorted; empty where all can be swapped."""
+    before, after = _leaves(old.model_dump(mode="json")), _leaves(new.model_dump(mode="json"))
+    differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted(name for name in differing if any(f"{name}.".startswith(f"{field}.") for field in RESTART_FIELDS))
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+__all__ = [
+    "RESTART_FIELDS",
+    "Config",
+    "ConfigError",
+    "effective_yaml",
+    "from_mapping",
+    "load",
+    "needs_restart",
+    "parse",
+]

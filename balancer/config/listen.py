@@ -1,0 +1,236 @@
+"""Sections `listen` and `tls`: where the balancer listens, and who may connect there. Fields are documented by the text
+under them, as in `sections`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from balancer.files.schema import UNIX, StrictModel, field_error, join_address, split_address
+
+WORKER = "{worker}"
+"""In a subject alternative name: the worker's name."""
+_MAX_SOCKET_PATH_BYTES = 100
+"""Linux has room for 107; `.i` is appended for process i."""
+
+
+def is_unix(address: str) -> bool:
+    """Whether an address names a Unix socket."""
+    return address.startswith(UNIX)
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if is_unix(address):
+        return True
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _socket_or_address(value: str) -> str:
+    if not is_unix(value):
+        split_address(value)
+        return value
+    path = value.removeprefix(UNIX)
+    if not path.startswith("/") or path.endswith("/") or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
+        rule = f"write unix:/ and an absolute path of {_MAX_SOCKET_PATH_BYTES} bytes at most"
+        raise ValueError(f"{rule}, such as unix:/run/balancer/envoy.sock")
+    return value
+
+
+SocketAddress = Annotated[str, AfterValidator(_socket_or_address)]
+"""`host:port`, or `unix:/path`."""
+
+
+def _host_and_port(value: str) -> str:
+    split_address(value)
+    return value
+
+
+class ListenSection(StrictModel):
+    """Where the balancer listens: a listener for each kind of peer, so that none reaches what is meant for another.
+    Port 0 takes any free one, with a single process."""
+
+    envoy: SocketAddress = "127.0.0.1:9002"
+    """For Envoy: picks (ext_proc), endpoints (ADS), outcomes (access log) and health. `host:port`: all processes share
+    the port (SO_REUSEPORT), and process i, counted from 0, has its own as well: this port + 1 + i. `unix:/path`:
+    process i listens at `/path.i`."""
+    reports: SocketAddress = "127.0.0.1:9102"
+    """For agents: their reports, and nothing else. Process i listens at this port + i, or at `unix:/path.i`."""
+    admin: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8090"
+    """For people and Prometheus: HTTP with /metrics, /workers, /explain, /config and /ready, of process i at this port
+    + i."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_each(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "grpc" in data:
+            rule = "there is no one port for all; write listen.envoy for Envoy and listen.reports for agents"
+            raise field_error(("grpc",), data["grpc"], rule)
+        return data
+
+    def envoy_addresses(self, process: int) -> tuple[str, ...]:
+        """Where process number `process` (from 0) listens for Envoy; its own address is the last."""
+        if is_unix(self.envoy):
+            return (f"{self.envoy}.{process}",)
+        host, port = split_address(self.envoy)
+        return (self.envoy, join_address(host, port + 1 + process)) if port else (self.envoy,)
+
+    def reports_address(self, process: int) -> str:
+        """Where process number `process` (from 0) listens for agents."""
+        return f"{self.reports}.{process}" if is_unix(self.reports) else _shifted(self.reports, process)
+
+    def admin_address(self, process: int) -> str:
+        """Where process number `process` (from 0) serves its pages."""
+        return _shifted(self.admin, process)
+
+    def check(self, processes: int, envoys: Mapping[str, str], *, one_machine: bool) -> None:
+        """PydanticCustomError, of a section above this one, where `processes` processes do not fit, or two listeners
+        need one port. `envoys`: where Envoy listens, `host:port` by field; `one_machine`: on that of the balancer."""
+        addresses: dict[str, str] = {f"listen.{name}": getattr(self, name) for name in ("envoy", "reports", "admin")}
+        ports = {
+            field: _Ports(field, *split_address(address), processes + (field == "listen.envoy"))
+            for field, address in addresses.items()
+            if not is_unix(address)
+        }
+        if processes > 1 and any(not each.first for each in ports.values()):
+            raise field_error(("processes",), processes, "must be 1 where a port of listen is 0; name the ports")
+        if any(each.first + each.count > 65536 for each in ports.values()):
+            rule = "needs one port for each process above those that listen names; name lower ones"
+            raise field_error(("processes",), processes, rule)
+        if self.envoy == self.reports and is_unix(self.envoy):
+            raise field_error(("listen", "reports"), self.reports, "is the socket of listen.envoy; name another")
+        ports |= {field: _Ports(field, *split_address(address), 1) for field, address in envoys.items()}
+        taken: list[_Ports] = []
+        for field, its in ports.items():
+            for other in taken:
+                if (one_machine or its.of == other.of) and (rule := its.clash(other)):
+                    raise field_error(tuple(field.split(".")), {**addresses, **envoys}[field], rule)
+            taken.append(its)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """What a field takes: `count` ports from `first` on; first 0: any free one."""
+
+    field: str
+    host: str
+    first: int
+    count: int
+
+    @property
+    def of(self) -> str:
+        """The section."""
+        return self.field.partition(".")[0]
+
+    def clash(self, other: _Ports) -> str:
+        """Why not both can be taken, with the remedy; empty: they can."""
+        shared = max(self.first, other.first)
+        if not (self.first and other.first) or shared >= min(self.first + self.count, other.first + other.count):
+            return ""
+        if not _overlap(self.host, other.host):
+            return ""
+        takes = f"takes {other.first} to {other.first + other.count - 1}" if other.count > 1 else "takes it"
+        rule = f"port {shared} is needed for {other.field}, which {takes}; move it"
+        return rule if self.of == other.of else f"{rule}, or list envoy.balancers where Envoy is on another machine"
+
+
+def _shifted(address: str, by: int) -> str:
+    host, port = split_address(address)
+    return join_address(host, port + by) if port else address
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a port at one host may be taken by the other: `::` stands for IPv4 too, as Linux has it by default."""
+    hosts = ["127.0.0.1" if host == "localhost" else host for host in (one, other)]
+    for wide, host in (hosts, hosts[::-1]):
+        if wide == "::" or (wide == "0.0.0.0" and ":" not in host):
+            return True
+    return hosts[0] == hosts[1]
+
+
+class _ServerTls(StrictModel):
+    """The certificate of a listener, in PEM files, relative to the folder of the config file. All files are followed:
+    what they say anew holds for the next connection."""
+
+    cert_file: str
+    """Certificate chain of the server."""
+    key_file: str
+    """Its private key."""
+
+    @field_validator("cert_file", "key_file", "client_ca_file", check_fields=False)
+    @classmethod
+    def _absolute(cls, name: str | None, info: ValidationInfo) -> str | None:
+        folder: Path = (info.context or {}).get("folder", Path())
+        return None if name is None else str(folder / name)
+
+
+class EnvoyListenerTls(_ServerTls):
+    """Mutual TLS of `listen.envoy`."""
+
+    client_ca_file: str
+    """Authority that Envoy's certificate must come from."""
+    client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/envoy"
+    """Subject alternative name (URI or DNS) that Envoy's certificate must have."""
+
+
+class ReportsListenerTls(_ServerTls):
+    """Mutual TLS of `listen.reports`."""
+
+    client_ca_file: str
+    """Authority that agents' certificates must come from."""
+    client_san: str = f"spiffe://balancer/agent/{WORKER}"
+    """Subject alternative name (URI or DNS) that an agent's certificate must have, with `{worker}` for the name of the
+    worker that it reports on: it can speak for that worker only."""
+
+    @field_validator("client_san")
+    @classmethod
+    def _says_who(cls, name: str) -> str:
+        if name.count(WORKER) != 1:
+            raise ValueError(
+                f"must have {WORKER} in it, once: an agent speaks for the worker that its certificate names"
+            )
+        return name
+
+
+class AdminListenerTls(_ServerTls):
+    """TLS of `listen.admin`."""
+
+    client_ca_file: str | None = None
+    """Authority that clients' certificates must come from; null: clients need none, but then a token."""
+    client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/admin"
+    """Subject alternative name (URI or DNS) that a client's certificate must have."""
+
+
+class TlsSection(StrictModel):
+    """TLS of each listener, with the role that its clients' certificates must have; null: plain text."""
+
+    envoy: EnvoyListenerTls | None = None
+    """Of `listen.envoy`; Envoy's end of it is `envoy.balancer_tls`."""
+    reports: ReportsListenerTls | None = None
+    """Of `listen.reports`; the agents' end of it are their options `--tls-*`."""
+    admin: AdminListenerTls | None = None
+    """Of `listen.admin`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_listener(cls, data: Any) -> Any:
+        flat = [
+            name for name in ("cert_file", "key_file", "client_ca_file") if isinstance(data, Mapping) and name in data
+        ]
+        if flat:
+            rule = (
+                "belongs to one listener; write tls: {envoy: {cert_file: ..., key_file: ..., client_ca_file: ...}}, "
+                "and the same for reports and admin"
+            )
+            raise field_error((flat[0],), data[flat[0]], rule)
+        return data

@@ -1,1 +1,0 @@
-"""Front end "pick": the Endpoint Picker Protocol over Envoy's ext_proc (see README.md)."""

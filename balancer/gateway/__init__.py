@@ -1,0 +1,1 @@
+"""What speaks with Envoy, for each request and each endpoint (see README.md)."""

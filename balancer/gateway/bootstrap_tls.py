@@ -1,0 +1,97 @@
+"""TLS in Envoy's bootstrap: certificates by their files, or by files that tell Envoy to read them anew (SDS)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from balancer.balancer_tls import BalancerTls
+from balancer.gateway.names import TLS_SOCKET, TLS_TYPE
+
+Node = dict[str, Any]
+"""A mapping of the bootstrap, as YAML gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTls:
+    """TLS towards clients. Paths are read by Envoy."""
+
+    certificate: Path
+    """Chain, PEM."""
+    private_key: Path
+    """PEM."""
+    client_ca: Path | None = None
+    """PEM; clients must then show a certificate that it signed (mTLS)."""
+
+
+class Secrets:
+    """Certificates and authorities as Envoy's TLS contexts name them.
+
+    Without a folder Envoy reads each file once, at its start. With one, a context names a file of that folder, which
+    names the certificate's files: Envoy then watches their folder, and reads them anew when one is moved into it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self.files: dict[str, Node] = {}
+        """What the folder must hold, by file name."""
+
+    def certificate(self, name: str, chain: Path, key: Path) -> Node:
+        """The part of a context that shows this certificate."""
+        content = {"certificate_chain": _file(chain), "private_key": _file(key)}
+        if self._folder is None:
+            return {"tls_certificates": [content]}
+        return {"tls_certificate_sds_secret_configs": [self._watched(name, "tls_certificate", content, chain)]}
+
+    def authority(self, name: str, ca: Path, names: list[Node]) -> Node:
+        """The part of a context that trusts this authority, and of its certificates those that match `names`."""
+        rules = {"match_typed_subject_alt_names": names} if names else {}
+        content = {"trusted_ca": _file(ca)}
+        if self._folder is None:
+            return {"validation_context": content | rules}
+        watched = self._watched(name, "validation_context", content, ca)
+        return {
+            "combined_validation_context": {
+                "default_validation_context": rules,
+                "validation_context_sds_secret_config": watched,
+            }
+        }
+
+    def _watched(self, name: str, kind: str, content: Node, file: Path) -> Node:
+        assert self._folder is not None
+        secret = {
+            "@type": f"{TLS_TYPE}Secret",
+            "name": name,
+            kind: content | {"watched_directory": {"path": str(file.parent)}},
+        }
+        self.files[f"{name}.yaml"] = {"resources": [secret]}
+        source = {"path_config_source": {"path": str(self._folder / f"{name}.yaml")}, "resource_api_version": "V3"}
+        return {"name": name, "sds_config": source}
+
+
+def listener_socket(tls: ListenerTls, secrets: Secrets) -> Node:
+    """The transport socket of the listener."""
+    context = secrets.certificate("listener_certificate", tls.certificate, tls.private_key)
+    context["alpn_protocols"] = ["h2", "http/1.1"]
+    socket: Node = {"@type": f"{TLS_TYPE}DownstreamTlsContext", "common_tls_context": context}
+    if tls.client_ca is not None:
+        context |= secrets.authority("client_authority", tls.client_ca, [])
+        socket["require_client_certificate"] = True
+    return {"name": TLS_SOCKET, "typed_config": socket}
+
+
+def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
+    """The transport socket of the clusters of balancer processes; the server name is sent as SNI too."""
+    names = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}]
+    context = secrets.authority("balancer_authority", tls.ca, names)
+    # gRPC servers insist on it.
+    context["alpn_protocols"] = ["h2"]
+    if tls.certificate is not None and tls.private_key is not None:
+        context |= secrets.certificate("gateway_certificate", tls.certificate, tls.private_key)
+    typed = {"@type": f"{TLS_TYPE}UpstreamTlsContext", "sni": tls.server_name, "common_tls_context": context}
+    return {"name": TLS_SOCKET, "typed_config": typed}
+
+
+def _file(path: Path) -> Node:
+    return {"filename": str(path)}

@@ -1,0 +1,59 @@
+"""Names that Envoy, its bootstrap (`envoy/bootstrap.yaml`) and this package must agree on; each stands here alone."""
+
+from __future__ import annotations
+
+# gRPC services that Envoy calls.
+PICKS_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+OUTCOMES_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+ENDPOINTS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+ENDPOINTS_TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+HEADERS_ONLY = ("x-ext-proc-headers-only", "true")
+"""Metadata with which our bootstrap says that a stream of picks has one message."""
+
+# A pick: the Endpoint Picker Protocol's namespaces and keys.
+DESTINATION_NAMESPACE = "envoy.lb"
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+SUBSET = "x-gateway-destination-endpoint-subset"
+MAX_RETRIES = "x-envoy-max-retries"
+
+# What a pick leaves in Envoy for the outcome to bring back.
+DECISION_NAMESPACE = "balancer"
+PROCESS_KEY = "process"
+NUMBER_KEY = "number"
+"""Of a decision: its run and count; empty for a refusal."""
+RUN_SEPARATOR = "."
+"""In the number of a decision, between the run of the process and its count."""
+
+# Requests.
+EXTRACTION = "envoy.filters.http.grpc_field_extraction"
+"""Filter, and namespace of the fields that it read in the message."""
+REQUEST_ID_HEADER = "x-request-id"
+"""The client's own where it sends one; Triton gets the same header."""
+GATEWAY_REQUEST_ID_HEADER = "x-gateway-request-id"
+"""Set by our Envoy, over whatever the client sent: an x-request-id may be used twice."""
+
+# Clusters.
+GRPC_CLUSTER = "triton_grpc"
+HTTP_CLUSTER = "triton_http"
+BALANCER_CLUSTER = "balancer"
+"""All processes: picks."""
+ENDPOINTS_CLUSTER = "balancer_endpoints"
+"""All processes: the workers' endpoints."""
+
+
+def process_cluster(process: int) -> str:
+    """One process alone, numbered from 0: outcomes of its own picks."""
+    return f"balancer_{process}"
+
+
+# Parts of the bootstrap that are filled in.
+PICKS_FILTER = "envoy.filters.http.ext_proc"
+HEAP_MONITOR = "envoy.resource_monitors.fixed_heap"
+CONNECTIONS_MONITOR = "envoy.resource_monitors.global_downstream_max_connections"
+FILE_LOG = "envoy.access_loggers.file"
+FILE_LOG_TYPE = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog"
+TLS_SOCKET = "envoy.transport_sockets.tls"
+TLS_TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3."
+"""Begins the type of each message of TLS; its name follows."""

@@ -1,0 +1,259 @@
+"""Hears from Envoy how every request ended: the server side of the access log service (ALS).
+
+This is on the hot path, once a request, so it reads each field of an entry once and makes one tuple of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+from urllib.parse import unquote
+
+import grpc
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf import struct_pb2
+from google.protobuf.duration_pb2 import Duration
+
+from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
+from balancer.core.events import Void
+from balancer.gateway.names import (
+    DECISION_NAMESPACE,
+    EXTRACTION,
+    GATEWAY_REQUEST_ID_HEADER,
+    NUMBER_KEY,
+    OUTCOMES_SERVICE,
+    RUN_SEPARATOR,
+)
+from balancer.gateway.outcomes_wire import read_message
+from balancer.gateway.verdict import code, verdict
+
+NOT_PICKED = -1
+REFUSED = -2
+ANOTHERS = -3
+
+# Envoy's own abbreviations (%RESPONSE_FLAGS%) for the fields of its ResponseFlags message.
+_FLAGS = {
+    "failed_local_healthcheck": "LH",
+    "no_healthy_upstream": "UH",
+    "upstream_request_timeout": "UT",
+    "local_reset": "LR",
+    "upstream_remote_reset": "UR",
+    "upstream_connection_failure": "UF",
+    "upstream_connection_termination": "UC",
+    "upstream_overflow": "UO",
+    "no_route_found": "NR",
+    "delay_injected": "DI",
+    "fault_injected": "FI",
+    "rate_limited": "RL",
+    "unauthorized_details": "UAEX",
+    "rate_limit_service_error": "RLSE",
+    "downstream_connection_termination": "DC",
+    "upstream_retry_limit_exceeded": "URX",
+    "stream_idle_timeout": "SI",
+    "invalid_envoy_request_headers": "IH",
+    "downstream_protocol_error": "DPE",
+    "upstream_max_stream_duration_reached": "UMSDR",
+    "response_from_cache_filter": "RFCF",
+    "no_filter_config_found": "NFCF",
+    "duration_timeout": "DT",
+    "upstream_protocol_error": "UPE",
+    "no_cluster_found": "NC",
+    "overload_manager": "OM",
+    "dns_resolution_failure": "DF",
+    "downstream_remote_reset": "DR",
+}
+_CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
+_DEADLINE_PASSED = frozenset({"UT", "DT", "UMSDR"})
+_ENVOY_SHED = frozenset({"OM", "UO"})
+_WAY_TO_WORKER_FAILED = frozenset({"UF", "UC", "UR", "UPE", "LR"})
+# As `responses.decision` writes it.
+_NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<number>[0-9]{{1,19}})")
+
+
+class Outcome(NamedTuple):
+    """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
+
+    number: int
+    """Of the decision; `NOT_PICKED` where no balancer decided, `REFUSED` where it decided to refuse, `ANOTHERS` where a
+    process that is gone decided."""
+    upstream: str
+    """`ip:port` of the worker that was last tried; empty: none was."""
+    latency_s: float
+    """From the first byte sent to the worker to the last received from it; without a worker or an answer: of all. NaN:
+    out of bounds."""
+    first_byte_s: float
+    """From the first byte sent to the worker to the first received from it; NaN: none was."""
+    duration_s: float
+    """From the first byte of the request to the last of the response, the pick and slow clients included."""
+    http_status: int
+    """0: the client left before there was one."""
+    grpc_status: int
+    """-1: not gRPC, or ended without one."""
+    flags: tuple[str, ...]
+    """Envoy's response flags, abbreviated as in its documentation, e.g. `UF`, `DC`, `URX`."""
+    bytes_in: int
+    """Body of the request."""
+    bytes_out: int
+    """Body of the response."""
+    gateway_id: str
+    """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
+    path: str
+    model: str
+    """Empty: the request is about no model."""
+    attempts: int
+    """1 + retries; 0: no worker was tried."""
+
+
+class Listener(Protocol):
+    """Who is told what Envoy tells. Called on the event loop."""
+
+    def outcomes(self, outcomes: list[Outcome]) -> None:
+        """So these requests ended."""
+
+    def out_of_bounds(self, field: str) -> None:
+        """A value of an outcome was refused; the rest of it counts."""
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours: an outcome is lost."""
+
+
+class AccessLog:
+    """The ALS servicer."""
+
+    def __init__(self, listener: Listener, run: str = "0") -> None:
+        """`run` as in `responses.decision`."""
+        self._listener = listener
+        self._run = run
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it there."""
+        server.add_generic_rpc_handlers((self.handler(),))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To be added to a server."""
+        handler = grpc.stream_unary_rpc_method_handler(
+            self._serve,
+            request_deserializer=read_message,
+            response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(OUTCOMES_SERVICE, {"StreamAccessLogs": handler})
+
+    async def _serve(
+        self,
+        _: object,
+        context: grpc.aio.ServicerContext[als_pb2.StreamAccessLogsMessage, als_pb2.StreamAccessLogsResponse],
+    ) -> als_pb2.StreamAccessLogsResponse:
+        """Serve one worker thread of one Envoy until it leaves."""
+        while isinstance(message := await context.read(), als_pb2.StreamAccessLogsMessage):
+            self._take(message.http_logs.log_entry)
+        return als_pb2.StreamAccessLogsResponse()
+
+    def _take(self, entries: Iterable[accesslog_pb2.HTTPAccessLogEntry]) -> None:
+        """Nothing that is in one entry may cost the others: requests would count in flight for ever."""
+        listener, outcomes = self._listener, []
+        for entry in entries:
+            try:
+                outcome = outcome_of(entry, self._run)
+            except Exception as error:
+                listener.mistaken(error)
+                continue
+            if outcome.latency_s != outcome.latency_s:  # NaN
+                listener.out_of_bounds("latency_s")
+            outcomes.append(outcome)
+        if outcomes:
+            listener.outcomes(outcomes)
+
+
+def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outcome:
+    """Read an entry of Envoy's HTTP access log; the gate for all that it says.
+
+    `run`: of this process, as in `responses.decision`: only its own numbers count.
+    """
+    common = entry.common_properties
+    request = entry.request
+    response = entry.response
+    metadata = common.metadata.filter_metadata
+    path = request.path
+    duration_s = _seconds(common.duration)
+    latency_s, first_byte_s = duration_s, math.nan
+    if common.HasField("time_to_last_upstream_rx_byte"):
+        sent_s = _seconds(common.time_to_first_upstream_tx_byte)
+        latency_s = _seconds(common.time_to_last_upstream_rx_byte) - sent_s
+        first_byte_s = _seconds(common.time_to_first_upstream_rx_byte) - sent_s
+    # A successful answer has its status in the trailers, an immediate error in the headers.
+    grpc_status = response.response_trailers.get("grpc-status") or response.response_headers.get("grpc-status")
+    model = _extracted_model(metadata[EXTRACTION]) if EXTRACTION in metadata else _model_in_path(path)
+    return Outcome(
+        number=_number(metadata[DECISION_NAMESPACE], run) if DECISION_NAMESPACE in metadata else NOT_PICKED,
+        upstream=_upstream(common),
+        latency_s=latency_s if 0.0 <= latency_s <= MAX_LATENCY_S else math.nan,
+        first_byte_s=first_byte_s if 0.0 <= first_byte_s <= MAX_LATENCY_S else math.nan,
+        duration_s=duration_s,
+        http_status=response.response_code.value,
+        grpc_status=code(grpc_status) if grpc_status else -1,
+        flags=tuple([_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()]),
+        bytes_in=request.request_body_bytes,
+        bytes_out=response.response_body_bytes,
+        gateway_id=request.request_headers.get(GATEWAY_REQUEST_ID_HEADER, "")[:MAX_TEXT_BYTES],
+        path=path,
+        model=model if len(model) <= MAX_TEXT_BYTES else "",
+        attempts=common.upstream_request_attempt_count,
+    )
+
+
+def verdict_of(outcome: Outcome) -> tuple[bool, Void]:
+    """`verdict` with Envoy's own account of how the request ended.
+
+    Against the worker speak, besides its answers, no connection, a reset, or broken protocol; where none was asked,
+    nothing speaks against one.
+    """
+    flags = outcome.flags
+    if not outcome.upstream:
+        return False, "client"
+    if flags:
+        if not _CLIENT_LEFT.isdisjoint(flags) or not _ENVOY_SHED.isdisjoint(flags):
+            return False, "client"
+        if not _DEADLINE_PASSED.isdisjoint(flags):
+            return False, "deadline"
+        if not _WAY_TO_WORKER_FAILED.isdisjoint(flags):
+            return False, ""
+    return verdict(outcome.grpc_status, outcome.http_status)
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def _upstream(common: accesslog_pb2.AccessLogCommon) -> str:
+    """As Envoy writes addresses and picks are given: brackets around IPv6."""
+    address = common.upstream_remote_address.socket_address
+    host = address.address
+    if not host:
+        return ""
+    return f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
+
+
+def _number(balancer: struct_pb2.Struct, run: str) -> int:
+    match = _NUMBER.fullmatch(balancer.fields[NUMBER_KEY].string_value) if NUMBER_KEY in balancer.fields else None
+    if match is None:
+        return REFUSED
+    return int(match["number"]) if match["run"] == run else ANOTHERS
+
+
+def _extracted_model(extracted: struct_pb2.Struct) -> str:
+    fields = extracted.fields
+    for key in ("model_name", "name"):
+        if key in fields:
+            values = fields[key].list_value.values
+            if values:
+                return str(values[0].string_value)
+    return ""
+
+
+def _model_in_path(path: str) -> str:
+    """`/v2/models/NAME/...` in REST."""
+    parts = path.partition("?")[0].split("/", 4)
+    return unquote(parts[3]) if len(parts) > 3 and parts[1:3] == ["v2", "models"] else ""

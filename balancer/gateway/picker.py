@@ -1,0 +1,78 @@
+"""From a call to an answer: asks the router, and knows which calls are no inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from balancer.core.bounds import OutOfBoundsError
+from balancer.core.errors import NoEligibleWorker, RoutingError, UnknownModel
+from balancer.core.router import Decision, Router
+from balancer.gateway import responses
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.kserve import Call, Kind
+from policies.base import Request
+
+_PER_SERVER = (
+    "this call changes one server and not the fleet, so it is not balanced; send it to each Triton server itself"
+)
+_MISTAKE = "the balancer failed at this request; its log says why"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The answer to one call: what to send to the gateway, and what was decided, if anything was."""
+
+    answer: bytes
+    decision: Decision | None = None
+    error: RoutingError | None = None
+
+
+class Picker:
+    """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
+
+    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0") -> None:
+        """`process` and `run` as in `responses.decision`."""
+        self.router = router
+        self.addresses = Addresses()
+        self._clock = clock
+        self._process = process
+        self._run = run
+        self._refused = responses.decision(process, run, None)
+
+    def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
+        """Decide for one call.
+
+        Args:
+            call: What is asked for.
+            subset: The endpoints (`address:port`) that the gateway allows; None: all.
+            header: As in `responses.destination`.
+        """
+        if call.kind is Kind.PER_SERVER:
+            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
+        allowed = None if subset is None else self.addresses.names(subset)
+        try:
+            decision = self._route(call, allowed)
+        except RoutingError as error:
+            return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
+        addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
+        answer = responses.destination(addresses, call.request.sequence, header)
+        return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
+
+    def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
+        """Refuse a request that is out of bounds."""
+        return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
+
+    def failed(self, grpc: bool) -> Pick:
+        """Refuse a request that a mistake of ours kept from being decided."""
+        return Pick(responses.immediate(*responses.INTERNAL_CODES, _MISTAKE, grpc) + self._refused)
+
+    def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
+        now_s = self._clock()
+        try:
+            return self.router.route(call.request, now_s, allowed)
+        except (UnknownModel, NoEligibleWorker):
+            if call.kind is not Kind.MODEL:
+                raise
+        # A question about a model that nobody can serve: any server knows the answer that Triton gives to that.
+        return self.router.route(Request(model=""), now_s, allowed)

@@ -1,0 +1,123 @@
+"""What is answered to a pick, as ext_proc messages.
+
+An answer is the concatenation of two serialised parts, which protobuf merges as it parses: one that depends on the
+endpoints alone and is kept, and a small one with the number of the decision. Building the whole anew for each request
+would cost more than the decision does.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, lru_cache
+
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.type.v3 import http_status_pb2
+from google.protobuf import struct_pb2
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.gateway.names import (
+    DECISION_NAMESPACE,
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    MAX_RETRIES,
+    NUMBER_KEY,
+    PROCESS_KEY,
+    RUN_SEPARATOR,
+)
+
+# (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
+_CODES: dict[type[RoutingError], tuple[int, int]] = {
+    UnknownModel: (404, 5),
+    NoEligibleWorker: (503, 14),
+    Shed: (429, 8),
+}
+UNSUPPORTED_CODES = (501, 12)
+INVALID_CODES = (400, 3)
+INTERNAL_CODES = (500, 13)
+
+
+@lru_cache(maxsize=16_384)  # of some hundred bytes each
+def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
+    """The part that names the endpoints, best first.
+
+    Args:
+        endpoints: `address:port` each.
+        once: Envoy must not try a second one.
+        header: Whether to name them in a header too, which gateways other than ours may go by.
+    """
+    value = ",".join(endpoints)
+    mutation = ext_proc.HeaderMutation()
+    if header:
+        _set(mutation, DESTINATION, value)
+    if once:
+        _set(mutation, MAX_RETRIES, "0")
+    metadata = struct_pb2.Struct()
+    metadata.update({DESTINATION_NAMESPACE: {DESTINATION: value}})
+    headers = ext_proc.HeadersResponse(response=ext_proc.CommonResponse(header_mutation=mutation))
+    return _bytes(ext_proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata))
+
+
+def decision(process: str, run: str, number: int | None) -> bytes:
+    """The part that says who decided what: it comes back in Envoy's access log.
+
+    Args:
+        process: Its number, by which Envoy finds the process that is to hear of the outcome.
+        run: Tells this run of the process from the ones before, which counted from 0 as well.
+        number: Of the decision; None: to refuse.
+    """
+    if number is None:
+        return _decision(process, "")
+    digits = b"%d" % number
+    before, after = _around_number(process, run, len(digits))
+    return before + digits + after
+
+
+@cache
+def _around_number(process: str, run: str, digits: int) -> tuple[bytes, bytes]:
+    """What precedes and follows a number of so many digits: protobuf writes lengths, but not what the digits are."""
+    start = f"{run}{RUN_SEPARATOR}"
+    placeholder = start + "#" * digits
+    before, after = _decision(process, placeholder).split(placeholder.encode())
+    return before + start.encode(), after
+
+
+def _decision(process: str, number: str) -> bytes:
+    metadata = struct_pb2.Struct()
+    fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
+    fields[PROCESS_KEY].string_value = process
+    fields[NUMBER_KEY].string_value = number
+    return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+def refusal(error: RoutingError, grpc: bool) -> bytes:
+    """An immediate answer to the client for a request that gets no worker."""
+    http_status, grpc_status = _CODES[type(error)]
+    return immediate(http_status, grpc_status, str(error), grpc)
+
+
+def immediate(http_status: int, grpc_status: int, message: str, grpc: bool) -> bytes:
+    """An immediate answer: for gRPC a status and its message, for REST a JSON body as Triton writes it."""
+    response = ext_proc.ImmediateResponse(status=http_status_pb2.HttpStatus(code=http_status))
+    response.grpc_status.status = grpc_status
+    response.details = "balancer"
+    if grpc:
+        response.body = message.encode()
+    else:
+        response.body = f'{{"error":{json.dumps(message)}}}'.encode()
+        _set(response.headers, "content-type", "application/json")
+    return _bytes(ext_proc.ProcessingResponse(immediate_response=response))
+
+
+def _bytes(message: ext_proc.ProcessingResponse) -> bytes:
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+def _set(mutation: ext_proc.HeaderMutation, name: str, value: str) -> None:
+    mutation.set_headers.append(
+        base_pb2.HeaderValueOption(
+            header=base_pb2.HeaderValue(key=name, raw_value=value.encode()),
+            append_action=base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+        )
+    )

@@ -1,0 +1,1 @@
+"""What an operator looks at: metrics, logs, admin pages, the decision log."""

@@ -1,0 +1,207 @@
+"""The pages, and who may read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from balancer.config.sections import AdminSection
+from balancer.core.bounds import OutOfBoundsError, shown
+from balancer.core.router import Router
+from balancer.core.shown import snapshot
+from balancer.operate.admin.explain import explain, read_question, steering
+from balancer.operate.admin.server import AdminServer
+from balancer.operate.admin.token import Token
+from balancer.operate.loop_lag import LoopLag
+from balancer.operate.metrics import Metrics
+from balancer.operate.mistakes import Mistakes
+from balancer.operate.recent import Summary
+
+_PAGES = {
+    "/ready": "200 once picks can be made, else 503 and why",
+    "/live": "200 while the process answers",
+    "/metrics": "Prometheus metrics",
+    "/workers": "the fleet as the policy sees it",
+    "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
+    "(also: version, rows, key, priority, deadline_ms)",
+    "/guard": "guard, shadow and rollout: who decides, and why",
+    "/recent": "rate, p50, p99 and errors of the last seconds",
+    "/config": "the config in force, its hash, and the last refusal",
+}
+_OPEN = ("/live", "/ready")
+"""Without the token: a kubelet's probes carry none, and these say nothing of models and workers but why not ready."""
+_METHODS = ("GET", "HEAD")
+
+
+class Admin:
+    """Serves the pages of one process."""
+
+    def __init__(
+        self,
+        router: Router,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        readiness: Callable[[], str],
+        recent: Callable[[], Summary],
+        config: Callable[[], Mapping[str, Any]],
+        section: AdminSection | None = None,
+        client_san: str | None = None,
+    ) -> None:
+        """`readiness` returns why picks cannot be made, empty if they can; `config` what /config shows.
+
+        `section`: the limits and the token; None: defaults. `client_san`: a name (DNS or URI) that the certificate of
+        whoever asks must have; None: none must.
+        """
+        self._router = router
+        self._metrics_of_process = metrics
+        self._clock = clock
+        self._readiness = readiness
+        self._recent_of_process = recent
+        self._config_shown = config
+        self._client_san = client_san
+        section = section or AdminSection()
+        self._token = None if section.token_file is None else Token(Path(section.token_file))
+        self._section = section
+        self._server: AdminServer | None = None
+        pages = (self._ready, self._live, self._metrics, self._workers, self._explain)
+        named = (*pages, self._guard, self._recent, self._config)
+        self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
+            "/": self._index,
+            **{f"/{page.__name__.strip('_')}": page for page in named},
+        }
+        self._lag = LoopLag(metrics.loop_lag.observe)
+        self._mistakes = Mistakes(metrics.handler_errors, clock)
+
+    async def start(self, address: str, tls: ssl.SSLContext | None = None) -> int:
+        """Listen at `host:port` or `unix:PATH`; returns the port, which matters where 0 was asked for.
+
+        Raises:
+            OSError: it cannot listen there.
+            TokenError: the token file holds no token.
+        """
+        if self._token is not None:
+            await self._token.start()
+        self._server = AdminServer(
+            self._answer,
+            self._section.max_connections,
+            self._section.request_timeout_s,
+            closed=lambda cause: self._metrics_of_process.admin_closed.labels(cause).inc(),
+        )
+        port = await self._server.start(address, tls)
+        self._lag.start()
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        self._lag.stop()
+        if self._server is not None:
+            await self._server.stop()
+        if self._token is not None:
+            await self._token.stop()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        """A page, or why there is none; every request passes here."""
+        try:
+            return self._refusal(request) or await self._pages[request.path](request)
+        except Exception as error:  # a third party's policy may raise anything; other pages go on
+            self._mistakes.caught("admin", error)
+            return _json({"error": "this page failed by a mistake of the balancer's; its log says how"}, status=500)
+
+    def _refusal(self, request: web.BaseRequest) -> web.Response | None:
+        """Why the request gets no page."""
+        if self._client_san is not None and self._client_san not in _names(request):
+            return _json({"error": f"your certificate must have the name {self._client_san}"}, status=403)
+        if request.method not in _METHODS:
+            error = f"{shown(request.method)} is refused; these pages are only read: GET or HEAD"
+            return _json({"error": error}, 405, {"Allow": ", ".join(_METHODS)})
+        if request.body_exists:
+            return _json({"error": "the request has a body; send none"}, status=413)
+        token = None if request.path in _OPEN else self._token
+        if token is not None and not token.allows(request.headers.get("Authorization", "")):
+            error = "send the header Authorization: Bearer TOKEN with the token of admin.token_file"
+            return _json({"error": error}, 401, {"WWW-Authenticate": 'Bearer realm="balancer admin"'})
+        if request.path not in self._pages:
+            return _json({"error": f"{shown(request.path)} is no page; / lists them"}, status=404)
+        return None
+
+    async def _index(self, _: web.BaseRequest) -> web.Response:
+        rows = "".join(
+            f'<tr><td><a href="{html.escape(path.replace("NAME", ""))}">{html.escape(path)}</a></td>'
+            f"<td>{html.escape(what)}</td></tr>"
+            for path, what in _PAGES.items()
+        )
+        page = (
+            '<!doctype html><meta charset="utf-8"><title>balancer</title>'
+            "<style>body{font:16px system-ui;margin:2rem}td{padding:.2rem 1.5rem .2rem 0}</style>"
+            f"<h1>balancer</h1><p>policy in force: <b>{html.escape(self._router.policy.name)}</b></p>"
+            f"<table>{rows}</table>"
+        )
+        return web.Response(text=page, content_type="text/html")
+
+    async def _ready(self, _: web.BaseRequest) -> web.Response:
+        why = self._readiness()
+        return _json({"ready": not why, "reason": why}, status=503 if why else 200)
+
+    async def _live(self, _: web.BaseRequest) -> web.Response:
+        return _json({"live": True})
+
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        text = await self._metrics_of_process.latest()
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=text.gzipped, headers={**headers, "Content-Encoding": "gzip"})
+        return web.Response(body=text.plain, headers=headers)
+
+    async def _workers(self, _: web.BaseRequest) -> web.Response:
+        return _json({"policy": self._router.policy.name, "workers": snapshot(self._router, self._clock())})
+
+    async def _guard(self, _: web.BaseRequest) -> web.Response:
+        return _json({"policy": self._router.policy.name, **steering(self._router, self._clock())})
+
+    async def _config(self, _: web.BaseRequest) -> web.Response:
+        return _json(dict(self._config_shown()))
+
+    async def _recent(self, _: web.BaseRequest) -> web.Response:
+        error = self._config_shown()["last_error"]
+        page = {"policy": self._router.policy.name, **dataclasses.asdict(self._recent_of_process())}
+        made = (sample for family in self._metrics_of_process.decisions.collect() for sample in family.samples)
+        decisions = {sample.labels["policy"]: sample.value for sample in made}
+        return _json({**page, "decisions": decisions, "config_refused": error and error["problems"]})
+
+    async def _explain(self, request: web.BaseRequest) -> web.Response:
+        try:
+            asked = read_question(request.query)
+        except OutOfBoundsError as error:
+            self._metrics_of_process.refused_inputs.labels("explain", error.field).inc()
+            return _json({"error": str(error)}, status=400)
+        return _json(explain(self._router, asked, self._clock()))
+
+
+def _names(request: web.BaseRequest) -> set[str]:
+    """The names in the certificate that the client showed, if it showed one that is trusted."""
+    certificate = request.get_extra_info("peercert") or {}
+    return {name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")}
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    text = json.dumps(_finite(value), indent=1) + "\n"
+    return web.Response(text=text, status=status, headers=headers, content_type="application/json")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for both."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

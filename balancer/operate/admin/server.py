@@ -1,0 +1,123 @@
+"""An HTTP server for pages that are only read: few connections, one short request each, an answer, and the end.
+
+Whoever holds a connection, sends slowly or does not read the answer loses it after `request_timeout_s`; where all
+connections are taken, a newcomer gets the place of the one that has kept it longest. So probes and people get through
+while somebody holds whatever they can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from balancer.files.schema import UNIX, split_address
+
+MAX_LINE_BYTES = 4096
+"""Of the request line. A model's name, a version and a key of 256 bytes fit, percent-encoded."""
+MAX_FIELD_BYTES = 4096
+"""Of one header."""
+MAX_HEADERS = 64
+_READ_BYTES = 2**14
+_BACKLOG = 128
+_NO_TRACEBACK = logging.getLogger("balancer.operate.admin.http")
+# aiohttp writes a traceback for each request that is not HTTP, which any port scan sends.
+_NO_TRACEBACK.disabled = True
+"""Before the path of a Unix socket, where others have host:port."""
+
+Page = Callable[[web.BaseRequest], Awaitable[web.Response]]
+Closed = Literal["timeout", "full"]
+
+
+class AdminServer(web.Server):
+    """Serves one handler, a request a connection."""
+
+    def __init__(
+        self, page: Page, max_connections: int, request_timeout_s: float, closed: Callable[[Closed], None]
+    ) -> None:
+        """`closed` is told of each connection that was cut off, and why."""
+        super().__init__(
+            self._answer,
+            keepalive_timeout=request_timeout_s,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=0.0,
+            read_bufsize=_READ_BYTES,
+            auto_decompress=False,
+            access_log=None,
+            logger=_NO_TRACEBACK,
+        )
+        self._page = page
+        self._max_connections = max_connections
+        self._request_timeout_s = request_timeout_s
+        self._closed = closed
+        self._deadlines: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """By connection, the oldest first."""
+        self._answering: set[RequestHandler] = set()
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, address: str, tls: ssl.SSLContext | None) -> int:
+        """Listen at `host:port` or `unix:PATH`; returns the port, 0 for a Unix socket. OSError where it cannot."""
+        loop = asyncio.get_running_loop()
+        handshake_s = None if tls is None else self._request_timeout_s
+        if address.startswith(UNIX):
+            path = address.removeprefix(UNIX)
+            self._listening = await loop.create_unix_server(
+                self, path, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=_BACKLOG
+            )
+            return 0
+        host, port = split_address(address)
+        self._listening = await loop.create_server(
+            self, host, port, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=_BACKLOG
+        )
+        bound: int = self._listening.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening, and close what is open; what is being answered gets a second."""
+        if self._listening is not None:
+            self._listening.close()
+        self.pre_shutdown()
+        await self.shutdown(1.0)
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Count it in; cut off the one that has kept its place longest where there are too many."""
+        super().connection_made(handler, transport)
+        if len(self._deadlines) >= self._max_connections:
+            waiting = (other for other in self._deadlines if other not in self._answering)
+            self._cut(next(waiting, next(iter(self._deadlines))), "full")
+        loop = asyncio.get_running_loop()
+        self._deadlines[handler] = loop.call_later(self._request_timeout_s, self._cut, handler, "timeout")
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        """Count it out."""
+        self._forget(handler)
+        super().connection_lost(handler, exc)
+
+    def _cut(self, handler: RequestHandler, cause: Closed) -> None:
+        self._forget(handler)
+        transport = handler.transport
+        if transport is not None:
+            self._closed(cause)
+            # Closing would wait for whoever does not read the answer.
+            transport.abort()
+
+    def _forget(self, handler: RequestHandler) -> None:
+        deadline = self._deadlines.pop(handler, None)
+        if deadline is not None:
+            deadline.cancel()
+        self._answering.discard(handler)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.protocol in self._deadlines:
+            self._answering.add(request.protocol)
+        response = await self._page(request)
+        # The next request gets a connection, and its time, of its own.
+        response.force_close()
+        return response

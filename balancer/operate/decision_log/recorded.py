@@ -1,0 +1,228 @@
+"""What decision logs hold, as it is read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from balancer.config.policy_options import policy_class, read_policy_file
+from balancer.errors import OperatorError
+from balancer.operate.decision_log.lines import policy_hash
+from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray
+
+
+class DecisionLogError(OperatorError):
+    """A decision log that cannot be read or replayed; names file and line, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process of a balancer, from one start of its recording to the end."""
+
+    process: str
+    seed: int
+    """Of its router."""
+    share: float
+    """Of the decisions that were to be recorded."""
+    started_s: float
+    """In the router's clock, which is that of all `at_s`."""
+    started_unix_s: float
+    """The same moment, in seconds since 1970."""
+    arithmetic: str
+    """See `lines.arithmetic`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workers:
+    """Who there was, in the order of the columns; `(n,)`."""
+
+    names: tuple[str, ...]
+    devices: tuple[str, ...]
+    """Device kinds; empty where unknown."""
+    weight: FloatArray
+    name_hash: UintArray
+
+
+@dataclass(frozen=True, slots=True)
+class ModelService:
+    """What a worker had executed of one model since it started."""
+
+    model: str
+    max_batch_rows: int
+    instances: int
+    batches: tuple[tuple[int, int, float], ...]
+    """(rows, executions, seconds of compute in all) for each batch size, as in `events.ModelReport`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedService:
+    """What a worker's agent had reported of its executions; some seconds apart."""
+
+    run: int
+    """Index into `DecisionLog.runs`."""
+    worker: str
+    at_s: float
+    incarnation: int
+    """Counters start anew with each."""
+    balancers: int
+    """That the agent reports to."""
+    models: tuple[ModelService, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPolicy:
+    """A policy that was asked."""
+
+    name: str
+    options: str
+    """JSON, but for infinite numbers."""
+    in_force: bool
+    sha256: str
+    """See `lines.policy_hash`."""
+    role: str = "in_force"
+    """What it was there for: in_force; hash (the router's own, which places keys and sequences whatever the policy in
+    force); baseline (the guard's); rollout (it was being rolled out)."""
+
+    def build(self) -> Policy:
+        """The policy as this installation has it; `is_changed` tells whether it is the same.
+
+        Raises:
+            DecisionLogError: it has none of that name, or the options do not fit it.
+        """
+        try:
+            return policy_class(self.name)(**json.loads(self.options)).with_files(read_policy_file)
+        except (TypeError, ValueError) as error:
+            raise DecisionLogError(
+                f"policy {self.name} with options {self.options} was recorded and cannot be built here: {error}; "
+                "install the distribution, and its version, that was in use"
+            ) from error
+
+    def is_changed(self) -> bool:
+        """Whether the source of its class differs from the one that decided."""
+        return policy_hash(self.build()) != self.sha256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedDecision:
+    """One decision with all that it rested on."""
+
+    run: int
+    """Index into `DecisionLog.runs`."""
+    request: Request
+    """With its number."""
+    at_s: float
+    subset: tuple[str, ...] | None
+    """Workers that alone were allowed; None: no such wish. `eligible` says the same."""
+    workers: Workers
+    columns: FloatArray
+    """In the order of `lines.COLUMNS`; `(columns, n)`."""
+    eligible: BoolArray
+    """Limits and the subset included; `(n,)`."""
+    policy: RecordedPolicy
+    valid: bool
+    """False: the policy's answer was none, and the least pending worker stood in."""
+    probabilities: FloatArray
+    """`(n,)`; all 0: shed."""
+    pick: int
+    """Index of the worker; -1: shed."""
+    propensity: float
+    """The probability of the pick; 0 where shed."""
+    fallbacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request for which no policy was asked."""
+
+    run: int
+    request: Request
+    at_s: float
+    reason: str
+    """unknown_model, no_worker or shed (by limits)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the request of a decision ended."""
+
+    at_s: float
+    worker: str | None
+    """That served; empty: none did; None: the client left before any worker got it."""
+    latency_s: float
+    """Of the worker's answer; NaN where that is no measure of the worker."""
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """Decisions and their outcomes, `(k,)` each, in the order of `DecisionLog.decisions`.
+
+    What off-policy evaluation takes: the context is in the decisions, the propensity and the outcome here.
+    """
+
+    run: IntArray
+    number: IntArray
+    at_s: FloatArray
+    pick: IntArray
+    """Index of the worker; -1: shed."""
+    propensity: FloatArray
+    """Probability with which that pick was made."""
+    finished: BoolArray
+    """Whether an outcome of a worker is known."""
+    served: IntArray
+    """Index of the worker that served, which a retry makes differ from the pick; -1: none, or unknown."""
+    latency_s: FloatArray
+    """NaN: not known, or no measure of the worker."""
+    ok: BoolArray
+    """False where not finished, too."""
+
+
+@dataclass(slots=True, eq=False)
+class DecisionLog:
+    """What was read; numbers are unique within a run."""
+
+    runs: list[Run] = field(default_factory=list)
+    decisions: list[RecordedDecision] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    """By run and number."""
+    questions: set[tuple[int, int]] = field(default_factory=set)
+    """Run and number of decisions for questions about a model or a server, which are no load."""
+    cut: list[str] = field(default_factory=list)
+    """Files that end in the middle, as after a crash, in words; all before that was read."""
+    service: list[RecordedService] = field(default_factory=list)
+    """Empty in logs of format version 1."""
+
+    def __iter__(self) -> Iterator[RecordedDecision]:
+        """Decisions, file by file, as they were made."""
+        return iter(self.decisions)
+
+    def __len__(self) -> int:
+        """Return the number of decisions."""
+        return len(self.decisions)
+
+    def joined(self) -> Joined:
+        """Decisions with their outcomes, as arrays."""
+        nothing = Outcome(math.nan, None, math.nan, False)
+        ends = [self.outcomes.get((d.run, int(d.request.number)), nothing) for d in self.decisions]
+        places: dict[int, dict[str, int]] = {}
+        served = []
+        for decision, end in zip(self.decisions, ends, strict=True):
+            names = decision.workers.names
+            place = places.setdefault(id(decision.workers), {name: row for row, name in enumerate(names)})
+            served.append(place.get(end.worker or "", -1))
+        return Joined(
+            run=np.array([d.run for d in self.decisions], np.int64),
+            number=np.array([d.request.number for d in self.decisions], np.int64),
+            at_s=np.array([d.at_s for d in self.decisions]),
+            pick=np.array([d.pick for d in self.decisions], np.int64),
+            propensity=np.array([d.propensity for d in self.decisions]),
+            finished=np.array([end.worker is not None for end in ends], np.bool_),
+            served=np.array(served, np.int64),
+            latency_s=np.array([end.latency_s for end in ends]),
+            ok=np.array([end.ok for end in ends], np.bool_),
+        )

@@ -1,0 +1,100 @@
+"""Turns what the router and the gateway say into the lines of a decision log."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from balancer.core.errors import RoutingError
+from balancer.core.events import Finished, Withdrawn
+from balancer.core.fleet import Fleet
+from balancer.core.router import Asked, Decision, Router
+from balancer.core.steering import Role
+from balancer.operate.decision_log import lines
+from policies.base import FloatArray, Policy, Request
+from policies.hashing import mix, unit
+
+_SERVICE_PERIOD_S = 2.0
+"""Between two rounds of what workers report of their executions."""
+
+
+class Sink(Protocol):
+    """Where lines go; see `DecisionFiles.put`."""
+
+    def put(self, line: bytes, standing: str = "") -> None:
+        """Write a line soon."""
+
+
+class Recording:
+    """A witness of one router; in use from the moment when it is the router's `witness`."""
+
+    def __init__(
+        self, router: Router, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
+    ) -> None:
+        """`seed`: the router's; `now_s` and `unix_s`: the same moment in the router's clock and since 1970."""
+        self._router = router
+        self._sink = sink
+        self._share = share
+        self._weight: FloatArray | None = None
+        self._devices: list[str] = []
+        self._service_row = 0
+        self._service_due_s = now_s
+        self._policies: list[tuple[Policy, Role]] = []
+        """Those that have a line, and what each was there for; a policy's place is its number."""
+        self._numbers: dict[tuple[int, Role], tuple[int, Policy]] = {}
+        """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
+        sink.put(lines.header(process, seed, share, now_s, unix_s), "header")
+
+    def decided(self, asked: Asked, decision: Decision | None) -> None:
+        """Record a decision, and whatever in it was not known yet."""
+        if not self._wants(asked.request.number):
+            return
+        self._record_workers(self._router.fleet)
+        asked_as = id(asked.policy), asked.role
+        known = self._numbers.get(asked_as)
+        if known is None:
+            known = self._numbers[asked_as] = self._record_policy(asked.policy, asked.role), asked.policy
+        self._sink.put(lines.decision(asked, decision, known[0]))
+        if asked.at_s >= self._service_due_s:
+            self._record_service(self._router.fleet, asked.at_s)
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        """Record a request that nobody may serve."""
+        if self._wants(request.number):
+            self._sink.put(lines.refusal(request, error, at_s))
+
+    def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
+        """Record an outcome."""
+        if event.number >= 0 and self._wants(event.number):
+            self._sink.put(lines.outcome(event, at_s))
+
+    def no_inference(self, number: int) -> None:
+        """The decision was for a question, so it is no load."""
+        if self._wants(number):
+            self._sink.put(lines.no_inference(number))
+
+    def _wants(self, number: object) -> bool:
+        assert isinstance(number, int)  # arrays are for the simulator's views
+        return self._share >= 1 or unit(mix(number)) < self._share
+
+    def _record_workers(self, fleet: Fleet) -> None:
+        devices = [worker.device for worker in fleet.workers]
+        # The fleet replaces the array whenever discovery changes anything.
+        if fleet.weight is not self._weight or devices != self._devices:
+            self._weight, self._devices = fleet.weight, devices
+            self._sink.put(lines.workers(fleet), "workers")
+
+    def _record_service(self, fleet: Fleet, at_s: float) -> None:
+        """One worker with each decision until all had their turn, so that no decision waits for a large fleet."""
+        if self._service_row < len(fleet.workers):
+            self._sink.put(lines.service(fleet, self._service_row, at_s))
+            self._service_row += 1
+        else:
+            self._service_row, self._service_due_s = 0, at_s + _SERVICE_PERIOD_S
+
+    def _record_policy(self, policy: Policy, role: Role) -> int:
+        """The number of a policy, whose line is written where none is equal to it."""
+        known = (policy, role)
+        if known not in self._policies:
+            self._sink.put(lines.policy(len(self._policies), *known), f"policy {len(self._policies)}")
+            self._policies.append(known)
+        return self._policies.index(known)

@@ -1,0 +1,99 @@
+"""The text that Prometheus scrapes: made in slices while requests are served, at most once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from balancer.operate.metric_series import Family
+
+PERIOD_S = 1.0
+"""A text is served for so long before another is made, however many ask."""
+_GZIP_LEVEL = 1
+_HEAD_LINES = 2
+"""HELP and TYPE, which stand before the first slice of a family alone."""
+
+
+class Text(NamedTuple):
+    """What is served."""
+
+    plain: bytes
+    gzipped: bytes
+    """The same, a twentieth of the size: a large fleet's is megabytes, and sending them takes the loop's time."""
+
+
+class _One(Collector):
+    """A registry of one family."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield it."""
+        yield self._metric
+
+
+class Exposition:
+    """The text of a registry, and of families beside it."""
+
+    def __init__(
+        self,
+        registry: Collector,
+        families: Sequence[Family[Any]],
+        clock: Callable[[], float],
+        prepare: Callable[[], None],
+    ) -> None:
+        """`clock` in seconds, which never goes back; `prepare` is called before a text is made."""
+        self._registry = registry
+        self._families = families
+        self._clock = clock
+        self._prepare = prepare
+        self._text = Text(b"", b"")
+        self._made_s = -PERIOD_S
+        self._making: asyncio.Task[None] | None = None
+
+    def slices(self) -> Iterator[bytes]:
+        """The text in parts, each made when it is asked for."""
+        before = ""
+        self._prepare()
+        for metric in self._registry.collect():
+            text = generate_latest(_One(metric))
+            yield text if metric.name != before else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]
+            before = metric.name
+        for family in self._families:
+            for part in family.text():
+                yield part.encode()
+
+    async def latest(self) -> Text:
+        """The text, no older than a second and what it takes to make one; those who ask meanwhile share it."""
+        if self._clock() - self._made_s >= PERIOD_S:
+            if self._making is None:
+                self._making = asyncio.create_task(self._make())
+                self._making.add_done_callback(self._made)
+            # Who asked first may leave; the others still want it.
+            await asyncio.shield(self._making)
+        return self._text
+
+    async def _make(self) -> None:
+        made_s = self._clock()
+        parts = []
+        for part in self.slices():
+            parts.append(part)
+            # Whatever came meanwhile goes first.
+            await asyncio.sleep(0)
+        plain = b"".join(parts)
+        # Compressing holds no lock of the interpreter's, so a thread does it beside the loop.
+        gzipped = await asyncio.to_thread(gzip.compress, plain, _GZIP_LEVEL)
+        self._text, self._made_s = Text(plain, gzipped), made_s
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        self._making = None
+        if not task.cancelled():
+            # Who asked is told of an error; where all have left, there is nobody to tell.
+            task.exception()

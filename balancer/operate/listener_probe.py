@@ -1,0 +1,50 @@
+"""Whether Envoy's listener serves yet: it needs endpoints, and to have found the balancer healthy, after it starts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from balancer.config.config import Config
+from balancer.files.schema import join_address, reachable, split_address
+
+_TIMEOUT_S = 1.0
+
+
+class ListenerProbe:
+    """Asks the listener for a server's readiness until that has been had once.
+
+    Where it asks clients for certificates, of which this process has none, a connection has to do.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._waits = config.envoy.ready_after_listener
+        tls = config.envoy.tls
+        self._scheme = "http" if tls is None else "https"
+        self._asks_certificates = tls is not None and tls.client_ca_file is not None
+        host, self._port = split_address(config.envoy.listen)
+        self._host = reachable(host)
+
+    def not_ready(self) -> str:
+        """Why the listener cannot be used yet; empty: it can, or nobody asked."""
+        return f"Envoy does not serve at {self._host}:{self._port} yet" if self._waits else ""
+
+    async def look(self) -> None:
+        """Ask once, if there is still something to find out."""
+        if self._waits and await self._answers():
+            self._waits = False
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if self._asks_certificates:
+                    _, writer = await asyncio.open_connection(self._host, self._port)
+                    writer.close()
+                    return True
+                url = f"{self._scheme}://{join_address(self._host, self._port)}/v2/health/ready"
+                # Whether anybody answers is asked, not who: the certificate's names are those that clients use.
+                async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
+                    return response.status == 200
+        except (OSError, TimeoutError, aiohttp.ClientError):
+            return False

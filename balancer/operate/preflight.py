@@ -1,0 +1,130 @@
+"""Opens what `serve` and Envoy would open, beyond the config file itself: the list of workers, certificates, the admin
+token, the decision log's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from balancer.config.config import Config
+from balancer.discovery.file import load_workers
+from balancer.files.yaml_document import ConfigError, Problem
+from balancer.operate.admin.token import TokenError, read_token
+from balancer.security import expiry
+from balancer.security.certificates import read_fitting, tls_files
+
+_NO_WORKERS = "until it is, serve knows no worker: put the file there or name another"
+
+
+def check_files(config: Config, config_path: Path) -> list[str]:
+    """Try every file and folder that a balancer with this config would use, and the certificates that its Envoy would.
+    Profiles, weights and workers that the config names were read with it.
+
+    Returns:
+        What was found and what to mind, a line each.
+
+    Raises:
+        ConfigError: with every problem found: field, value, remedy.
+    """
+    notes: list[str] = []
+    now = datetime.datetime.now(datetime.UTC)
+    problems = [
+        *_discovery(config, config_path, notes),
+        *_certificates(config, now, notes),
+        *_envoys_certificates(config, now, notes),
+        *_token(config),
+        *_decision_log(config, config_path),
+    ]
+    if problems:
+        raise ConfigError(problem if problem.line else _in(config_path, problem) for problem in problems)
+    return notes
+
+
+def _in(config_path: Path, problem: Problem) -> Problem:
+    return dataclasses.replace(problem, source=str(config_path))
+
+
+def _discovery(config: Config, config_path: Path, notes: list[str]) -> Iterator[Problem]:
+    file = config.discovery_file(config_path)
+    if file is None:
+        return
+    if not os.path.exists(file):
+        notes.append(f"warning: discovery.file: {file} is not here, so not checked; {_NO_WORKERS}")
+        return
+    try:
+        notes.append(f"{file}: {len(load_workers(file))} workers")
+    except ConfigError as error:
+        for problem in error.problems:
+            whole = problem.line is None
+            yield Problem("", None, "discovery.file", f"{file} {problem.message}") if whole else problem
+
+
+def _certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:
+    for name, tls in config.tls:
+        if tls is not None:
+            yield from _fit_and_valid(f"tls.{name}", tls_files(tls), now, notes)
+
+
+def _envoys_certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:
+    """Envoy may have a machine of its own, and a relative path is from the folder where Envoy is started."""
+    for name in ("tls", "balancer_tls"):
+        tls = getattr(config.envoy, name)
+        if tls is None:
+            continue
+        files = tls_files(tls)
+        for field, file in list(files.items()):
+            relative = not Path(file).is_absolute()
+            if (relative or not config.envoy.on_this_machine) and not os.path.exists(file):
+                remedy = "give an absolute path" if relative else "check it where Envoy runs"
+                notes.append(f"warning: envoy.{name}.{field}: {file} is not here, so not checked; {remedy}")
+                del files[field]
+        yield from _fit_and_valid(f"envoy.{name}", files, now, notes)
+
+
+def _fit_and_valid(
+    section: str, files: Mapping[str, str], now: datetime.datetime, notes: list[str]
+) -> Iterator[Problem]:
+    try:
+        contents = read_fitting(section, files)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    for useless, field, message in expiry.troubles(section, files, contents, now):
+        if useless:
+            yield Problem("", None, field, message)
+        else:
+            notes.append(f"warning: {field}: {message}")
+
+
+def _token(config: Config) -> Iterator[Problem]:
+    if config.admin.token_file is not None:
+        field = "admin.token_file"
+        try:
+            read_token(Path(config.admin.token_file))
+        except TokenError as error:
+            yield Problem("", None, field, str(error).removeprefix(f"{field}: "))
+
+
+def _decision_log(config: Config, config_path: Path) -> Iterator[Problem]:
+    """`serve` makes the folder where it is missing, so the nearest one above it must be writable."""
+    folder = config.decision_log_folder(config_path)
+    if folder is None or not config.decision_log.share:
+        return
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(20, "Not a directory")
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        where = "" if existing == folder else f" ({existing})"
+        message = (
+            f"{folder}{where} cannot be written to: {error.strerror}; let the balancer write there or name another"
+        )
+        yield Problem(str(config_path), None, "decision_log.folder", message)

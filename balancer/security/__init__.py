@@ -1,0 +1,1 @@
+"""Who is served where: listeners, certificates, and what a peer's name allows."""

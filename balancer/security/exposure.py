@@ -1,0 +1,35 @@
+"""What of a config lets strangers in: listeners beyond this machine whose clients show no certificate."""
+
+from __future__ import annotations
+
+from balancer.config.config import Config
+from balancer.config.listen import is_local
+
+_HARM = {
+    "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
+    "reports": "report in any worker's name, and so draw requests to it or away from it",
+    "admin": "read the fleet, the config and the metrics",
+}
+
+
+def warnings(config: Config) -> list[str]:
+    """One text for each listener that strangers can reach: which, what they could do, and the remedy."""
+    found = []
+    for name, harm in _HARM.items():
+        address = getattr(config.listen, name)
+        tls = getattr(config.tls, name)
+        if is_local(address) or (tls is not None and tls.client_ca_file is not None):
+            continue
+        if name == "admin" and config.admin.token_file is not None:
+            continue
+        other = "admin.token_file, or listen on 127.0.0.1" if name == "admin" else "listen on 127.0.0.1 or unix:"
+        found.append(
+            f"listen.{name}: {address} is open to other machines without client certificates: whoever reaches it can "
+            f"{harm}; set tls.{name} with a client_ca_file, or {other}"
+        )
+    if not is_local(config.envoy.admin):
+        found.append(
+            f"envoy.admin: {config.envoy.admin} is open to other machines: whoever reaches it can stop and reconfigure "
+            "Envoy; listen on 127.0.0.1"
+        )
+    return found

@@ -1,0 +1,153 @@
+"""The gRPC listeners of one process: what is served where, to whom, and within which limits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import grpc
+
+from balancer.config.config import Config
+from balancer.config.listen import is_unix
+from balancer.errors import OperatorError
+from balancer.files.schema import UNIX
+from balancer.gateway import endpoints
+from balancer.operate.metrics import Metrics
+from balancer.security.certificates import Certificates, ListenerTls
+from balancer.security.gatekeeper import Gatekeeper, GuardedServer
+from balancer.telemetry import collector
+
+_LIMITS = (
+    # A peer that connects and says nothing, or is gone without a word.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_ENVOY_STREAMS = 1024
+"""On one connection: a stream for each pick under way."""
+_SPARE_BYTES = 2**20
+_GRACE_S = 0.5
+_SOCKET_UMASK = 0o117
+"""Sockets get mode 0660: owner and group may connect."""
+
+
+class AddressInUseError(OperatorError):
+    """A port that the config names is taken."""
+
+    def __init__(self, field: str, address: str, why: str = "") -> None:
+        why = why or "something else does, or the address is not this machine's"
+        super().__init__(f"{field}: cannot listen on {address}; {why}. Stop it or name another address in the config")
+
+
+Services = Callable[[grpc.aio.Server], None]
+"""Adds services to a server."""
+
+
+class Listeners:
+    """The two gRPC servers, `envoy` and `reports`, with their certificates; that of `admin` too, which is aiohttp's."""
+
+    def __init__(self, config: Config, process: int, metrics: Metrics) -> None:
+        """Reads the certificates, so it blocks.
+
+        Raises:
+            ConfigError: a certificate cannot be used; the message says which and why.
+        """
+        self._config = config
+        self._process = process
+        self._metrics = metrics
+        self._servers: list[grpc.aio.Server] = []
+        sections: dict[str, ListenerTls | None] = {
+            name: getattr(config.tls, name) for name in type(config.tls).model_fields
+        }
+        self.certificates = {name: Certificates(name, tls) for name, tls in sections.items() if tls is not None}
+
+    def role(self, listener: str) -> str | None:
+        """The subject alternative name that clients of a listener must have; None: they show no certificate."""
+        certificates = self.certificates.get(listener)
+        return None if certificates is None else certificates.role
+
+    async def start(self, envoy: Iterable[Services], reports: Iterable[Services]) -> None:
+        """Listen; each of `envoy` and `reports` adds services to the listener of that name.
+
+        Raises:
+            AddressInUseError: naming the field of the config, the address and the remedy.
+        """
+        config = self._config
+        # A request's fields reach us with its headers. One that is too large for us would be answered by Envoy as if
+        # there were no balancer, so whatever Envoy may send is taken, and refused by the gate where it is too long.
+        envoy_bytes = int(config.envoy.request_buffer_limit_bytes) + _SPARE_BYTES
+        envoy_options = (
+            *endpoints.SERVER_OPTIONS,
+            ("grpc.max_concurrent_streams", _ENVOY_STREAMS),
+            ("grpc.max_receive_message_length", min(envoy_bytes, 2**31 - 1)),
+            # Several processes share the port; a single one wants to be told when somebody else has it.
+            ("grpc.so_reuseport", int(config.processes > 1)),
+        )
+        reports_options = (
+            *collector.SERVER_OPTIONS,
+            *collector.OWN_SERVER_OPTIONS,
+            ("grpc.so_reuseport", 0),
+        )
+        await self._open("envoy", config.listen.envoy_addresses(self._process), envoy_options, envoy)
+        await self._open("reports", (config.reports_address(self._process),), reports_options, reports)
+
+    async def _open(
+        self, name: str, addresses: Iterable[str], options: Iterable[tuple[str, int]], services: Iterable[Services]
+    ) -> None:
+        certificates = self.certificates.get(name)
+        server = grpc.aio.server(options=[*_LIMITS, *options])
+        guarded = GuardedServer(server, Gatekeeper(self._metrics, self.role(name)))
+        for add_to in services:
+            add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
+        for address in addresses:
+            _bind(server, f"listen.{name}", address, certificates)
+        await server.start()
+        self._servers.append(server)
+
+    async def stop(self) -> None:
+        """End what is under way, after a moment."""
+        for server in self._servers:
+            await server.stop(grace=_GRACE_S)
+
+
+def _bind(server: grpc.aio.Server, field: str, address: str, certificates: Certificates | None) -> None:
+    if is_unix(address):
+        _make_way(field, address)
+    umask = os.umask(_SOCKET_UMASK) if is_unix(address) else None
+    try:
+        if certificates is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, certificates.credentials())
+    except RuntimeError as error:
+        raise AddressInUseError(field, address) from error
+    finally:
+        if umask is not None:
+            os.umask(umask)
+
+
+def _make_way(field: str, address: str) -> None:
+    """Remove the socket that an ended process left; gRPC would take one over that somebody still listens on."""
+    path = Path(address.removeprefix(UNIX))
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise AddressInUseError(field, address, error.strerror or str(error)) from error
+    if not stat.S_ISSOCK(mode):
+        raise AddressInUseError(field, address, "a file of another kind is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise AddressInUseError(field, address, error.strerror or str(error)) from error
+    raise AddressInUseError(field, address, "another process listens there")

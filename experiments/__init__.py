@@ -1,0 +1,1 @@
+"""What argues: comparisons whose outcome is a page of docs/."""

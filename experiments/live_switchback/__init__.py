@@ -1,0 +1,1 @@
+"""`python -m experiments.live_switchback`: policies in alternating windows on the real stack, and as predicted."""

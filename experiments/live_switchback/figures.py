@@ -1,0 +1,196 @@
+"""What each policy did in its windows, policies held against each other, and intervals of both. Pure.
+
+A block is the replicate: requests of one window share its queues, and what the machine did in those seconds. Every
+resample draws whole blocks, the same for all policies, so that what a block's arrivals are, or what else went on, is in
+both sides of a ratio. Source: Bojinov, Simchi-Levi, Zhao 2023, Design and analysis of switchback experiments,
+Management Science 69; the bootstrap after Kunsch 1989, as `tools.load.statistics` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from experiments.live_fidelity.session import Session
+from simulator.result import Result, Status
+from simulator.scoreboard.statistics import Estimate
+from tools.load.arrivals import FloatArray
+from tools.load.result import BoolArray, LoadResult
+from tools.load.workload import IntArray
+
+LATENCIES = ("mean", "p50", "p95", "p99")
+IN_TIME = "in time"
+"""Share of the requests answered within their model's deadline; one that failed is not."""
+FIGURES = (*LATENCIES, IN_TIME)
+RESAMPLES = 2000
+_LEVELS = (0.50, 0.95, 0.99)
+_INTERVAL = (0.025, 0.975)
+_SEEDS_RANGE = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """The requests that count, as columns of shape `(k,)`."""
+
+    policies: tuple[str, ...]
+    """Names that `policy` indexes."""
+    models: tuple[str, ...]
+    """Names that `model` indexes."""
+    policy: IntArray
+    block: IntArray
+    model: IntArray
+    deadline_s: FloatArray
+    latency_s: FloatArray
+    """From the scheduled start to the answer; NaN where there was none."""
+
+    @classmethod
+    def live(cls, session: Session, live: LoadResult) -> Self:
+        """Of the real stack; columns by what was due when."""
+        latency_s = np.where(live.ok, live.latency_s, np.nan)
+        return cls._of(session, live.scheduled_s, live.models, live.model, live.deadline_s, latency_s)
+
+    @classmethod
+    def simulated(cls, session: Session, result: Result, seed: int) -> Self:
+        """Of one simulated run, by its place among the seeds."""
+        ok = result.status[seed] == Status.OK
+        latency_s = np.where(ok, result.latency_s[seed], np.nan)
+        columns = (result.model[seed].astype(np.int64), result.deadline_s[seed], latency_s)
+        return cls._of(session, session.workload().time_s, result.models, *columns)
+
+    @classmethod
+    def _of(
+        cls,
+        session: Session,
+        scheduled_s: FloatArray,
+        models: tuple[str, ...],
+        model: IntArray,
+        deadline_s: FloatArray,
+        latency_s: FloatArray,
+    ) -> Self:
+        turns = session.turns()
+        turn = np.searchsorted([each.start_s for each in turns], scheduled_s, side="right") - 1
+        counts = scheduled_s >= np.array([each.counted_s for each in turns])[turn]
+        policy = np.array([session.policies.index(each.policy) for each in turns])[turn]
+        block = np.array([each.round for each in turns])[turn]
+        return cls(session.policies, models, policy, block, model, deadline_s, latency_s).where(counts)
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.latency_s)
+
+    @property
+    def failed(self) -> IntArray:
+        """Requests without an answer, `(policies,)`."""
+        return np.bincount(self.policy[np.isnan(self.latency_s)], minlength=len(self.policies))
+
+    def where(self, chosen: BoolArray) -> Self:
+        """The chosen ones."""
+        names = ("policy", "block", "model", "deadline_s", "latency_s")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    def by_model(self) -> Iterator[tuple[str, Self]]:
+        """The requests to each model that was sent to, with its name."""
+        for i, name in enumerate(self.models):
+            if (own := self.model == i).any():
+                yield name, self.where(own)
+
+
+def figures(requests: Requests) -> FloatArray:
+    """`FIGURES` of each policy over all of its windows: seconds, and a share; `(policies, figures)`."""
+    return np.array([_figures(requests, requests.policy == i) for i in range(len(requests.policies))])
+
+
+def _figures(requests: Requests, chosen: BoolArray | IntArray) -> list[float]:
+    latency_s = requests.latency_s[chosen]
+    answered_s = latency_s[~np.isnan(latency_s)]
+    if not len(answered_s):
+        return [float("nan")] * len(LATENCIES) + [0.0 if len(latency_s) else float("nan")]
+    # No answer (NaN) is not in time.
+    in_time = latency_s <= requests.deadline_s[chosen]
+    return [float(answered_s.mean()), *np.quantile(answered_s, _LEVELS).tolist(), float(in_time.mean())]
+
+
+def resampled(requests: Requests, blocks: int, resamples: int = RESAMPLES, seed: int = 0) -> FloatArray:
+    """`figures` of whole blocks drawn with replacement, the same for all policies; `(resamples, policies, figures)`."""
+    places = [
+        [np.flatnonzero((requests.policy == i) & (requests.block == block)) for block in range(blocks)]
+        for i in range(len(requests.policies))
+    ]
+    drawn = np.random.default_rng(seed).integers(blocks, size=(resamples, blocks))
+    return np.array(
+        [[_figures(requests, np.concatenate([own[block] for block in draw])) for own in places] for draw in drawn]
+    )
+
+
+def against(subject: int, reference: int, of: FloatArray) -> FloatArray:
+    """Policy `subject` held against `reference`: ratio of each latency, difference of shares; `(..., figures)`."""
+    mine, other = of[..., subject, :], of[..., reference, :]
+    compared: FloatArray = mine / other
+    compared[..., -1] = mine[..., -1] - other[..., -1]
+    return compared
+
+
+def estimates(value: FloatArray, drawn: FloatArray) -> list[Estimate]:
+    """Each measured figure, `(figures,)`, with its 95% interval from resamples, `(resamples, figures)`."""
+    low, high = np.nanquantile(drawn, _INTERVAL, axis=0)
+    return [Estimate(*map(float, each)) for each in zip(value, low, high, strict=True)]
+
+
+def predictions(by_seed: FloatArray) -> list[Estimate]:
+    """Each simulated figure, `(seeds, figures)`: the median seed, and the range of 90% of them."""
+    low, value, high = np.quantile(by_seed, [_SEEDS_RANGE[0], 0.5, _SEEDS_RANGE[1]], axis=0)
+    return [Estimate(*map(float, each)) for each in zip(value, low, high, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One figure, measured and predicted."""
+
+    figure: str
+    measured: Estimate
+    """With its 95% interval."""
+    predicted: Estimate
+    """With the range of 90% of the seeds."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the prediction lies in the measured interval."""
+        return self.measured.low <= self.predicted.value <= self.measured.high
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that is compared; lists are in the order of `FIGURES`."""
+
+    policies: dict[str, list[Pair]]
+    """Of each policy."""
+    ratios: dict[str, list[Pair]]
+    """The last policy held against each of the others, by their names: see `against`."""
+
+
+def find(live: Requests, simulated: Sequence[Requests], blocks: int, resamples: int = RESAMPLES) -> Findings:
+    """Figures and ratios of one run, measured and predicted; `simulated` has one entry a seed.
+
+    Raises:
+        ValueError: a policy has no request in a block, so that there is nothing to resample.
+    """
+    present = set(zip(live.policy.tolist(), live.block.tolist(), strict=True))
+    if len(present) < len(live.policies) * blocks:
+        raise ValueError("a policy has a window without requests: give a higher rate or longer windows")
+    measured, drawn = figures(live), resampled(live, blocks, resamples)
+    predicted = np.array([figures(each) for each in simulated])
+    subject = len(live.policies) - 1
+
+    def pairs(value: FloatArray, resample: FloatArray, by_seed: FloatArray) -> list[Pair]:
+        return list(map(Pair, FIGURES, estimates(value, resample), predictions(by_seed)))
+
+    return Findings(
+        {name: pairs(measured[i], drawn[:, i], predicted[:, i]) for i, name in enumerate(live.policies)},
+        {
+            name: pairs(*(against(subject, i, each) for each in (measured, drawn, predicted)))
+            for i, name in enumerate(live.policies[:-1])
+        },
+    )

@@ -1,0 +1,151 @@
+"""What a run amounts to, measured and predicted side by side. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.live_fidelity.compare import counted
+from experiments.live_fidelity.live import Recording
+from experiments.live_switchback.figures import Findings, Pair, Requests, find
+from simulator.result import Result
+from simulator.scoreboard.statistics import Estimate
+from simulator.spec import FleetSpec
+from tools.load.arrivals import FloatArray
+from tools.load.result import LoadResult
+
+_LEAST_OWN = 0.8
+"""A guard that finds nothing wrong gives its baseline one request in twenty, to compare."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Share of a policy's requests that each worker answered, in the order of the fleet; `(n,)` each."""
+
+    measured: FloatArray
+    predicted: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """A run, reduced."""
+
+    recording: Recording
+    fleet: FleetSpec
+    live: Requests
+    simulated: Sequence[Requests]
+    """One entry a seed."""
+    whole: Findings
+    models: dict[str, Findings]
+    """Among the requests to each model, by its name."""
+    shares: dict[str, Shares]
+    """Of each policy."""
+
+    @property
+    def subject(self) -> str:
+        """The policy that is held against the others."""
+        return self.recording.session.policies[-1]
+
+    def own_decisions(self) -> dict[str, float]:
+        """Share of the decisions in each policy's windows that were its own, not its guard's baseline's."""
+        own: dict[str, float] = dict.fromkeys(self.recording.session.policies, 0.0)
+        total = dict(own)
+        for turn, decided in zip(self.recording.session.turns(), self.recording.decided, strict=True):
+            own[turn.policy] += decided.get(turn.policy, 0.0)
+            total[turn.policy] += sum(decided.values())
+        return {policy: own[policy] / total[policy] if total[policy] else 0.0 for policy in own}
+
+    def problems(self) -> list[str]:
+        """What makes the run unfit to be reported; empty where nothing does."""
+        session = self.recording.session
+        found = [
+            f"{count} of the requests that count under {policy} failed"
+            for policy, count in zip(session.policies, self.live.failed.tolist(), strict=True)
+            if count
+        ]
+        for policy, share in self.own_decisions().items():
+            if share < _LEAST_OWN:
+                found.append(
+                    f"{policy} itself decided {share:.0%} of the requests in its windows: its guard took it out of "
+                    f"service (the log says why), or the balancer did not answer"
+                )
+        slowest_s = max(self.recording.swaps_s)
+        if slowest_s > session.settle_s:
+            found.append(f"a swap took {slowest_s:.2f} s, longer than the {session.settle_s:g} s that do not count")
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """For `results.json`: times in seconds, null for what is not a number."""
+        recording = self.recording
+        return {
+            "session": asdict(recording.session),
+            "workers": {
+                name: {"emulated_device": profile.device, "weight": recording.weights[name]}
+                for name, profile in recording.profiles.items()
+            },
+            "requests": {
+                policy: int((self.live.policy == i).sum()) for i, policy in enumerate(recording.session.policies)
+            },
+            "own_decisions": self.own_decisions(),
+            "seeds": len(self.simulated),
+            "problems": self.problems(),
+            "slowest_swap_s": max(recording.swaps_s),
+            "all": _findings(self.whole),
+            "models": {name: _findings(found) for name, found in self.models.items()},
+            "share_by_worker": {
+                policy: {"measured": shares.measured.tolist(), "predicted": shares.predicted.tolist()}
+                for policy, shares in self.shares.items()
+            },
+        }
+
+
+def make_report(recording: Recording, fleet: FleetSpec, result: Result) -> Report:
+    """Reduce a run and its simulation.
+
+    Raises:
+        ValueError: the simulation is of other requests, or a window has none.
+    """
+    session, sent = recording.session, recording.live
+    if len(sent) != result.latency_s.shape[1]:
+        raise ValueError(f"{len(sent)} requests were sent, {result.latency_s.shape[1]} simulated: run it again")
+    live = Requests.live(session, sent)
+    simulated = [Requests.simulated(session, result, seed) for seed in range(len(result.latency_s))]
+    of_seeds = [dict(each.by_model()) for each in simulated]
+    return Report(
+        recording=recording,
+        fleet=fleet,
+        live=live,
+        simulated=simulated,
+        whole=find(live, simulated, session.rounds),
+        models={name: find(own, [each[name] for each in of_seeds], session.rounds) for name, own in live.by_model()},
+        shares={policy: _shares(recording, policy, sent, result) for policy in session.policies},
+    )
+
+
+def _shares(recording: Recording, policy: str, sent: LoadResult, result: Result) -> Shares:
+    chosen = counted(recording.session, policy, sent.scheduled_s)
+    names = [result.workers.index(name) for name in sent.workers] + [-1]
+    by_worker = np.array(names)[sent.worker[chosen]], result.worker[:, chosen].ravel()
+    counts = [np.bincount(worker[worker >= 0], minlength=len(result.workers)) for worker in by_worker]
+    return Shares(*(count / max(count.sum(), 1) for count in counts))
+
+
+def _findings(found: Findings) -> dict[str, Any]:
+    return {
+        "policies": {policy: _pairs(pairs) for policy, pairs in found.policies.items()},
+        "against": {reference: _pairs(pairs) for reference, pairs in found.ratios.items()},
+    }
+
+
+def _pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
+    return {
+        pair.figure: {"measured": _estimate(pair.measured), "predicted": _estimate(pair.predicted)} for pair in pairs
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(estimate).items()}

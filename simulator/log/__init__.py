@@ -1,0 +1,1 @@
+"""A fleet and its requests as a decision log shows them."""

@@ -1,0 +1,368 @@
+"""A simulated fleet calibrated on a decision log: what the log tells is taken from it, and the rest is assumed, in
+`ASSUMPTIONS` and, where the log at hand is thin, in `Calibration.notes`.
+
+Off-policy evaluation replays other policies in it, and training goes on in it; how well it fits is measured by
+simulating the policy that was logged (`simulator.off_policy.calibrated`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from balancer.config.profile_file import Profile
+from balancer.core.settings import Settings
+from balancer.operate.decision_log.lines import COLUMNS
+from balancer.operate.decision_log.recorded import DecisionLog, Joined, Workers
+from policies.base import BoolArray, FloatArray
+from simulator.arrivals import Arrivals
+from simulator.log.service import Executions, Worked, estimated, pooled, service_time, speed, without_waiting, worked
+from simulator.log.workload import models_of, recorded_from, unix_s
+from simulator.scenario import Scenario
+from simulator.service import from_profile
+from simulator.spec import (
+    Batching,
+    Device,
+    Fault,
+    FleetSpec,
+    ModelSpec,
+    Network,
+    Noise,
+    Reports,
+    ServiceTime,
+    WorkerSpec,
+)
+from simulator.workload.workload import ModelTraffic, Workload
+
+ASSUMPTIONS = (
+    "Workers of one device kind have the same service times but for a speed; those of unknown kind have their own.",
+    "One execution at a time has the device; what others waited for it is taken out of the times that Triton counted.",
+    "Versions of a model take equally long. Batches wait for no delay, and all requests have one priority level.",
+    "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
+    "How much such answers vary is the noise of executions, not of the network.",
+    "Reports are evenly spaced and none is lost. Workers that were there once came and left once; none failed.",
+    "Settings of the routers (limits, keys, time constants) are the defaults, unless given.",
+)
+"""What no decision log tells; in words, for reports."""
+
+_FEW = 20
+"""Requests to idle workers below which nothing is concluded from them."""
+_MOST_CV = 1.5
+_LEAST_CV = 0.01
+"""Noise below this is none."""
+_SETTLED_S = 1.0
+"""A worker seen later than this after the first decision has joined, and not been there from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fleet, and what to know of how it was made."""
+
+    fleet: FleetSpec
+    notes: tuple[str, ...]
+    """Where this log tells less than it might, in words; empty: nowhere."""
+
+
+def fleet_from_log(
+    log: DecisionLog, *, profiles: Sequence[Profile] = (), settings: Settings | None = None
+) -> FleetSpec:
+    """The fleet that a decision log tells of; arguments and errors as `calibrate`."""
+    return calibrate(log, profiles=profiles, settings=settings).fleet
+
+
+def scenario_from_log(
+    log: DecisionLog, *, name: str = "log", profiles: Sequence[Profile] = (), settings: Settings | None = None
+) -> Scenario:
+    """The fleet and the requests of a decision log as a scenario to train on.
+
+    Seeds begin at different places of the log, which goes round; `with_load` presses or stretches it in time.
+
+    Raises:
+        ValueError: as `calibrate`, or the requests are no workload (`log.workload.recorded_from`).
+    """
+    fleet = fleet_from_log(log, profiles=profiles, settings=settings)
+    recorded = recorded_from(log)
+    span_s = max(_span_s(log), 1e-3)
+    workload = Workload(len(recorded.time_s) / span_s, tuple(map(ModelTraffic, models_of(log))), recorded=recorded)
+    # A fault of the log's hour has no place in runs that begin anywhere in it.
+    steady = dataclasses.replace(
+        fleet, faults=(), workers=tuple(dataclasses.replace(worker, present=True) for worker in fleet.workers)
+    )
+    summary = f"A decision log of {len(recorded.time_s):,} requests in {span_s:,.0f} s"
+    return Scenario(name, summary, "train", steady, workload, len(recorded.time_s))
+
+
+def capped(arrivals: Arrivals, fleet: FleetSpec) -> Arrivals:
+    """The arrivals with no request larger than its model's largest batch, which Triton would have refused."""
+    most = np.array([model.batching.max_batch_rows for model in fleet.models])[arrivals.model]
+    return dataclasses.replace(arrivals, rows=np.minimum(arrivals.rows, most).astype(np.int32))
+
+
+def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = (), settings: Settings | None = None) -> Calibration:
+    """The fleet that a decision log tells of.
+
+    Args:
+        log: From `read_log`.
+        profiles: Measured beforehand (`balancer profile`): for workers of their device kinds, these service times go
+            before what the log tells.
+        settings: Of the routers that wrote it; None: the defaults.
+
+    Raises:
+        ValueError: it has no decision.
+    """
+    if not log.decisions:
+        raise ValueError("the log has no decision: record while requests flow")
+    settings = settings or Settings()
+    notes: list[str] = []
+    seen = worked(log)
+    roster = _roster(log)
+    held = _held(log, seen, models_of(log))
+    kinds = {name: device or name for name, (device, *_) in roster.items()}
+    own = {name: without_waiting(one) for name, one in seen.items()}
+    _fill_in(log, seen, own, notes)
+    times = _service_times(held, kinds, own, profiles, notes)
+    profiled = {(model.model, profile.device) for profile in profiles for model in profile.models}
+    workers = tuple(_workers(roster, held, kinds, own, times, profiled))
+    models = tuple(_model(model, times[model], seen, profiles, held) for model in models_of(log))
+    bare = FleetSpec(
+        models,
+        workers,
+        balancers=_balancers(log, seen, notes),
+        reports=Reports(_report_period_s(log, settings), delay_s=0.0),
+        network=Network(),
+        faults=tuple(_faults(roster, held)),
+        settings=settings,
+    )
+    return Calibration(_with_answers(log, bare, notes), tuple(notes))
+
+
+def _roster(log: DecisionLog) -> dict[str, tuple[str, float, float, float]]:
+    """By worker: device kind, weight, and when it was first and last listed, in seconds since 1970."""
+    spans: dict[int, tuple[Workers, float, float]] = {}
+    for decision in log:
+        at_s = unix_s(log, decision.run, decision.at_s)
+        _, first_s, last_s = spans.get(id(decision.workers), (None, at_s, at_s))
+        spans[id(decision.workers)] = decision.workers, min(first_s, at_s), max(last_s, at_s)
+    roster: dict[str, tuple[str, float, float, float]] = {}
+    for workers, first_s, last_s in sorted(spans.values(), key=lambda each: each[1]):
+        for name, device, weight in zip(workers.names, workers.devices, workers.weight, strict=True):
+            before = roster.get(name, ("", 1.0, first_s, last_s))
+            roster[name] = device or before[0], float(weight), min(before[2], first_s), max(before[3], last_s)
+    return roster
+
+
+def _held(log: DecisionLog, seen: Mapping[str, Worked], models: Sequence[str]) -> dict[str, set[str]]:
+    """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
+    held = defaultdict(set, {name: set(one.models) & set(models) for name, one in seen.items()})
+    for decision in log:
+        if decision.request.model in models:
+            for row in np.flatnonzero(decision.eligible):
+                held[decision.workers.names[row]].add(decision.request.model)
+    return {name: own for name, own in held.items() if own}
+
+
+def _fill_in(
+    log: DecisionLog, seen: Mapping[str, Worked], own: dict[str, dict[str, Executions]], notes: list[str]
+) -> None:
+    """Where nobody's executions of a model were recorded, what balancers took its times to be stands in."""
+    executed = {model for models in own.values() for model, each in models.items() if each.count}
+    missing = [model for model in models_of(log) if model not in executed]
+    if not missing:
+        return
+    largest = {
+        model: max((one.models[model].max_batch_rows for one in seen.values() if model in one.models), default=0)
+        for model in missing
+    }
+    for model in [model for model in missing if not largest[model]]:
+        rows = [float(np.max(d.request.rows)) for d in log if d.request.model == model]
+        largest[model] = max(round(max(rows, default=1)), 1)
+        notes.append(f"the largest batch of {model} is not told: taken to be that of the requests, {largest[model]}")
+    for name, models in estimated(log, largest).items():
+        own.setdefault(name, {}).update(models)
+    notes.append(
+        f"no executions of {', '.join(missing)} are recorded (the log is shorter than some 5 s, or of format version "
+        "1): the balancers' own estimates stand in for service times"
+    )
+
+
+def _service_times(
+    held: Mapping[str, set[str]],
+    kinds: Mapping[str, str],
+    own: Mapping[str, Mapping[str, Executions]],
+    profiles: Sequence[Profile],
+    notes: list[str],
+) -> dict[str, dict[str, ServiceTime]]:
+    """By model and device kind."""
+    measured = {profile.device: from_profile(profile) for profile in profiles}
+    wanted = sorted({(model, kinds[name]) for name, models in held.items() for model in models if name in kinds})
+    times: dict[str, dict[str, ServiceTime]] = defaultdict(dict)
+    for model, kind in wanted:
+        parts = [own[name][model] for name in own if kinds.get(name) == kind and model in own[name]]
+        if model in measured.get(kind, {}):
+            times[model][kind] = measured[kind][model]
+        elif parts:
+            times[model][kind] = service_time(pooled(parts))
+    for model, kind in wanted:
+        if kind in times[model] or not times[model]:
+            continue
+        # As production does: the fastest that is known, until more is.
+        times[model][kind] = min(times[model].values(), key=lambda each: each.device_s[0])
+        notes.append(f"{kind} executed {model} never: it is taken to be as fast as the fastest that did")
+    return dict(times)
+
+
+def _model(
+    model: str,
+    times: dict[str, ServiceTime],
+    seen: Mapping[str, Worked],
+    profiles: Sequence[Profile],
+    held: Mapping[str, set[str]],
+) -> ModelSpec:
+    known = [one.models[model] for name, one in seen.items() if name in held and model in one.models]
+    profiled = [each for profile in profiles for each in profile.models if each.model == model]
+    largest = max(rows for table in times.values() for rows in table.rows)
+    return ModelSpec(
+        model,
+        times,
+        batching=Batching(max((each.max_batch_rows for each in (known or profiled)), default=largest)),
+        instances=max((each.instances for each in (known or profiled)), default=1),
+    )
+
+
+def _workers(
+    roster: Mapping[str, tuple[str, float, float, float]],
+    held: Mapping[str, set[str]],
+    kinds: Mapping[str, str],
+    own: Mapping[str, Mapping[str, Executions]],
+    times: Mapping[str, Mapping[str, ServiceTime]],
+    profiled: Set[tuple[str, str]],
+) -> Iterator[WorkerSpec]:
+    start_s = min(first_s for _, _, first_s, _ in roster.values())
+    for name, (_, weight, first_s, _) in roster.items():
+        if name not in held:
+            continue
+        # What a profile tells is each worker's own time; the speed is beside what the log tells of the kind.
+        executed = {
+            model: each
+            for model, each in own.get(name, {}).items()
+            if model in held[name] and (model, kinds[name]) not in profiled
+        }
+        yield WorkerSpec(
+            name,
+            kinds[name],
+            speed=speed(executed, {model: times[model][kinds[name]] for model in executed}),
+            weight=weight,
+            models=() if held[name] == set(times) else tuple(sorted(held[name])),
+            present=first_s - start_s <= _SETTLED_S,
+            sharing=Device(),
+        )
+
+
+def _faults(roster: Mapping[str, tuple[str, float, float, float]], held: Mapping[str, set[str]]) -> Iterator[Fault]:
+    """Workers that joined and left while the log was written."""
+    start_s = min(first_s for _, _, first_s, _ in roster.values())
+    end_s = max(last_s for *_, last_s in roster.values())
+    for name, (_, _, first_s, last_s) in roster.items():
+        if name in held and first_s - start_s > _SETTLED_S:
+            yield Fault("join", name, first_s - start_s, duration_s=0.0)
+        if name in held and end_s - last_s > _SETTLED_S:
+            yield Fault("leave", name, last_s - start_s)
+
+
+def _balancers(log: DecisionLog, seen: Mapping[str, Worked], notes: list[str]) -> int:
+    recorded = len({run.process for run in log.runs})
+    reported = max((one.balancers for one in seen.values()), default=recorded)
+    if reported > recorded:
+        notes.append(
+            f"agents report to {reported} balancers and the log has {recorded}: the others' requests are missing in "
+            "the simulation; put the logs of all into one folder"
+        )
+    return recorded
+
+
+def _span_s(log: DecisionLog) -> float:
+    times_s = [unix_s(log, decision.run, decision.at_s) for decision in log]
+    return max(times_s) - min(times_s)
+
+
+def _report_period_s(log: DecisionLog, settings: Settings) -> float:
+    """Twice the median age of the reports that decisions rested on: ages are even between 0 and the period."""
+    row = COLUMNS.index("report_age_s")
+    ages_s: FloatArray = np.concatenate([decision.columns[row] for decision in log])
+    fresh_s = ages_s[(ages_s >= 0) & (ages_s <= settings.stale_after_s)]
+    return max(2 * float(np.median(fresh_s)), 1e-3) if len(fresh_s) else Reports().period_s
+
+
+def _with_answers(log: DecisionLog, fleet: FleetSpec, notes: list[str]) -> FleetSpec:
+    """The fleet with network and noise as the answers of workers tell that had nothing else to do."""
+    models = {model.name: model for model in fleet.models}
+    workers = {worker.name: worker for worker in fleet.workers}
+    joined = log.joined()
+    idle_at = _met_idle(log, joined)
+    surplus_s: list[float] = []
+    unheard_s: list[float] = []
+    idle: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    clean = joined.ok & np.isfinite(joined.latency_s) & (joined.served == joined.pick) & (joined.pick >= 0)
+    for index in np.flatnonzero(clean):
+        decision, latency_s = log.decisions[index], float(joined.latency_s[index])
+        name, model = decision.workers.names[decision.pick], models.get(decision.request.model)
+        end = log.outcomes[decision.run, int(decision.request.number)]
+        unheard_s.append(end.at_s - decision.at_s - latency_s)
+        if model is None or name not in workers or not idle_at[index]:
+            continue
+        table = model.service[workers[name].device]
+        rows = min(float(decision.request.rows), model.batching.max_batch_rows)
+        own_s = float(np.interp(rows, table.rows, table.device_s)) / workers[name].speed
+        surplus_s.append(latency_s - own_s)
+        idle[model.name].append((latency_s, own_s))
+    if len(surplus_s) < _FEW:
+        notes.append(
+            f"only {len(surplus_s)} requests met an idle worker: network and noise are taken to be none, and the "
+            "service times cannot be checked against latencies"
+        )
+    way_s = max(float(np.median(surplus_s)), 0.0) if len(surplus_s) >= _FEW else 0.0
+    # The worker's latency ends where the client's does; the outcome is heard later than the execution ends by both.
+    outcome_s = max(float(np.median(unheard_s)), 0.0) + way_s / 2 if unheard_s else Network().outcome_s
+    return dataclasses.replace(
+        fleet,
+        network=Network(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=outcome_s),
+        models=tuple(dataclasses.replace(model, noise=_noise(idle[model.name], way_s)) for model in fleet.models),
+    )
+
+
+def _met_idle(log: DecisionLog, joined: Joined) -> BoolArray:
+    """Whether no other request that the log has lay at the worker picked; `(k,)`.
+
+    Balancers believe what reports say, which is old; the log knows of all requests when each of them ended.
+    """
+    events: list[tuple[float, int, str, int]] = []
+    for index in map(int, np.flatnonzero(joined.finished & (joined.pick >= 0))):
+        decision = log.decisions[index]
+        name = decision.workers.names[decision.pick]
+        end_s = log.outcomes[decision.run, int(decision.request.number)].at_s
+        events.append((unix_s(log, decision.run, decision.at_s), +1, name, index))
+        events.append((unix_s(log, decision.run, end_s), -1, name, index))
+    there: Counter[str] = Counter()
+    found = np.zeros(len(log), np.bool_)
+    for _, change, name, index in sorted(events):
+        if change > 0:
+            found[index] = there[name] == 0
+        there[name] += change
+    return found
+
+
+def _noise(idle: Sequence[tuple[float, float]], way_s: float) -> Noise:
+    """Of executions alone on their worker: pairs of latency and expected execution time, in seconds."""
+    if len(idle) < _FEW:
+        return Noise()
+    latency_s, own_s = np.array(idle).T
+    factor = np.maximum(latency_s - way_s, 0.0) / own_s
+    low, high = np.quantile(factor, [0.01, 0.99])
+    kept = np.clip(factor, low, high)
+    cv = min(float(kept.std() / kept.mean()), _MOST_CV) if kept.mean() > 0 else 0.0
+    return Noise("lognormal", cv) if cv >= _LEAST_CV and math.isfinite(cv) else Noise()

@@ -1,0 +1,223 @@
+"""Service times from what a decision log tells of the executions of each worker (`DecisionLog.service`).
+
+What an agent reports of an execution is Triton's compute time, from its start to its end: where several may be under
+way on one device, waiting for the device is in it, and has to be taken out before a simulator lets them wait again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import brentq
+
+from balancer.core.service import ROW_SHARE
+from balancer.operate.decision_log.lines import COLUMNS
+from balancer.operate.decision_log.recorded import DecisionLog, RecordedService
+from policies.base import FloatArray
+from simulator.log.workload import unix_s
+from simulator.service import fit
+from simulator.spec import ServiceTime
+
+_ROUNDS = 20
+_LEAST_SHARE = 0.1
+"""Of an execution's time that is its own at least, whatever it is believed to have waited."""
+_LINE_VARIANCE = 0.25
+"""Weight, in rows squared of variance, of the share of rows assumed."""
+
+
+@dataclass(slots=True)
+class Executions:
+    """Of one model on one worker."""
+
+    max_batch_rows: int = 1
+    instances: int = 1
+    batches: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By rows: executions, and their seconds in all."""
+
+    @property
+    def count(self) -> int:
+        """Of all sizes."""
+        return sum(executions for executions, _ in self.batches.values())
+
+    @property
+    def seconds(self) -> float:
+        """Of all sizes."""
+        return sum(seconds for _, seconds in self.batches.values())
+
+
+@dataclass(slots=True)
+class Worked:
+    """What one worker executed while the log was written."""
+
+    span_s: float = 0.0
+    """Time that the counts are of; 0: since the worker started, which nobody knows."""
+    balancers: int = 1
+    models: dict[str, Executions] = field(default_factory=dict)
+    """Those that it has, executed or not."""
+
+
+def worked(log: DecisionLog) -> dict[str, Worked]:
+    """By worker, the growth of its counters from the first to the last time they were recorded, restarts included.
+
+    Counters that were recorded once are taken as they are: then the first executions, which are slow, are in them.
+    """
+    lives: defaultdict[str, defaultdict[int, list[RecordedService]]] = defaultdict(lambda: defaultdict(list))
+    for record in log.service:
+        lives[record.worker][record.incarnation].append(record)
+    return {worker: _sum_of(log, list(own.values())) for worker, own in lives.items()}
+
+
+def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> Worked:
+    found = Worked()
+    # Of several processes each may have recorded the same worker; what is earlier is what has executed less.
+    ordered = [sorted(records, key=_executed) for records in lives]
+    lasting = [records for records in ordered if _executed(records[-1]) > _executed(records[0])]
+    for records in lasting or ordered:
+        first, last = records[0], records[-1]
+        before = {one.model: {b[0]: b for b in one.batches} for one in first.models} if lasting else {}
+        found.span_s += unix_s(log, last.run, last.at_s) - unix_s(log, first.run, first.at_s)
+        found.balancers = max(found.balancers, last.balancers)
+        for model in last.models:
+            own = found.models.setdefault(model.model, Executions())
+            own.max_batch_rows = max(own.max_batch_rows, model.max_batch_rows)
+            own.instances = max(own.instances, model.instances)
+            for rows, executions, seconds in model.batches:
+                _, executions_then, seconds_then = before.get(model.model, {}).get(rows, (rows, 0, 0.0))
+                if executions > executions_then:
+                    executions_now, seconds_now = own.batches.get(rows, (0, 0.0))
+                    own.batches[rows] = (
+                        executions_now + executions - executions_then,
+                        seconds_now + seconds - seconds_then,
+                    )
+    return found
+
+
+def _executed(record: RecordedService) -> int:
+    return sum(executions for model in record.models for _, executions, _ in model.batches)
+
+
+def estimated(log: DecisionLog, largest: Mapping[str, int]) -> dict[str, dict[str, Executions]]:
+    """By worker and model, what balancers took the service time of each size to be, as one execution of that size.
+
+    Medians over the last half of the decisions. They err on the short side where executions vary
+    (`balancer.core.service`), and for a worker that never executed the model they are what was assumed.
+
+    Args:
+        log: From `read_log`.
+        largest: By model, the largest batch.
+    """
+    row = COLUMNS.index("service_s")
+    seen: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for decision in log.decisions[len(log) // 2 :]:
+        rows = round(float(np.max(decision.request.rows)))
+        if 1 <= rows <= largest.get(decision.request.model, 0):
+            for name, seconds in zip(decision.workers.names, decision.columns[row], strict=True):
+                seen[name, decision.request.model, rows].append(float(seconds))
+    found: defaultdict[str, dict[str, Executions]] = defaultdict(dict)
+    for (name, model, rows), seconds_seen in seen.items():
+        own = found[name].setdefault(model, Executions(largest[model]))
+        own.batches[rows] = 1, float(np.median(seconds_seen))
+    return dict(found)
+
+
+def without_waiting(one: Worked) -> dict[str, Executions]:
+    """The same executions with the seconds that each had the device for itself.
+
+    With N executions under way in the mean and at most K (instances of all models), the share of time in which any is,
+    U, is that of a truncated geometric distribution of their number: the device's work is U times the span, and the
+    rest of the seconds was waiting. It is shared out by how much of other executions each model finds: those of other
+    models, and of its own other instances, in proportion to the work they have left when they are met. Exact for one
+    instance alone, for an idle device and for a saturated one.
+    """
+    models = {name: executions for name, executions in one.models.items() if executions.count}
+    most = sum(executions.instances for executions in one.models.values())
+    seconds = np.array([executions.seconds for executions in models.values()])
+    if most <= 1 or not models or one.span_s <= 0:
+        return models
+    busy_share = _busy_share(min(float(seconds.sum()) / one.span_s, most), most)
+    waited_s = max(float(seconds.sum()) - busy_share * one.span_s, 0.0)
+    count = np.array([executions.count for executions in models.values()], np.float64)
+    instances = np.array([executions.instances for executions in models.values()], np.float64)
+    met = np.ones((len(models), len(models))) - np.diag(1 / instances)
+    own_s, mean_s = seconds / count, seconds / count
+    for _ in range(_ROUNDS):
+        wait_s = met @ (count * own_s * own_s)
+        total_s = float(count @ wait_s)
+        own_s = np.maximum(mean_s - wait_s * (waited_s / total_s if total_s > 0 else 0.0), _LEAST_SHARE * mean_s)
+    return {
+        name: Executions(
+            executions.max_batch_rows,
+            executions.instances,
+            {
+                rows: (n, max(s - n * float(mean_s[m] - own_s[m]), _LEAST_SHARE * s))
+                for rows, (n, s) in executions.batches.items()
+            },
+        )
+        for m, (name, executions) in enumerate(models.items())
+    }
+
+
+def _busy_share(mean: float, most: int) -> float:
+    """1 - p(0) of p(k) in proportion to r^k, k = 0 to `most`, whose mean is given."""
+    numbers: FloatArray = np.arange(most + 1, dtype=np.float64)
+
+    def weights(log_r: float) -> FloatArray:
+        shares: FloatArray = np.exp(log_r * numbers - max(log_r * most, 0.0))
+        shares /= shares.sum()
+        return shares
+
+    mean = min(max(mean, 1e-6), most - 1e-6)
+    log_r = brentq(lambda x: float(weights(x) @ numbers) - mean, -50.0, 50.0)
+    return 1.0 - float(weights(log_r)[0])
+
+
+def pooled(parts: Iterable[Executions]) -> Executions:
+    """The executions of several workers as if one had done them."""
+    found = Executions()
+    for part in parts:
+        found.max_batch_rows = max(found.max_batch_rows, part.max_batch_rows)
+        found.instances = max(found.instances, part.instances)
+        for rows, (executions, seconds) in part.batches.items():
+            before = found.batches.get(rows, (0, 0.0))
+            found.batches[rows] = before[0] + executions, before[1] + seconds
+    return found
+
+
+def service_time(executions: Executions) -> ServiceTime:
+    """Isotonic through the means of the sizes seen (`service.fit`); a straight line to 1 row and to the largest batch.
+
+    The less the sizes differ that were seen, the more the line has the share of rows that the estimator assumes, as
+    there (`balancer.core.service.fit`).
+    """
+    sizes = sorted(executions.batches)
+    count = np.array([executions.batches[rows][0] for rows in sizes], np.float64)
+    mean_s = np.array([executions.batches[rows][1] for rows in sizes]) / count
+    known = fit(sizes, mean_s.tolist(), count.tolist())
+    rows = np.array(sizes, np.float64)
+    centre, centre_s = np.average(rows, weights=count), np.average(mean_s, weights=count)
+    spread = float(np.average((rows - centre) ** 2, weights=count))
+    together = float(np.average((rows - centre) * (mean_s - centre_s), weights=count))
+    assumed = float(ROW_SHARE * centre_s / centre)
+    slope = min(max((together + _LINE_VARIANCE * assumed) / (spread + _LINE_VARIANCE), 0.0), float(centre_s / centre))
+    points = dict(zip(known.rows, known.device_s, strict=True))
+    first, last = known.rows[0], known.rows[-1]
+    if first > 1:
+        points[1] = max(points[first] - slope * (first - 1), _LEAST_SHARE * points[first])
+    if last < executions.max_batch_rows:
+        points[executions.max_batch_rows] = points[last] + slope * (executions.max_batch_rows - last)
+    ordered = sorted(points.items())
+    return ServiceTime(tuple(size for size, _ in ordered), tuple(seconds for _, seconds in ordered))
+
+
+def speed(own: Mapping[str, Executions], of_kind: Mapping[str, ServiceTime]) -> float:
+    """How much faster a worker is than its device kind, by what it executed; 1 where it executed nothing."""
+    expected_s = actual_s = 0.0
+    for model, executions in own.items():
+        table = of_kind[model]
+        for rows, (count, seconds) in executions.batches.items():
+            expected_s += count * float(np.interp(rows, table.rows, table.device_s))
+            actual_s += seconds
+    return expected_s / actual_s if actual_s > 0 and expected_s > 0 else 1.0

@@ -1,0 +1,118 @@
+"""A decision log as a workload: the requests that a balancer saw, when they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.operate.decision_log.reading import read_log
+from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
+from policies.base import FloatArray, Request
+from simulator.arrivals import Arrivals
+from simulator.workload.trace import Recorded
+from tools.load.arrivals import rescaled
+
+_UNKNOWN = "unknown_model"
+
+
+def recorded_log(path: Path) -> Recorded:
+    """The log at `path`, a file or a folder, as a trace for scenarios.
+
+    Raises:
+        DecisionLogError: it cannot be read.
+        ValueError: as `recorded_from`.
+    """
+    return recorded_from(read_log(path))
+
+
+def models_of(log: DecisionLog) -> list[str]:
+    """The models that requests were for, sorted; those that no worker knew are not among them."""
+    return sorted({request.model for _, _, request in _came(log)})
+
+
+def recorded_from(log: DecisionLog) -> Recorded:
+    """A log as a trace for scenarios.
+
+    Raises:
+        ValueError: as `arrivals_from_log`, or all requests came at once.
+    """
+    models = models_of(log)
+    arrivals = arrivals_from_log(log, models)
+    return Recorded(
+        time_s=rescaled(arrivals.time_s, 1.0),
+        models=tuple(models[index] for index in arrivals.model),
+        rows=arrivals.rows.astype(np.float64),
+        work=None,
+        keys=arrivals.key,
+        deadline_s=arrivals.deadline_s,
+        priorities=arrivals.priority,
+        tenants=arrivals.tenant,
+    )
+
+
+def arrivals_from_log(log: DecisionLog, models: Sequence[str]) -> Arrivals:
+    """The requests of a log as a workload: the times, models, rows, keys, deadlines, priorities and tenants recorded.
+
+    Shed requests are in it, and those for which no worker was there; questions about models or servers are not, nor
+    requests for models that no worker knew. Processes that recorded into one folder are merged by the time of day, each
+    a balancer. Tenants are numbered in the order of their names.
+
+    Args:
+        log: From `read_log`.
+        models: The fleet's, whose indices the arrivals have.
+
+    Raises:
+        ValueError: a share of the requests only was recorded, none was, or one is for none of the models.
+    """
+    for run in log.runs:
+        if run.share < 1:
+            raise ValueError(
+                f"the log has a share of {run.share:g} of the requests of process {run.process}, which is not the "
+                "traffic: record with decision_log.share 1"
+            )
+    came = sorted(_came(log), key=itemgetter(0))
+    if not came:
+        raise ValueError("the log has no request for a model: record while requests flow")
+    index = {name: number for number, name in enumerate(models)}
+    requests = [request for _, _, request in came]
+    if missing := sorted({request.model for request in requests} - index.keys()):
+        raise ValueError(f"the log has requests for {', '.join(missing)}: give these models to the fleet")
+    tenants = {name: number for number, name in enumerate(sorted({request.tenant for request in requests}))}
+    processes = {name: number for number, name in enumerate(sorted({process for _, process, _ in came}))}
+    return Arrivals(
+        time_s=np.array([time_s for time_s, _, _ in came]) - came[0][0],
+        model=np.array([index[request.model] for request in requests], np.int16),
+        rows=_whole([request.rows for request in requests], 1, np.int32),
+        work=np.ones(len(came)),
+        key=np.array([0 if request.key is None else request.key for request in requests], np.uint64),
+        deadline_s=np.array([request.deadline_s for request in requests], np.float64),
+        priority=_whole([request.priority for request in requests], 0, np.int16),
+        balancer=np.array([processes[process] for _, process, _ in came], np.int16),
+        tenant=np.array([tenants[request.tenant] for request in requests], np.int16),
+    )
+
+
+def _whole(values: Sequence[float | FloatArray], lowest: int, kind: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
+    """Whole numbers from what clients wrote, which may be anything."""
+    return np.clip(np.round(np.array(values, np.float64)), lowest, np.iinfo(kind).max).astype(kind)
+
+
+def _came(log: DecisionLog) -> Iterator[tuple[float, str, Request]]:
+    """Time since 1970 in seconds, process and request of all that is load."""
+    seen: Sequence[RecordedDecision | Refusal] = [
+        *(d for d in log.decisions if (d.run, d.request.number) not in log.questions),
+        *(r for r in log.refusals if r.reason != _UNKNOWN),
+    ]
+    for each in seen:
+        if each.request.model:
+            yield unix_s(log, each.run, each.at_s), log.runs[each.run].process, each.request
+
+
+def unix_s(log: DecisionLog, run: int, at_s: float) -> float:
+    """A time in the clock of one of the log's runs, in seconds since 1970."""
+    return at_s - log.runs[run].started_s + log.runs[run].started_unix_s

@@ -1,0 +1,216 @@
+"""The fleet in a scenario's file. The text under a field is its documentation; sections without a class are `spec`'s.
+
+All times are in seconds, but for the tables of measured service times, which are in milliseconds as their sources are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from balancer.core.settings import Settings
+from balancer.files.schema import StrictModel, did_you_mean, field_error
+from simulator.spec import (
+    Autoscale,
+    Batching,
+    Cache,
+    Cold,
+    Device,
+    Fault,
+    FleetSpec,
+    ModelSpec,
+    Network,
+    Noise,
+    Reports,
+    ServiceTime,
+    WorkerSpec,
+)
+
+Positive = Annotated[float, Field(gt=0)]
+Table = Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
+
+_AT_LEAST = {
+    **dict.fromkeys(("concurrency", "default_priority", "instances", "max_batch_rows", "min_workers"), 1),
+    "priority_levels": 1,
+    **dict.fromkeys(("timeout_s", "stale_after_s", "outcome_timeout_s", "max_pending_per_worker"), 1e-6),
+    **dict.fromkeys(("sheddable_max_pending_per_worker", "latency_decay_s", "error_decay_s"), 1e-6),
+    **dict.fromkeys(("service_memory", "service_memory_s", "default_service_s"), 1e-6),
+    **dict.fromkeys(("refill_per_s", "target_pending", "factor", "amount"), 1e-6),
+    "period_s": 1e-3,
+}
+"""By the name of a number in a section that is a plain record; others are at least 0."""
+_AT_MOST = {"loss": 1, "saving": 1, "priority_levels": 8, "max_fallbacks": 16}
+
+
+class ModelSection(StrictModel):
+    """A model as workers hold it. Its service time comes from `measured` or from `device_ms`."""
+
+    measured: str | None = None
+    """Name of a model in the shipped table of measurements, for every device kind of the fleet."""
+    device_ms: Mapping[str, Table] | None = None
+    """By device kind, `*` for any other: milliseconds on the device by rows."""
+    host_ms: Mapping[str, Table] = {}
+    """By device kind, for the same rows: milliseconds on the instance before the device; nothing: none."""
+    noise: Noise = Noise()
+    """A random factor on each execution."""
+    batching: Batching = Batching()
+    """Triton's dynamic batcher."""
+    instances: int = Field(default=1, ge=1)
+    """Executions at once on one worker."""
+
+    @model_validator(mode="after")
+    def _one_service(self) -> Self:
+        if (self.measured is None) == (self.device_ms is None):
+            raise ValueError("must have exactly one of measured, device_ms")
+        for device, table in (self.device_ms or {}).items():
+            if not table:
+                raise field_error(("device_ms", device), table, "must have a point, such as {1: 3.4}")
+        for device, table in self.host_ms.items():
+            if table.keys() != (self.device_ms or {}).get(device, {}).keys():
+                raise field_error(("host_ms", device), dict(table), "must have the rows of the same device's device_ms")
+        levels = self.batching.priority_levels
+        if self.batching.default_priority > levels:
+            rule = f"must be at most priority_levels, {levels}"
+            raise field_error(("batching", "default_priority"), self.batching.default_priority, rule)
+        return self
+
+    def spec(self, name: str, devices: set[str]) -> ModelSpec:
+        """The model for a fleet with these device kinds; raises `ValueError` where nothing was measured for one."""
+        if self.measured is not None:
+            from simulator.service import measured  # noqa: PLC0415 - reads a table that other scenarios do not need
+
+            service = {device: measured(self.measured, device) for device in sorted(devices)}
+        else:
+            service = {device: self._service(device) for device in self.device_ms or {}}
+        return ModelSpec(name, service, self.noise, self.batching, self.instances)
+
+    def _service(self, device: str) -> ServiceTime:
+        table, host = (self.device_ms or {})[device], self.host_ms.get(device, {})
+        rows = tuple(sorted(table))
+        return ServiceTime(rows, tuple(table[r] / 1e3 for r in rows), tuple(host[r] / 1e3 for r in rows if host))
+
+
+class WorkerGroup(StrictModel):
+    """Some equal workers."""
+
+    count: int = Field(default=1, ge=1, le=10_000)
+    """How many."""
+    name: str | None = None
+    """They are called so with a number from 0 behind it; default: the device in lower case, or `worker`."""
+    device: str = "*"
+    """Device kind, which selects the service time."""
+    speed: Positive = 1.0
+    """Divides the device seconds."""
+    weight: Positive = 1.0
+    """As discovery tells balancers."""
+    models: tuple[str, ...] = ()
+    """Models loaded; empty: all."""
+    present: bool = True
+    """Whether they are there at the start; else a `join` or the autoscaler brings them."""
+    sharing: Device = Device()
+    """How executions share the device."""
+
+    @property
+    def base(self) -> str:
+        """The name without its number."""
+        return self.name or ("worker" if self.device == "*" else self.device.lower())
+
+    def spec(self, name: str) -> WorkerSpec:
+        """One of them."""
+        return WorkerSpec(name, self.device, self.speed, self.weight, self.models, self.present, self.sharing)
+
+
+class FleetSection(StrictModel):
+    """All that does not depend on the requests."""
+
+    models: Annotated[Mapping[str, ModelSection], Field(min_length=1)]
+    """By name."""
+    workers: Annotated[tuple[WorkerGroup, ...], Field(min_length=1)]
+    """In groups of equal ones; those whose groups share a name are numbered on."""
+    balancers: int = Field(default=1, ge=1, le=64)
+    """Requests fall to them at random."""
+    reports: Reports = Reports()
+    """The agents' report streams."""
+    network: Network = Network()
+    """Delays between the parts."""
+    faults: tuple[Fault, ...] = ()
+    """What happens to workers."""
+    cold: Cold = Cold()
+    """A worker that has just joined or restarted."""
+    autoscale: Autoscale = Autoscale()
+    """Adds and drains workers."""
+    cache: Cache = Cache()
+    """Keys are cheaper where they were seen."""
+    retries: int = Field(default=2, ge=0, le=16)
+    """Attempts after the first where nothing was executed."""
+    settings: Settings = Settings()
+    """The balancers' settings, as the core has them."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for path, value, rule in itertools.chain(_out_of_range(self), self._strangers()):
+            raise field_error(path, value, rule)
+        return self
+
+    def _strangers(self) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
+        workers = {worker.name: worker for worker in self.worker_specs()}
+        for i, group in enumerate(self.workers):
+            for j, name in enumerate(group.models):
+                if name not in self.models:
+                    yield ("workers", i, "models", j), name, f"no such model; {did_you_mean(name, self.models)}"
+            for name in group.models or self.models:
+                kinds = self.models[name].device_ms
+                if kinds is not None and group.device not in kinds and "*" not in kinds:
+                    rule = f"model {name!r} has no device_ms for it; {did_you_mean(group.device, kinds)}"
+                    yield ("workers", i, "device"), group.device, rule
+        for i, fault in enumerate(self.faults):
+            worker = workers.get(fault.worker)
+            if worker is None:
+                yield ("faults", i, "worker"), fault.worker, f"no such worker; {did_you_mean(fault.worker, workers)}"
+            elif fault.kind == "join" and worker.present:
+                yield ("faults", i, "worker"), fault.worker, "is there from the start: give its group `present: false`"
+            if fault.kind == "errors" and fault.amount > 1:
+                yield ("faults", i, "amount"), fault.amount, "must be a share of requests, at most 1"
+        for name in self.settings.models:
+            if name not in self.models:
+                yield ("settings", "models", name), name, f"no such model; {did_you_mean(name, self.models)}"
+
+    def worker_specs(self) -> tuple[WorkerSpec, ...]:
+        """The workers one by one, named."""
+        workers: list[WorkerSpec] = []
+        numbers: dict[str, int] = {}
+        for group in self.workers:
+            for _ in range(group.count):
+                number = numbers.get(group.base, 0)
+                numbers[group.base] = number + 1
+                workers.append(group.spec(f"{group.base}-{number}"))
+        return tuple(workers)
+
+    def spec(self) -> FleetSpec:
+        """The fleet; raises `ValueError` where a service time was not measured."""
+        devices = {group.device for group in self.workers}
+        return FleetSpec(
+            models=tuple(model.spec(name, devices) for name, model in self.models.items()),
+            workers=self.worker_specs(),
+            **{name: value for name, value in self if name not in ("models", "workers")},
+        )
+
+
+def _out_of_range(section: Any) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
+    """Numbers in the plain records below a section that are not in their range, each with its place and the rule."""
+    if isinstance(section, StrictModel):
+        below: Iterable[tuple[Any, Any]] = ((name, getattr(section, name)) for name in type(section).model_fields)
+    elif is_dataclass(section):
+        below = ((field.name, getattr(section, field.name)) for field in fields(section))
+    else:
+        below = section.items() if isinstance(section, Mapping) else enumerate(section)
+    for name, value in below:
+        if isinstance(value, StrictModel | Mapping | tuple) or is_dataclass(value):
+            yield from (((name, *path), inner, rule) for path, inner, rule in _out_of_range(value))
+        elif isinstance(value, int | float) and not _AT_LEAST.get(name, 0) <= value <= _AT_MOST.get(name, float("inf")):
+            rule = f"must be at least {_AT_LEAST.get(name, 0):g}"
+            yield (name,), value, rule + (f" and at most {_AT_MOST[name]}" if name in _AT_MOST else "")

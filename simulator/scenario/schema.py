@@ -1,0 +1,241 @@
+"""The file of a scenario. The text under a field is its documentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from balancer.files.schema import StrictModel, did_you_mean, field_error
+from simulator.log.workload import recorded_log
+from simulator.scenario.fleet import FleetSection, Positive
+from simulator.spec import FleetSpec
+from simulator.workload.draws import (
+    Between,
+    Exponential,
+    Fixed,
+    Lognormal,
+    Pareto,
+    Sessions,
+    Shares,
+    UniformKeys,
+    ZipfKeys,
+)
+from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Uniform
+from simulator.workload.trace import Recorded, TraceColumns, read_recorded
+from simulator.workload.workload import ModelTraffic, Workload
+from tools.load.arrivals import Bursts
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class OneOf(StrictModel):
+    """A choice: exactly one of the fields is given."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if sum(value is not None for _, value in self) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def only(self) -> Any:
+        """The value given."""
+        return next(value for _, value in self if value is not None)
+
+
+class TraceSection(StrictModel):
+    """Recorded requests, over and over from a place that depends on the seed; what it tells goes before the rest."""
+
+    file: str
+    """CSV, gzipped if the name ends in .gz; beside this file, or one of the shipped traces."""
+    columns: TraceColumns = TraceColumns()
+    """Columns in other units that become rows and work."""
+
+
+class DecisionLogSection(StrictModel):
+    """Requests that a balancer recorded (`decision_log.folder` of its config), repeated as a trace is; their models,
+    rows, keys, deadlines, priorities and tenants go before the rest."""
+
+    path: str
+    """The folder, or one file of it; beside this file."""
+
+
+class ArrivalsSection(OneOf):
+    """When requests arrive."""
+
+    poisson: Poisson | None = None
+    """Independently of each other: `{}`."""
+    uniform: Uniform | None = None
+    """Evenly spaced: `{}`."""
+    bursts: Bursts | None = None
+    """A two-state Markov-modulated Poisson process."""
+    diurnal: Diurnal | None = None
+    """By a sine."""
+    flash_crowd: FlashCrowd | None = None
+    """The rate jumps and decays."""
+    trace: TraceSection | None = None
+    """As recorded in a table."""
+    log: DecisionLogSection | None = None
+    """As a balancer recorded them."""
+
+
+class RowsSection(OneOf):
+    """Rows of a request: sizes that are listed must fit the model's max_batch_rows, drawn ones are capped by it."""
+
+    fixed: Annotated[int, Field(ge=1)] | None = None
+    """Always so many."""
+    uniform: Between | None = None
+    """Each size equally often."""
+    shares: Mapping[Annotated[int, Field(ge=1)], Weight] | None = None
+    """Weight by size."""
+    pareto: Pareto | None = None
+    """Heavy tail up to a bound."""
+    lognormal: Lognormal | None = None
+    """Lognormal."""
+
+    def check(self, model: str, most_rows: int) -> None:
+        """Raise `ValueError` where a listed size is more than the model takes."""
+        largest = max((self.fixed or 0, *(self.shares or ())))
+        if largest > most_rows:
+            raise ValueError(f"rows of {model} are {largest}: give at most {most_rows}, its batching.max_batch_rows")
+
+
+class WorkSection(OneOf):
+    """Work of a request that the balancer does not see, over its mean."""
+
+    exponential: Exponential | None = None
+    """Exponential: `{}`."""
+    lognormal: Lognormal | None = None
+    """Lognormal."""
+    pareto: Pareto | None = None
+    """Heavy tail up to a bound."""
+
+
+class KeysSection(OneOf):
+    """Routing keys."""
+
+    uniform: UniformKeys | None = None
+    """All equally often."""
+    zipf: ZipfKeys | None = None
+    """A few keys are most of the requests."""
+    sessions: Sessions | None = None
+    """A key comes several times and then never again."""
+
+
+class TrafficSection(StrictModel):
+    """The requests to one model."""
+
+    share: Positive = 1.0
+    """Its share of the requests is this over the sum over models; a trace that names models goes before."""
+    rows: RowsSection = RowsSection(fixed=1)
+    """Rows of a request."""
+    work: WorkSection | None = None
+    """Hidden work; none: all the same."""
+    deadline_s: Positive | None = None
+    """From arrival; none: no deadline."""
+
+    def traffic(self, name: str) -> ModelTraffic:
+        """As the workload has it."""
+        rows = self.rows.only
+        if self.rows.fixed is not None or self.rows.shares is not None:
+            rows = Shares(self.rows.shares or {rows: 1.0})
+        work = Fixed() if self.work is None else self.work.only
+        return ModelTraffic(name, self.share, rows, work, math.inf if self.deadline_s is None else self.deadline_s)
+
+
+class WorkloadSection(StrictModel):
+    """The requests. Exactly one of `load`, `rate_per_s` and `clients` says how many there are."""
+
+    load: Positive | None = None
+    """Mean rate as a share of the fleet's capacity (`simulator/capacity.py` defines it)."""
+    rate_per_s: Positive | None = None
+    """Mean rate over all models."""
+    clients: int | None = Field(default=None, ge=1)
+    """A closed loop of so many clients, each of whom sends when it has its answer."""
+    arrivals: ArrivalsSection = ArrivalsSection(poisson=Poisson())
+    """When they arrive, in an open loop."""
+    models: Mapping[str, TrafficSection] = {}
+    """By model; nothing: all the fleet's models alike."""
+    keys: KeysSection | None = None
+    """Routing keys; none: no request has one."""
+    priorities: Mapping[Annotated[int, Field(ge=0, le=1000)], Weight] = {0: 1.0}
+    """Weight by priority number: 1 is the highest, 0 the model's default."""
+    tenants: Annotated[Mapping[str, Weight], Field(min_length=1)] = {"all": 1.0}
+    """Weight by tenant; results number them in this order."""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Self:
+        if [self.load, self.rate_per_s, self.clients].count(None) != 2:
+            raise ValueError("must have exactly one of load, rate_per_s, clients")
+        if self.clients is not None and (self.arrivals.trace or self.arrivals.log):
+            raise field_error(
+                ("clients",), self.clients, "goes without a trace or log, as answers say when requests come"
+            )
+        for name, weights in (("priorities", self.priorities), ("tenants", self.tenants)):
+            if not sum(weights.values()) > 0:
+                raise field_error((name,), dict(weights), "must have a weight above 0")
+        return self
+
+    def workload(self, fleet: FleetSpec, recorded: Recorded | None) -> Workload:
+        """As it is simulated; at a rate of 1 where `load` is given, which the caller resolves."""
+        models = self.models or {model.name: TrafficSection() for model in fleet.models}
+        for model in fleet.models:
+            if model.name in models:
+                models[model.name].rows.check(model.name, model.batching.max_batch_rows)
+        return Workload(
+            rate_per_s=self.rate_per_s or 1.0,
+            traffic=tuple(section.traffic(name) for name, section in models.items()),
+            process=Poisson() if recorded is not None else self.arrivals.only,
+            recorded=recorded,
+            keys=None if self.keys is None else self.keys.only,
+            priorities=Shares(self.priorities),
+            tenants=Shares(dict(enumerate(self.tenants.values()))),
+            clients=self.clients or 0,
+        )
+
+    def recorded(self, folders: Sequence[Path]) -> Recorded | None:
+        """The trace or log, if there is one, from the first of the folders that has it.
+
+        Raises:
+            ValueError: no folder has it, or it does not fit.
+        """
+        trace, log = self.arrivals.trace, self.arrivals.log
+        if trace is not None:
+            return read_recorded(_first("trace", trace.file, folders), trace.columns)
+        return None if log is None else recorded_log(_first("decision log", log.path, folders))
+
+
+def _first(kind: str, name: str, folders: Sequence[Path]) -> Path:
+    """Where the first of the folders has it; ValueError where none does."""
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    if not found:
+        places = " nor in ".join(str(folder) for folder in folders)
+        raise ValueError(f"{kind} {name!r} is neither in {places}; check the name")
+    return found[0]
+
+
+class ScenarioFile(StrictModel):
+    """A scenario; its name is the file's."""
+
+    summary: Annotated[str, Field(min_length=1, max_length=120)]
+    """One line: what is particular about it."""
+    split: Literal["train", "held-out"]
+    """Whether policies may be tuned on it, or are judged by it."""
+    requests: int = Field(default=20_000, ge=1)
+    """How many a run has unless said otherwise."""
+    fleet: FleetSection
+    """The workers, and what is between them and the requests."""
+    workload: WorkloadSection
+    """The requests."""
+
+    @model_validator(mode="after")
+    def _models_known(self) -> Self:
+        for name in self.workload.models:
+            if name not in self.fleet.models:
+                rule = f"no such model in the fleet; {did_you_mean(name, self.fleet.models)}"
+                raise field_error(("workload", "models", name), name, rule)
+        return self

@@ -1,0 +1,1 @@
+"""The requests of a run: when they come, and what each asks for."""

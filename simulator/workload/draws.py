@@ -1,0 +1,273 @@
+"""What requests are like: distributions of rows, hidden work and keys, each read from uniform numbers.
+
+Every distribution is its inverse distribution function. So a request's draw depends on its own uniform number alone:
+a longer run begins as a shorter one, and changing one part of a workload changes no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.hashing import mix_array
+from tools.load.arrivals import FloatArray
+
+UintArray = npt.NDArray[np.uint64]
+
+_MIDPOINTS = (np.arange(1 << 16) + 0.5) / (1 << 16)
+_MAX_KEYS = 10_000_000
+
+
+class Distribution(Protocol):
+    """Positive numbers."""
+
+    @property
+    def mean(self) -> float:
+        """Of the numbers drawn."""
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """Draws for uniform numbers in [0, 1); same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same."""
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        _check_above(0, value=self.value)
+
+    @property
+    def mean(self) -> float:
+        """The value."""
+        return self.value
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """The value, as often as asked."""
+        return np.full(u.shape, float(self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Whole numbers, each equally often."""
+
+    low: int = 1
+    """The least."""
+    high: int = 8
+    """The largest."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"low is {self.low} and high {self.high}: give 1 <= low <= high")
+
+    @property
+    def mean(self) -> float:
+        """The middle."""
+        return (self.low + self.high) / 2
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """Whole numbers as floats."""
+        return self.low + np.floor(u * (self.high - self.low + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Some numbers, each with its share."""
+
+    weights: Mapping[int, float]
+    """By number: its share is its weight over the sum of weights."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        weights = self.weights.values()
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
+            raise ValueError(f"shares are {dict(self.weights)}: give weights of at least 0, one of them above")
+
+    @property
+    def mean(self) -> float:
+        """By the shares."""
+        return sum(number * weight for number, weight in self.weights.items()) / sum(self.weights.values())
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """The numbers in the order given."""
+        cumulated = np.cumsum(list(self.weights.values()))
+        numbers = np.array(list(self.weights), dtype=np.float64)
+        drawn: FloatArray = numbers[np.searchsorted(cumulated[:-1], u * cumulated[-1], side="right")]
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """Heavy tail up to a bound: P(X > x) falls as x^-shape between low and high (bounded Pareto).
+
+    Source: Crovella, Harchol-Balter, Murta, "Task assignment in a distributed system", SIGMETRICS 1998.
+    """
+
+    shape: float = 1.2
+    """The tail's exponent; not 1. Smaller is heavier."""
+    high: float = 64.0
+    """The largest."""
+    low: float = 1.0
+    """The least."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        _check_above(0, shape=self.shape, low=self.low)
+        _check_above(self.low, high=self.high)
+        if self.shape == 1:
+            raise ValueError("shape is 1: give 0.999 or 1.001, say; the mean's formula divides by shape - 1")
+
+    @property
+    def mean(self) -> float:
+        """In closed form."""
+        a, ratio = self.shape, self.low / self.high
+        return float(self.low * a / (a - 1) * (1 - ratio ** (a - 1)) / (1 - ratio**a))
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """By inversion."""
+        kept = 1 - (self.low / self.high) ** self.shape
+        drawn: FloatArray = self.low * (1 - u * kept) ** (-1 / self.shape)
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Exponential of a normal."""
+
+    cv: float = 1.0
+    """Coefficient of variation."""
+    mean: float = 1.0
+    """Mean."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        _check_above(0, cv=self.cv, mean=self.mean)
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """By inversion."""
+        from scipy.special import ndtri  # noqa: PLC0415 - importing it takes longer than all else here
+
+        variance = math.log1p(self.cv**2)
+        # Away from 0, whose quantile is 0: a request without any work.
+        drawn: FloatArray = self.mean * np.exp(math.sqrt(variance) * ndtri(np.maximum(u, 2.0**-53)) - variance / 2)
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Exponential of mean 1."""
+
+    @property
+    def mean(self) -> float:
+        """It is 1."""
+        return 1.0
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        """By inversion."""
+        drawn: FloatArray = -np.log1p(-np.maximum(u, 2.0**-53))
+        return drawn
+
+
+def whole_rows(drawn: FloatArray, max_rows: int) -> npt.NDArray[np.int32]:
+    """Drawn sizes as rows: rounded up, at least 1, at most what the model takes; same shape."""
+    return np.clip(np.ceil(drawn), 1, max_rows).astype(np.int32)
+
+
+def mean_rows(sizes: Distribution, max_rows: int) -> float:
+    """Mean of `whole_rows` over the distribution: of 65,536 equally likely draws."""
+    return float(whole_rows(sizes.quantile(_MIDPOINTS), max_rows).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class UniformKeys:
+    """Each request has one of so many keys, all equally often."""
+
+    count: int
+    """Number of keys."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        _check_count(self.count)
+
+    def draw(self, count: int, generator: np.random.Generator) -> UintArray:
+        """Key hashes, never 0; shape `(count,)`."""
+        return _hashes(np.floor(generator.random(count) * self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class ZipfKeys:
+    """The key of rank r comes as often as r^-exponent says: a few keys are most of the requests."""
+
+    count: int
+    """Number of keys."""
+    exponent: float = 1.0
+    """0: all equally often."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        _check_count(self.count)
+        if not (math.isfinite(self.exponent) and self.exponent >= 0):
+            raise ValueError(f"exponent is {self.exponent}: give a number of at least 0")
+
+    def draw(self, count: int, generator: np.random.Generator) -> UintArray:
+        """Key hashes, never 0; shape `(count,)`."""
+        cumulated = np.cumsum(np.arange(1, self.count + 1, dtype=np.float64) ** -self.exponent)
+        return _hashes(np.searchsorted(cumulated[:-1], generator.random(count) * cumulated[-1], side="right"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Conversations: a key comes several times, while it lasts, and then never again."""
+
+    active: int
+    """Sessions at any moment; a request belongs to each equally often."""
+    mean_requests: float = 8.0
+    """Mean length of a session (geometric); at least 1."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a value out of range."""
+        if not 1 <= self.active <= _MAX_KEYS:
+            raise ValueError(f"active is {self.active}: give a number from 1 to {_MAX_KEYS}")
+        if not self.mean_requests >= 1:
+            raise ValueError(f"mean_requests is {self.mean_requests}: give a number of at least 1")
+
+    def draw(self, count: int, generator: np.random.Generator) -> UintArray:
+        """Key hashes, never 0; shape `(count,)`."""
+        u = generator.random((count, 2))
+        place = np.floor(u[:, 0] * self.active).astype(np.int64)
+        ends = u[:, 1] < 1 / self.mean_requests
+        # How many sessions have ended in a request's place before it: counted place by place, in order of time.
+        order = np.argsort(place, kind="stable")
+        before = np.concatenate(([0], np.cumsum(ends[order])))
+        first = np.searchsorted(place[order], place[order], side="left")
+        ended = np.empty(count, dtype=np.int64)
+        ended[order] = before[:-1] - before[first]
+        return _hashes(ended * self.active + place)
+
+
+Keys = UniformKeys | ZipfKeys | Sessions
+
+
+def _hashes(number: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> UintArray:
+    # From 1 on: the finaliser maps no number below 2^63 to 0, which would mean "no key".
+    hashes: UintArray = mix_array(number.astype(np.uint64) + np.uint64(1))
+    return hashes
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= _MAX_KEYS:
+        raise ValueError(f"count is {count}: give a number of keys from 1 to {_MAX_KEYS}")
+
+
+def _check_above(bound: float, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not (math.isfinite(number) and number > bound):
+            raise ValueError(f"{name} is {number}: give a number above {bound:g}")

@@ -1,0 +1,197 @@
+"""The requests of a run: how often, which models, how large, by when; from a seed.
+
+Every part (times, models, rows, ...) has a generator of its own, and every request its own draws. So another mix leaves
+the times as they are, and a longer run begins as a shorter one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.arrivals import Arrivals
+from simulator.spec import FleetSpec
+from simulator.workload.draws import Distribution, Fixed, Keys, Shares, mean_rows, whole_rows
+from simulator.workload.times import Poisson, Process, draw_times
+from simulator.workload.trace import Recorded
+from tools.load.arrivals import FloatArray
+from tools.load.workload import streams
+
+_PARTS = 8
+_ONE = Fixed()
+_STEADY = Poisson()
+_ALL_ZERO = Shares({0: 1.0})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraffic:
+    """The requests to one model."""
+
+    name: str
+    share: float = 1.0
+    """Its share of the requests is this over the sum over models; a trace that names models goes before."""
+    rows: Distribution = _ONE
+    """Batch sizes: rounded up, capped by the model's `max_batch_rows`; a trace with sizes goes before."""
+    work: Distribution = _ONE
+    """Hidden work, over its own mean; a trace with a work column goes before."""
+    deadline_s: float = math.inf
+    """From arrival; infinite: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the workload asks of one model."""
+
+    share: float
+    """Share of the requests, 0 to 1."""
+    rows: float
+    """Mean rows of a request."""
+    row_work: float
+    """Mean of rows times work: more than `rows` where the large requests are the long ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests without end; `arrivals` cuts off as many as wanted."""
+
+    rate_per_s: float
+    """Long-run mean over all models; unused in a closed loop."""
+    traffic: tuple[ModelTraffic, ...]
+    """By model; the fleet's others get no requests."""
+    process: Process = _STEADY
+    """When they arrive, where no trace tells."""
+    recorded: Recorded | None = None
+    """A trace."""
+    keys: Keys | None = None
+    """Routing keys; None: no request has one."""
+    priorities: Shares = _ALL_ZERO
+    """Shares of priority numbers; 0 is the model's default."""
+    tenants: Shares = _ALL_ZERO
+    """Shares of tenant indices."""
+    clients: int = 0
+    """Above 0: a closed loop of so many clients, all of whom send at 0."""
+
+    def at_rate(self, rate_per_s: float) -> Workload:
+        """The same at another mean rate; lengths of bursts and periods stay in seconds, a trace's shrink or grow."""
+        return replace(self, rate_per_s=rate_per_s)
+
+    def arrivals(self, fleet: FleetSpec, requests: int, seed: int) -> Arrivals:
+        """The first `requests` requests of the run with this seed; equal for equal arguments.
+
+        Raises:
+            ValueError: no request is asked for, or a model is not the fleet's; named, with the remedy.
+        """
+        if requests < 1:
+            raise ValueError(f"requests is {requests}: ask for at least 1")
+        times, models, rows, work, keys, priorities, tenants, balancers = streams(seed, _PARTS)
+        position: npt.NDArray[np.int64] | None = None
+        if self.clients:
+            time_s = np.zeros(requests)
+        elif self.recorded is None:
+            time_s = draw_times(self.process, self.rate_per_s, requests, times)
+        else:
+            time_s, position = self.recorded.window(self.rate_per_s, requests, times.random())
+        model = self._models(fleet, position, models.random(requests))
+        drawn_rows, drawn_work = self._sizes(fleet, model, position, rows.random(requests), work.random(requests))
+        return Arrivals(
+            time_s=time_s,
+            model=model,
+            rows=drawn_rows,
+            work=drawn_work,
+            key=self._keys(requests, position, keys),
+            deadline_s=self._deadlines_s(fleet, model, position),
+            priority=self._told("priorities", position, self.priorities.quantile(priorities.random(requests))),
+            balancer=np.floor(balancers.random(requests) * fleet.balancers).astype(np.int16),
+            tenant=self._told("tenants", position, self.tenants.quantile(tenants.random(requests))),
+            clients=self.clients,
+        )
+
+    def demand(self, fleet: FleetSpec) -> tuple[Demand, ...]:
+        """What is asked of each of the fleet's models, exactly or, for drawn rows, to about 1 in 10,000.
+
+        Raises:
+            ValueError: a model is not the fleet's.
+        """
+        traffic = self._by_model(fleet)
+        shares = np.array([one.share for one in traffic])
+        named = self.recorded.models if self.recorded is not None else None
+        if named is not None:
+            shares = np.bincount(_indices(named, fleet), minlength=len(traffic))
+        shares = shares / shares.sum()
+        return tuple(self._demand(fleet, i, float(shares[i])) for i in range(len(traffic)))
+
+    def _demand(self, fleet: FleetSpec, index: int, share: float) -> Demand:
+        model, traffic, trace = fleet.models[index], self._by_model(fleet)[index], self.recorded
+        rows: FloatArray = np.array(mean_rows(traffic.rows, model.batching.max_batch_rows))
+        work: FloatArray = np.ones(1)
+        if trace is not None and share:
+            own = slice(None) if trace.models is None else np.array(trace.models) == model.name
+            if trace.rows is not None:
+                rows = whole_rows(trace.rows[own], model.batching.max_batch_rows).astype(np.float64)
+            if trace.work is not None:
+                work = trace.work[own]
+        return Demand(share, float(rows.mean()), float((rows * work).mean()))
+
+    def _by_model(self, fleet: FleetSpec) -> list[ModelTraffic]:
+        """One for each of the fleet's models, in its order; `share` 0 where it gets no requests."""
+        named = {one.name: one for one in self.traffic}
+        _indices(tuple(named), fleet)
+        return [named.get(model.name, ModelTraffic(model.name, share=0.0)) for model in fleet.models]
+
+    def _models(self, fleet: FleetSpec, position: npt.NDArray[np.int64] | None, u: FloatArray) -> npt.NDArray[np.int16]:
+        if self.recorded is not None and self.recorded.models is not None:
+            return _indices(self.recorded.models, fleet)[position].astype(np.int16)
+        shares = Shares({i: one.share for i, one in enumerate(self._by_model(fleet))})
+        return shares.quantile(u).astype(np.int16)
+
+    def _sizes(
+        self,
+        fleet: FleetSpec,
+        model: npt.NDArray[np.int16],
+        position: npt.NDArray[np.int64] | None,
+        u_rows: FloatArray,
+        u_work: FloatArray,
+    ) -> tuple[npt.NDArray[np.int32], FloatArray]:
+        rows, work = np.empty(len(model), dtype=np.int32), np.empty(len(model))
+        for i, traffic in enumerate(self._by_model(fleet)):
+            own = model == i
+            sizes, works = traffic.rows.quantile(u_rows[own]), traffic.work.quantile(u_work[own]) / traffic.work.mean
+            if self.recorded is not None and position is not None:
+                sizes = sizes if self.recorded.rows is None else self.recorded.rows[position[own]]
+                works = works if self.recorded.work is None else self.recorded.work[position[own]]
+            rows[own], work[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows), works
+        return rows, work
+
+    def _deadlines_s(
+        self, fleet: FleetSpec, model: npt.NDArray[np.int16], position: npt.NDArray[np.int64] | None
+    ) -> FloatArray:
+        if self.recorded is not None and self.recorded.deadline_s is not None:
+            return self.recorded.deadline_s[position]
+        deadlines_s: FloatArray = np.array([one.deadline_s for one in self._by_model(fleet)])[model]
+        return deadlines_s
+
+    def _told(
+        self, column: Literal["priorities", "tenants"], position: npt.NDArray[np.int64] | None, drawn: FloatArray
+    ) -> npt.NDArray[np.int16]:
+        """What the trace tells of each request, or else what was drawn."""
+        told = None if self.recorded is None else getattr(self.recorded, column)
+        return drawn.astype(np.int16) if told is None else told[position]
+
+    def _keys(
+        self, count: int, position: npt.NDArray[np.int64] | None, generator: np.random.Generator
+    ) -> npt.NDArray[np.uint64]:
+        if self.recorded is not None and self.recorded.keys is not None:
+            return self.recorded.keys[position]
+        return np.zeros(count, dtype=np.uint64) if self.keys is None else self.keys.draw(count, generator)
+
+
+def _indices(names: tuple[str, ...], fleet: FleetSpec) -> npt.NDArray[np.int64]:
+    """Positions of models in the fleet; raises `ValueError` for one that is not there."""
+    known = {model.name: i for i, model in enumerate(fleet.models)}
+    if strange := set(names) - set(known):
+        raise ValueError(f"requests go to model {min(strange)!r}: name one of the fleet's, {sorted(known)}")
+    return np.array([known[name] for name in names], dtype=np.int64)

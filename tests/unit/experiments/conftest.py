@@ -1,0 +1,1 @@
+import support.repository_packages  # noqa: F401  # importing it is what it is for

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from balancer.balancer_tls import BalancerTls
+from balancer.errors import OperatorError
+from balancer.gateway import picker
+from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
+from balancer.gateway.bootstrap_tls import ListenerTls
+from tools.stack.envoyproxy import find_envoy
+
+ENVOY = Path(__file__).parents[3] / "envoy"
+
+
+def rendered(options: BootstrapOptions) -> Any:
+    return yaml.safe_load(render(options))
+
+
+def manager(bootstrap: Any) -> Any:
+    return bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def routes() -> Any:
+    return manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["routes"]
+
+
+def test_the_defaults_are_the_file_that_an_sre_reads() -> None:
+    assert template() == (ENVOY / "bootstrap.yaml").read_text()
+    assert rendered(BootstrapOptions()) == yaml.safe_load(template())
+
+
+def test_the_descriptor_is_compiled_from_the_routing_view(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools compiles the descriptor")
+    out = tmp_path / "routing_view.pb"
+    assert protoc.main(["protoc", f"--proto_path={ENVOY}", f"--descriptor_set_out={out}", "routing_view.proto"]) == 0
+    assert out.read_bytes() == (ENVOY / "routing_view.pb").read_bytes()
+    (extraction,) = [f for f in manager(rendered(BootstrapOptions()))["http_filters"] if "extraction" in f["name"]]
+    assert base64.b64decode(extraction["typed_config"]["descriptor_set"]["inline_bytes"]) == out.read_bytes()
+
+
+EVERYTHING = BootstrapOptions(
+    listener_address="::",
+    listener_port=18080,
+    admin_port=19901,
+    balancers=("balancer-0.balancers:9000", "10.0.0.2:9001", "[::1]:9002"),
+    node_id="edge-7",
+    message_timeout_s=0.05,
+    health_timeout_s=2,
+    flush_interval_s=0.0005,
+    request_buffer_limit_bytes=1000,
+    request_timeout_s=7.5,
+    max_connections=11,
+    max_heap_bytes=2**30,
+    access_log="/dev/stdout",
+)
+UNIX = dataclasses.replace(EVERYTHING, balancers=("unix:/run/0.sock", "10.0.0.2:9001"))
+
+
+def test_options_arrive() -> None:
+    bootstrap = rendered(EVERYTHING)
+    listener = bootstrap["static_resources"]["listeners"][0]
+    assert bootstrap["node"]["id"] == "edge-7"
+    assert listener["address"]["socket_address"] == {"address": "::", "port_value": 18080}
+    assert bootstrap["admin"]["address"]["socket_address"]["port_value"] == 19901
+    assert manager(bootstrap)["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] == 1000
+    (ext_proc,) = [f for f in manager(bootstrap)["http_filters"] if f["name"].endswith("ext_proc")]
+    assert ext_proc["typed_config"]["message_timeout"] == "0.05s"
+    assert manager(bootstrap)["request_timeout"] == "7.5s"
+    heap, connections = bootstrap["overload_manager"]["resource_monitors"]
+    assert heap["typed_config"]["max_heap_size_bytes"] == 2**30
+    assert connections["typed_config"]["max_active_downstream_connections"] == 11
+    (balancer,) = [c for c in bootstrap["static_resources"]["clusters"] if c["name"] == "balancer"]
+    assert balancer["health_checks"][0]["timeout"] == "2s"
+
+
+def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
+    bootstrap = rendered(EVERYTHING)
+    *loggers, own = manager(bootstrap)["access_log"]
+    assert own["name"] == "envoy.access_loggers.file"
+    told = [
+        (
+            logger["filter"]["metadata_filter"]["matcher"]["value"]["string_match"]["exact"],
+            logger["filter"]["metadata_filter"]["match_if_key_not_found"],
+            logger["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"],
+            logger["typed_config"]["common_config"]["buffer_flush_interval"],
+        )
+        for logger in loggers
+    ]
+    assert told == [
+        ("0", True, "balancer_0", "0.0005s"),
+        ("1", True, "balancer_1", "0.0005s"),
+        ("2", True, "balancer_2", "0.0005s"),
+    ]
+    addresses = {
+        cluster["name"]: [
+            tuple(endpoint["endpoint"]["address"]["socket_address"].values())
+            for endpoint in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        ]
+        for cluster in bootstrap["static_resources"]["clusters"]
+        if "load_assignment" in cluster
+    }
+    everyone = [("balancer-0.balancers", 9000), ("10.0.0.2", 9001), ("::1", 9002)]
+    each = {f"balancer_{i}": [address] for i, address in enumerate(everyone)}
+    assert addresses == {"balancer": everyone, "balancer_endpoints": everyone} | each
+
+
+def test_no_time_limit_but_the_clients() -> None:
+    forwarding = [route["route"] for route in routes() if "route" in route]
+    assert {route["cluster"] for route in forwarding} == {"triton_grpc", "triton_http"}
+    assert {route["timeout"] for route in forwarding} == {"0s"}
+
+
+def test_a_refusal_says_what_the_balancer_says_and_does_not_ask_it() -> None:
+    told = {}
+    for route in routes():
+        if "direct_response" in route:
+            told[route["name"]] = route["direct_response"]["body"]["inline_string"]
+            assert route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]["disabled"] is True
+    assert told["grpc_per_server"] == picker._PER_SERVER
+    assert json.loads(told["rest_per_server"]) == {"error": picker._PER_SERVER}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "options",
+    [BootstrapOptions(), EVERYTHING, UNIX, "tls", "secrets"],
+    ids=["defaults", "everything", "unix", "tls", "secrets"],
+)
+def test_envoy_accepts_it(options: BootstrapOptions | str, tmp_path: Path) -> None:
+    path = tmp_path / "bootstrap.yaml"
+    if options == "secrets":
+        text, files = render_with_secrets(with_tls(tmp_path), tmp_path)
+        assert sorted(files) == [
+            *("balancer_authority.yaml", "client_authority.yaml", "gateway_certificate.yaml"),
+            "listener_certificate.yaml",
+        ]
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+    else:
+        text = render(with_tls(tmp_path) if isinstance(options, str) else options)
+    path.write_text(text)
+    command = [find_envoy(), "--mode", "validate", "--config-path", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "deprecated" not in result.stderr
+
+
+def with_tls(directory: Path) -> BootstrapOptions:
+    trustme = pytest.importorskip("trustme", reason="trustme makes the certificates")
+    authority = trustme.CA()
+    leaf = authority.issue_cert("localhost")
+    ca, chain, key = directory / "ca.pem", directory / "chain.pem", directory / "key.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    leaf.cert_chain_pems[0].write_to_path(str(chain))
+    leaf.private_key_pem.write_to_path(str(key))
+    return dataclasses.replace(
+        EVERYTHING,
+        listener_tls=ListenerTls(chain, key, client_ca=ca),
+        balancer_tls=BalancerTls(ca, "localhost", certificate=chain, private_key=key),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"listener_port": 70000}, "listener_port: 70000"),
+        ({"admin_port": -1}, "admin_port: -1"),
+        ({"balancers": ()}, "balancers: empty"),
+        ({"balancers": ("localhost",)}, "balancers: 'localhost'"),
+        ({"balancers": ("h:0",)}, "balancers: 'h:0'"),
+        ({"balancers": (":9000",)}, "balancers: ':9000'"),
+        ({"balancers": ("unix:relative.sock",)}, "balancers: 'unix:relative.sock' has no absolute path"),
+        ({"balancers": ("unix:/run/b.sock", "name:9000")}, "balancers: 'name:9000' is a name"),
+        ({"request_timeout_s": 0}, "request_timeout_s: 0"),
+        ({"max_connections": 0}, "max_connections: 0"),
+        ({"max_heap_bytes": -1}, "max_heap_bytes: -1"),
+        ({"message_timeout_s": 0}, "message_timeout_s: 0"),
+        ({"flush_interval_s": float("nan")}, "flush_interval_s: nan"),
+        ({"request_buffer_limit_bytes": 2**32}, "request_buffer_limit_bytes: 4294967296"),
+        ({"balancer_tls": BalancerTls(Path("ca"), "")}, "balancer_tls.server_name"),
+        ({"balancer_tls": BalancerTls(Path("ca"), "b", certificate=Path("c"))}, "balancer_tls: certificate and"),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(OperatorError, match=message):
+        BootstrapOptions(**wrong)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
+
+from balancer.gateway.endpoints import Ads, Endpoint
+from balancer.gateway.names import ENDPOINTS_TYPE_URL
+
+BOTH = ["triton_grpc", "triton_http"]
+A = Endpoint("a", "10.0.0.1", 8001, 8000)
+B = Endpoint("b", "10.0.0.2", 8001, 8000, "draining")
+C = Endpoint("c", "10.0.0.3", 8001, 8000, "unhealthy")
+
+
+class Subscriber:
+    """An Envoy's end of the stream, by hand."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def ask(
+        self, names: list[str], *, answering: discovery_pb2.DiscoveryResponse | None = None, **more: Any
+    ) -> None:
+        request = discovery_pb2.DiscoveryRequest(type_url=ENDPOINTS_TYPE_URL, resource_names=names, **more)
+        request.node.id = "test"
+        if answering is not None:
+            request.response_nonce = answering.nonce
+            request.version_info = answering.version_info
+        await self.call.write(request)
+
+    async def response(self) -> discovery_pb2.DiscoveryResponse:
+        return await asyncio.wait_for(self.call.read(), 10)
+
+
+@pytest.fixture
+def ads() -> Ads:
+    return Ads()
+
+
+@pytest.fixture
+async def subscribe(ads: Ads) -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    ads.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel)
+        yield lambda: Subscriber(stub.StreamAggregatedResources())
+    await server.stop(None)
+
+
+def assignments(response: discovery_pb2.DiscoveryResponse) -> dict[str, list[tuple[str, int, str]]]:
+    found = {}
+    for resource in response.resources:
+        assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
+        found[assignment.cluster_name] = [
+            (
+                endpoint.endpoint.address.socket_address.address,
+                endpoint.endpoint.address.socket_address.port_value,
+                health_check_pb2.HealthStatus.Name(endpoint.health_status),
+            )
+            for locality in assignment.endpoints
+            for endpoint in locality.lb_endpoints
+        ]
+    return found
+
+
+async def test_both_clusters_and_every_state(ads: Ads, subscribe: Any) -> None:
+    ads.update([B, A, C])
+    envoy = subscribe()
+    await envoy.ask(BOTH)
+    states = [("10.0.0.1", "HEALTHY"), ("10.0.0.2", "DRAINING"), ("10.0.0.3", "UNHEALTHY")]
+    assert assignments(await envoy.response()) == {
+        "triton_grpc": [(address, 8001, state) for address, state in states],
+        "triton_http": [(address, 8000, state) for address, state in states],
+    }
+
+
+async def test_nothing_is_said_before_the_fleet_is_known(ads: Ads, subscribe: Any) -> None:
+    envoy = subscribe()
+    await envoy.ask(BOTH, version_info="of a former life")
+    # Answered in order: this would come second, had the first been answered.
+    ads.update([])
+    assert assignments(await envoy.response()) == {"triton_grpc": [], "triton_http": []}
+
+
+async def test_only_what_changed_is_sent_and_only_what_is_asked_for(ads: Ads, subscribe: Any) -> None:
+    ads.update([A, B])
+    envoy = subscribe()
+    await envoy.ask(["triton_grpc"])
+    first = await envoy.response()
+    assert set(assignments(first)) == {"triton_grpc"}
+    await envoy.ask(["triton_grpc"], answering=first)
+    ads.update([B, A])
+    await envoy.ask(BOTH, answering=first)
+    second = await envoy.response()
+    assert set(assignments(second)) == set(BOTH)
+    assert second.version_info == first.version_info
+    assert second.nonce != first.nonce
+    await envoy.ask(BOTH, answering=second)
+    ads.update([A])
+    third = await envoy.response()
+    assert third.version_info != second.version_info
+    assert len(assignments(third)["triton_http"]) == 1
+
+
+async def test_an_answer_to_an_older_response_changes_nothing(ads: Ads, subscribe: Any) -> None:
+    ads.update([A])
+    envoy = subscribe()
+    await envoy.ask(BOTH)
+    first = await envoy.response()
+    ads.update([A, B])
+    second = await envoy.response()
+    await envoy.ask(["triton_grpc"], answering=first)
+    await envoy.ask(BOTH, answering=second)
+    ads.update([B])
+    assert set(assignments(await envoy.response())) == set(BOTH)
+
+
+async def test_a_refusal_is_counted_and_not_answered_with_the_same(
+    ads: Ads, subscribe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ads.update([A])
+    envoy = subscribe()
+    await envoy.ask(BOTH)
+    refused = await envoy.response()
+    await envoy.ask(BOTH, answering=refused, error_detail={"code": 13, "message": "no such address"})
+    ads.update([B])
+    accepted = await envoy.response()
+    assert (ads.rejections, accepted.nonce) == (1, "2")
+    (record,) = [record for record in caplog.records if "refused" in record.message]
+    assert record.__dict__["detail"] == "no such address"
+
+
+async def test_every_envoy_is_told_and_those_that_left_are_forgotten(ads: Ads, subscribe: Any) -> None:
+    ads.update([A])
+    envoys = [subscribe() for _ in range(3)]
+    for envoy in envoys:
+        await envoy.ask(BOTH)
+        await envoy.response()
+    assert ads.connected == 3
+    await envoys[0].call.done_writing()
+    assert await envoys[0].response() == grpc.aio.EOF
+    ads.update([B])
+    versions = {(await envoy.response()).version_info for envoy in envoys[1:]}
+    assert (ads.connected, len(versions)) == (2, 1)
+
+
+async def test_what_is_not_served_is_not_answered(ads: Ads, subscribe: Any) -> None:
+    ads.update([A])
+    envoy = subscribe()
+    await envoy.call.write(
+        discovery_pb2.DiscoveryRequest(type_url="type.googleapis.com/envoy.config.cluster.v3.Cluster")
+    )
+    await envoy.ask(BOTH)
+    assert (await envoy.response()).type_url == ENDPOINTS_TYPE_URL

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from envoy.data.accesslog.v3 import accesslog_pb2
+
+from balancer.gateway.outcomes import ANOTHERS, REFUSED, AccessLog, Outcome, outcome_of, verdict_of
+
+NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
+
+
+def test_an_empty_entry_is_an_outcome_of_nothing() -> None:
+    assert math.isnan(NOTHING.first_byte_s)
+    assert NOTHING._replace(first_byte_s=0) == Outcome(-1, "", 0, 0, 0, 0, -1, (), 0, 0, "", "", "", 0)
+    assert verdict_of(NOTHING) == (False, "client")
+
+
+def test_latency_is_the_workers_and_duration_is_the_clients() -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    common = entry.common_properties
+    common.time_to_first_upstream_tx_byte.FromMilliseconds(100)
+    common.time_to_first_upstream_rx_byte.FromMilliseconds(150)
+    common.time_to_last_upstream_rx_byte.FromMilliseconds(1200)
+    common.duration.FromMilliseconds(5000)
+    outcome = outcome_of(entry)
+    assert (outcome.latency_s, outcome.first_byte_s) == (pytest.approx(1.1), pytest.approx(0.05))
+    assert outcome.duration_s == 5
+
+
+def test_without_an_answer_latency_is_all_the_time_that_passed() -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.common_properties.time_to_first_upstream_tx_byte.FromMilliseconds(100)
+    entry.common_properties.duration.FromMilliseconds(5000)
+    assert outcome_of(entry).latency_s == 5
+
+
+def test_addresses_are_written_as_envoy_writes_them() -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    address = entry.common_properties.upstream_remote_address.socket_address
+    address.address, address.port_value = "fd00::7", 8001
+    assert outcome_of(entry).upstream == "[fd00::7]:8001"
+
+
+def test_every_response_flag_of_the_api_has_its_abbreviation() -> None:
+    flags = accesslog_pb2.ResponseFlags()
+    for field in flags.DESCRIPTOR.fields:
+        if field.message_type is None:
+            setattr(flags, field.name, True)
+        else:
+            getattr(flags, field.name).SetInParent()
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.common_properties.response_flags.CopyFrom(flags)
+    assert all(flag.isupper() for flag in outcome_of(entry).flags)
+    assert len(outcome_of(entry).flags) == len(flags.DESCRIPTOR.fields)
+
+
+def of_number(number: str, run: str) -> int:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.common_properties.metadata.filter_metadata["balancer"].update({"number": number})
+    return outcome_of(entry, run).number
+
+
+@pytest.mark.parametrize("number", ["", "x", "7", "-1", "A.5", "a1.", "a1.-1", "a1." + "9" * 5000, "a1.\u0663"])
+def test_a_decision_without_a_number_is_a_refusal(number: str) -> None:
+    assert of_number(number, "a1") == REFUSED
+
+
+def test_a_number_belongs_to_the_run_that_gave_it() -> None:
+    assert of_number("a1.7", "a1") == 7
+    assert of_number("b2.7", "a1") == ANOTHERS
+
+
+@pytest.mark.parametrize("seconds", [-1, 86_401, 10**11])
+def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
+    class Listening:
+        def __init__(self) -> None:
+            self.told: list[Outcome] = []
+            self.refused: list[str] = []
+
+        def outcomes(self, outcomes: list[Outcome]) -> None:
+            self.told += outcomes
+
+        def out_of_bounds(self, field: str) -> None:
+            self.refused.append(field)
+
+        def mistaken(self, error: Exception) -> None:
+            raise AssertionError from error
+
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.common_properties.duration.seconds = seconds
+    listening = Listening()
+    AccessLog(listening)._take([entry])
+    assert listening.refused == ["latency_s"]
+    assert math.isnan(listening.told[0].latency_s)
+
+
+@pytest.mark.parametrize("status", ["\u00b2", "9" * 5000, "-1", "", "x"])
+def test_a_grpc_status_that_is_none_is_none(status: str) -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.response.response_headers["grpc-status"] = status
+    assert outcome_of(entry).grpc_status == -1
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/v2/models/m", "m"),
+        ("/v2/models/m/infer", "m"),
+        ("/v2/models/a%2Fb/versions/1/infer?x=/v2/models/y", "a/b"),
+        ("/v2/models/m?x", "m"),
+        ("/v2/models/stats", "stats"),
+        ("/v2/health/ready", ""),
+        ("/v2", ""),
+        ("", ""),
+    ],
+)
+def test_the_model_of_a_rest_path(path: str, model: str) -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.request.path = path
+    assert outcome_of(entry).model == model
+
+
+ANSWER, FAULT, CLIENT, DEADLINE = (True, ""), (False, ""), (False, "client"), (False, "deadline")
+REQUEST = (False, "request")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        ({"http_status": 200, "grpc_status": 0}, ANSWER),
+        ({"http_status": 200}, ANSWER),
+        ({"http_status": 200, "grpc_status": 1}, CLIENT),
+        ({"http_status": 200, "grpc_status": 3}, CLIENT),
+        ({"http_status": 200, "grpc_status": 4}, DEADLINE),
+        ({"http_status": 200, "grpc_status": 5}, CLIENT),
+        ({"http_status": 200, "grpc_status": 2}, REQUEST),
+        ({"http_status": 200, "grpc_status": 13}, REQUEST),
+        ({"http_status": 200, "grpc_status": 14}, FAULT),
+        ({"http_status": 200, "grpc_status": 999}, CLIENT),
+        ({"http_status": 503}, FAULT),
+        ({"http_status": 500}, REQUEST),
+        ({"http_status": 504}, DEADLINE),
+        ({"http_status": 404}, CLIENT),
+        ({"http_status": 400}, CLIENT),
+        ({"http_status": 431}, CLIENT),
+        ({"http_status": 4_000_000_000}, CLIENT),
+        ({"http_status": 200, "grpc_status": 14, "flags": ("UF", "URX")}, FAULT),
+        ({"http_status": 200, "grpc_status": 14, "flags": ("UC",)}, FAULT),
+        ({"http_status": 200, "grpc_status": 0, "flags": ("UR",)}, FAULT),
+        ({"http_status": 0, "flags": ("DC",)}, CLIENT),
+        ({"http_status": 0, "flags": ("DR", "UR")}, CLIENT),
+        ({"http_status": 200, "grpc_status": 4, "flags": ("DT",)}, DEADLINE),
+        ({"http_status": 503, "flags": ("OM",)}, CLIENT),
+        # Nobody was asked: Envoy or the balancer answered.
+        ({"http_status": 503, "upstream": "", "flags": ("UH",)}, CLIENT),
+        ({"http_status": 200, "grpc_status": 14, "upstream": ""}, CLIENT),
+    ],
+)
+def test_what_it_says_of_the_worker(outcome: dict[str, object], verdict: tuple[bool, str]) -> None:
+    assert verdict_of(NOTHING._replace(**({"upstream": "10.0.0.1:8001"} | outcome))) == verdict

@@ -1,0 +1,103 @@
+"""What /explain takes, and what asking leaves behind."""
+
+from __future__ import annotations
+
+import math
+from urllib.parse import parse_qsl
+
+import pytest
+from support.fleets import make_router, model, report
+
+from balancer.core.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
+from balancer.core.settings import ModelSettings, Settings
+from balancer.operate.admin.explain import explain, read_question
+from policies.base import Request
+
+
+def question(text: str) -> Request:
+    return read_question(dict(parse_qsl(text, keep_blank_values=True)))
+
+
+def test_the_largest_that_is_allowed() -> None:
+    name = "ä" * 128
+    asked = question(f"model={name}&version={name}&key={name}&rows={MAX_ROWS}&priority={MAX_PRIORITY}&deadline_ms=1e12")
+    assert (asked.model, asked.version, asked.rows, asked.priority) == (name, name, MAX_ROWS, MAX_PRIORITY)
+    assert asked.deadline_s == 1e9
+    assert question("model=m").deadline_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("", "model", "model: '' is refused; it must be given"),
+        (f"model={'m' * 257}", "model", "256 bytes"),
+        (f"model=m&version={'9' * 257}", "version", "256 bytes"),
+        (f"model=m&key={'k' * 257}", "key", "256 bytes"),
+        ("model=m&rows=1e308", "rows", "from 1 to 65536"),
+        ("model=m&rows=0", "rows", "from 1 to 65536"),
+        ("model=m&rows=-1e6", "rows", "from 1 to 65536"),
+        ("model=m&rows=1.5", "rows", "whole number"),
+        ("model=m&rows=nan", "rows", "'nan' is refused"),
+        ("model=m&rows=inf", "rows", "from 1 to 65536"),
+        (f"model=m&rows={'9' * 5000}", "rows", "256 bytes"),
+        ("model=m&rows=", "rows", "'' is refused"),
+        ("model=m&priority=-1", "priority", f"from 0 to {MAX_PRIORITY}"),
+        ("model=m&priority=1e300", "priority", f"from 0 to {MAX_PRIORITY}"),
+        ("model=m&deadline_ms=-1", "deadline_ms", "from 0"),
+        ("model=m&deadline_ms=inf", "deadline_ms", "to 1e+12"),
+        ("model=m&deadline_ms=x", "deadline_ms", "'x' is refused"),
+        ("model=m&" + "z" * 300 + "=1", "parameter", "must be one of deadline_ms, key"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name_value_and_limit(text: str, field: str, words: str) -> None:
+    with pytest.raises(OutOfBoundsError) as refused:
+        question(text)
+    assert refused.value.field == field
+    assert words in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_where_nobody_is_eligible_each_worker_has_its_probability_and_what_is_seen_of_it() -> None:
+    router = make_router(2)
+    for name in ("w0", "w1"):
+        router.observe(report(name, number=2, ready=False), 0.0)
+    page = explain(router, Request("m", rows=4), 0.1)
+    assert "no worker may serve model 'm'" in page["refused"]
+    for worker in page["workers"]:
+        assert worker["probability"] == 0.0
+        assert worker["eligible"] is False
+        assert worker["why_not"] == ["not ready"]
+        assert worker["sees"]["completion_s"] > 0
+    eligible = explain(make_router(2), Request("m"), 0.1)["workers"][0]
+    assert page["workers"][0].keys() == eligible.keys()
+
+
+def test_a_version_that_nobody_has_says_who_has_which() -> None:
+    page = explain(make_router(1), Request("m", version="7"), 0.1)
+    assert page["refused"] == "no worker has model 'm' version '7'"
+    assert page["workers"][0]["why_not"] == ["version 7 of m is not loaded (it has 1)"]
+
+
+def test_a_pinned_version_is_explained_by_the_router() -> None:
+    router = make_router(1, settings=Settings(models={"m": ModelSettings(versions=("2",))}))
+    assert explain(router, Request("m"), 0.1)["workers"][0]["why_not"] == [
+        "version 1 of m is not permitted (pinned to 2)"
+    ]
+
+
+def test_names_that_are_asked_about_are_not_kept() -> None:
+    router = make_router(2, models=[model("m"), model("n")])
+    explain(router, Request("m"), 0.1)
+
+    def kept() -> tuple[int, int, int]:
+        fleet = router.fleet
+        return len(fleet.models), len(fleet._servable), len(fleet._eligible)
+
+    before = kept()
+    for number in range(5000):
+        explain(router, Request(f"model {number}"), 0.1)
+        explain(router, Request("m", version=f"version {number}"), 0.1)
+    assert kept() == before
+    assert router.failures.total() == 0
+    # Nor are decisions counted.
+    assert router.route(Request("m"), 0.1).number == 0

@@ -1,0 +1,247 @@
+"""What is scraped: bounded, made seldom and in slices, and of the form that Prometheus wants."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.fleets import make_router, model, report
+
+from balancer.core.events import WorkerRemoved
+from balancer.core.router import Router
+from balancer.gateway.endpoints import Ads
+from balancer.operate.metric_series import SLICE_SAMPLES, Counters, Histograms
+from balancer.operate.metrics import Metrics
+from balancer.telemetry.collector import Counts
+from policies.base import Request
+
+MODELS = tuple(model(f"m{number}") for number in range(20))
+
+
+@dataclass
+class FakeConfig:
+    hash: str = "0123456789ab"
+
+
+@dataclass
+class FakeState:
+    config: FakeConfig
+    loaded_at_s: float = 1.7e9
+
+
+@dataclass
+class FakeCertificate:
+    expires_s: float | None
+
+
+def large(workers: int = 64) -> tuple[Router, Metrics]:
+    """A fleet with traffic of every model at every worker."""
+    router = make_router(workers, models=MODELS)
+    metrics = Metrics(router, lambda: 0.0)
+    for worker in router.fleet.names:
+        for loaded in MODELS:
+            metrics.requests_of(loaded.model, worker, "grpc_0").inc()
+            metrics.latency_of(loaded.model, worker).observe(0.015)
+    return router, metrics
+
+
+def whole(metrics: Metrics) -> Metrics:
+    """With something in every family."""
+    certificates = {"envoy": FakeCertificate(1.8e9), "admin": FakeCertificate(None)}
+    counts = Counts(streams=3, silent=1, invalid=2, refused=3, taken_over=4)
+    metrics.watch(counts, Ads(), FakeState(FakeConfig()), certificates)
+    metrics.errors_of("m0", "w0").inc()
+    for counter, labels in (
+        (metrics.decisions, ("p",)),
+        (metrics.refusals, ("shed",)),
+        (metrics.fallbacks, ("no_pick",)),
+        (metrics.handler_errors, ("admin",)),
+        (metrics.refused_inputs, ("explain", "rows")),
+        (metrics.admin_closed, ("full",)),
+        (metrics.config_loads, ("applied",)),
+        (metrics.decision_log_lines, ("written",)),
+        (metrics.guard_breaches, ("p", "slow")),
+        (metrics.rollout_returns, ("p", "slow")),
+    ):
+        counter.labels(*labels).inc()
+    metrics.loop_lag.observe(0.003)
+    metrics.decision_duration.observe(0.0001)
+    return metrics
+
+
+def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    found = (sample for family in families for sample in family.samples if sample.name == name)
+    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in found}
+
+
+def test_promtool_finds_nothing_to_complain_of() -> None:
+    text = whole(large(8)[1]).exposition()
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    families = {family.name: family for family in text_string_to_metric_families(text.decode())}
+    # Of promtool's rules those that can be broken here: it is not installed everywhere.
+    for name, family in families.items():
+        assert family.documentation, name
+        assert re.fullmatch(r"(balancer|process)_[a-z_]+", name)
+        assert not re.search(r"_(ms|us|ns|milliseconds|minutes|hours|percent|kb|mb)(_|$)", name)
+        if family.samples:
+            assert (family.type == "counter") == all(sample.name == f"{name}_total" for sample in family.samples)
+        if family.type == "histogram":
+            for sample in family.samples:
+                if sample.name.endswith("_bucket") and sample.labels["le"] == "+Inf":
+                    assert sample.value >= 1
+
+
+def test_each_family_has_one_head_however_many_slices() -> None:
+    lines = large()[1].exposition().decode().splitlines()
+    heads = [line for line in lines if line.startswith("#")]
+    assert len(heads) == len(set(heads))
+    # 20 models at 64 workers: 14 bounds, infinity, sum and count.
+    assert sum(line.startswith("balancer_request_duration_seconds") for line in lines) == 64 * 20 * 17
+
+
+def test_a_histogram_counts_as_prometheus_does() -> None:
+    family = Histograms("h", "about", ("x",), (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        family.labels("a").observe(value)
+    families = text_string_to_metric_families("".join(family.text()))
+    found = {(s.name, s.labels.get("le")): s.value for metric in families for s in metric.samples}
+    assert found == {
+        ("h_bucket", "1.0"): 2,
+        ("h_bucket", "2.0"): 3,
+        ("h_bucket", "+Inf"): 4,
+        ("h_count", None): 4,
+        ("h_sum", None): 12,
+    }
+
+
+def test_a_name_that_looks_like_a_line_stays_a_name() -> None:
+    names = ['a"} 1\nb{x="', "\\", "\n", "ä\u2028", "}", ""]
+    family = Counters("c", "about", ("x",))
+    for name in names:
+        family.labels(name).inc()
+    (parsed,) = text_string_to_metric_families("".join(family.text()))
+    assert [sample.labels["x"] for sample in parsed.samples] == names
+
+
+def test_made_up_statuses_models_and_workers_add_no_series() -> None:
+    _, metrics = large(2)
+    before = len(metrics.requests)
+    for number in range(100_000):
+        metrics.requests_of("m0", "w0", f"grpc_{17 + number}").inc()
+        metrics.requests_of("m0", "w0", f"http_{1000 + number}").inc()
+    assert len(metrics.requests) == before + 2
+    assert samples(metrics, "balancer_requests_total")["m0", "grpc_other", "w0"] == 100_000
+    for number in range(1000):
+        metrics.requests_of(f"model {number}", f"worker {number}", "http_200").inc()
+        metrics.latency_of(f"model {number}", f"worker {number}").observe(1)
+        metrics.errors_of(f"model {number}", f"worker {number}").inc()
+    assert len(metrics.requests) == before + 3
+    assert len(metrics.latency) == 2 * 20 + 1
+    assert len(metrics.errors) == 1
+
+
+def test_a_family_has_a_most_of_series() -> None:
+    family = Counters("c", "about", ("x", "y"), most=10)
+    for number in range(1000):
+        family.labels(str(number), "y").inc()
+    assert len(family) == 11
+    assert family.labels("other", "other").value == 990
+
+
+def test_series_of_workers_and_models_that_are_gone_are_dropped() -> None:
+    router, metrics = large(3)
+    router.observe(WorkerRemoved("w1"), 0.0)
+    metrics.forget(["w1"])
+    assert metrics.requests.values("worker") == {"w0", "w2"}
+    # Outcomes that come late make no new ones.
+    metrics.requests_of("m0", "w1", "grpc_0").inc()
+    metrics.latency_of("m0", "w1").observe(0.1)
+    assert metrics.latency.values("worker") == {"w0", "w2", "other"}
+    metrics.forget_models(["m3"])
+    assert "m3" not in metrics.requests.values("model") | metrics.latency.values("model")
+    # Whoever forgets to tell: the scrape looks itself.
+    del router.fleet.models["m4"]
+    router.observe(WorkerRemoved("w2"), 0.0)
+    metrics.exposition()
+    assert metrics.latency.values("worker") == {"w0", "other"}
+    assert "m4" not in metrics.latency.values("model")
+
+
+def test_gauges_of_workers_are_what_the_policy_sees() -> None:
+    router = make_router(2)
+    metrics = Metrics(router, lambda: 0.5)
+    router.observe(report("w1", number=2, draining=True), 0.25)
+    for _ in range(3):
+        router.route(Request("m"), 0.5, subset=["w0"])
+    assert samples(metrics, "balancer_worker_in_flight") == {("w0",): 3, ("w1",): 0}
+    assert samples(metrics, "balancer_worker_backlog_seconds")["w0",] > 0
+    assert samples(metrics, "balancer_worker_backlog_seconds")["w1",] == 0
+    assert samples(metrics, "balancer_worker_ready") == {("w0",): 1, ("w1",): 0}
+    assert samples(metrics, "balancer_worker_report_age_seconds") == {("w0",): 0.5, ("w1",): 0.25}
+
+
+def test_what_is_watched_is_told() -> None:
+    metrics = whole(large(1)[1])
+    assert samples(metrics, "balancer_report_streams") == {(): 3}
+    assert samples(metrics, "balancer_report_streams_ended_total") == {
+        ("silent",): 1,
+        ("invalid",): 2,
+        ("refused",): 3,
+        ("taken_over",): 4,
+    }
+    assert samples(metrics, "balancer_envoys_connected") == {(): 0}
+    assert samples(metrics, "balancer_envoy_nacks_total") == {(): 0}
+    assert samples(metrics, "balancer_config_info") == {("0123456789ab",): 1}
+    assert samples(metrics, "balancer_config_loaded_timestamp_seconds") == {(): 1.7e9}
+    assert len(samples(metrics, "balancer_build_info")) == 1
+    assert samples(metrics, "balancer_certificate_expiry_timestamp_seconds") == {("envoy",): 1.8e9}
+
+
+async def test_many_scrapes_at_once_are_one_text_and_the_next_second_another() -> None:
+    router, metrics = large(2)
+    now_s = 5.0
+    metrics = Metrics(router, lambda: now_s)
+    texts = await asyncio.gather(*(metrics.latest() for _ in range(100)))
+    assert all(text is texts[0] for text in texts)
+    now_s += 0.9
+    assert await metrics.latest() is texts[0]
+    now_s += 0.2
+    assert await metrics.latest() is not texts[0]
+
+
+async def test_requests_are_served_between_the_slices_of_a_text() -> None:
+    _, metrics = large()
+    turns = 0
+
+    async def serve() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    serving = asyncio.create_task(serve())
+    text, gzipped = await metrics.latest()
+    serving.cancel()
+    assert turns >= len(text.splitlines()) / SLICE_SAMPLES
+    assert gzip.decompress(gzipped) == text
+    assert len(gzipped) < len(text) / 10
+    assert len(text.splitlines()) == len(metrics.exposition().splitlines()) > 64 * 20 * 17
+
+
+async def test_who_asked_first_may_leave() -> None:
+    _, metrics = large(2)
+    first = asyncio.create_task(metrics.latest())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(metrics.latest())
+    await asyncio.sleep(0)
+    first.cancel()
+    assert b"balancer_build_info" in (await second).plain

@@ -1,0 +1,96 @@
+import json
+import math
+import re
+import struct
+from pathlib import Path
+
+from rich.console import Console
+from unit.tools.demo.synthetic import FLEET, made_up_report, outcome, outcomes
+
+from tools.demo.__main__ import finish
+from tools.demo.page import page
+from tools.demo.plot import draw, line_styles
+from tools.demo.report import as_json, cells, heading
+from tools.demo.steps import DigitsOutcome
+
+
+def test_rows_come_slowest_p99_first_with_an_interval_around_it() -> None:
+    report = made_up_report(outcomes())
+    p99s_s = [row.summary.p99_s for row in report.rows]
+    assert p99s_s == sorted(p99s_s, reverse=True)
+    assert report.rows[0].policy == "round_robin"
+    assert all(row.p99_interval_s[0] <= row.summary.p99_s <= row.p99_interval_s[1] for row in report.rows)
+    assert report.failures() == []
+
+
+def test_the_table_has_a_column_for_each_worker_with_its_device() -> None:
+    report = made_up_report(outcomes())
+    assert heading(report)[-4:] == ["made-up-0 A100", "made-up-1 V100", "made-up-2 A30", "made-up-3 T4"]
+    line = cells(report.rows[0], report.workers)
+    assert len(line) == len(heading(report))
+    assert line[:3] == ["round_robin", "3,000", "0"]
+    assert sum(int(cell.replace(",", "")) for cell in line[-4:]) == 3000
+
+
+def test_a_failed_request_or_a_low_accuracy_is_a_failure_of_the_demo() -> None:
+    failed = made_up_report([outcome("wlpr", 30, failed=2)])
+    assert failed.failures() == ["requests failed under wlpr: {'UNAVAILABLE': 2}"]
+    (failure,) = made_up_report([outcome("wlpr", 30)], DigitsOutcome(540, 513, {})).failures()
+    assert "95.0% of the digits were right" in failure
+    assert made_up_report([outcome("wlpr", 30)], DigitsOutcome(540, 530, {"INTERNAL": 1})).failures()
+
+
+def test_the_json_is_strict_and_says_the_setting() -> None:
+    numbers = json.loads(json.dumps(as_json(made_up_report(outcomes())), allow_nan=False))
+    assert numbers["succeeded"] is True
+    assert {"Machine", "Fleet", "Seed", "Again", "Design"} <= numbers["setting"].keys()
+    assert len(numbers["policies"]) == 8
+    assert set(numbers["policies"][0]["models"]) == {"emulated_tft", "emulated_bert_distilled", "emulated_bert_large"}
+
+
+def test_every_policy_has_a_line_of_its_own() -> None:
+    names = [f"policy {i}" for i in range(12)]
+    assert len(set(line_styles(names).values())) == 12
+
+
+def test_finish_writes_a_picture_and_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    found = outcomes()
+    console = Console(width=200, record=True)
+    assert finish(console, made_up_report(found), found, tmp_path, 1.0) is True
+    png = (tmp_path / "policies.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert width >= 1200
+    assert height >= 800
+    text = (tmp_path / "index.html").read_text()
+    assert 'src="data:image/png;base64,' in text
+    assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\(|<script""", text)
+    assert all(row.policy in text for row in made_up_report(found).rows)
+    assert "expected_latency" in console.export_text()
+    assert json.loads((tmp_path / "results.json").read_text())["succeeded"]
+
+
+def test_failures_are_on_the_page_and_in_the_exit(tmp_path: Path) -> None:
+    found = [outcome("wlpr", 30, failed=2), outcome("random", 50)]
+    report = made_up_report(found)
+    assert finish(Console(), report, found, tmp_path, 1.0) is False
+    assert "requests failed under wlpr" in (tmp_path / "index.html").read_text()
+
+
+def test_names_are_escaped_on_the_page(tmp_path: Path) -> None:
+    found = [outcome("<b>", 30)]
+    report = made_up_report(found)
+    draw(report, found, tmp_path / "p.png")
+    text = page(report, tmp_path / "p.png")
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
+
+
+def test_a_policy_whose_requests_all_failed_is_still_shown(tmp_path: Path) -> None:
+    found = [outcome("wlpr", 30, failed=3000), outcome("random", 50)]
+    report = made_up_report(found)
+    (row,) = [row for row in report.rows if row.policy == "wlpr"]
+    assert math.isnan(row.summary.p99_s)
+    assert "-" in cells(row, report.workers)
+    assert finish(Console(), report, found, tmp_path, 1.0) is False
+    assert FLEET["workers"]

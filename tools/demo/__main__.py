@@ -1,0 +1,113 @@
+"""`python -m tools.demo`: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import click
+import uvloop
+from rich.console import Console
+
+from balancer.errors import OperatorError
+from tools.demo import page, plot, report, traffic
+from tools.demo.stack import DemoError, DemoStack, interruptible
+from tools.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
+from tools.load.display import LiveLine, make_console, milliseconds, share
+from tools.load.runner import Progress
+
+_DEFAULTS = traffic.Plan()
+_INTERRUPTED = 130
+
+
+@click.command(help="Start the whole stack, classify real digits through it, and compare policies under one traffic.")
+@click.option("--out", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("out/demo"), show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help=f"Compare this one; repeat [default: {len(_DEFAULTS.policies)} policies].",
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=_DEFAULTS.rounds, show_default=True)
+@click.option("--window-s", type=float, default=_DEFAULTS.window_s, show_default=True, help="Of each policy and round.")
+@click.option("--rate", "rate_per_s", type=float, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s.")
+@click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS.seed, show_default=True)
+def main(out: pathlib.Path, workers: int, **given: Any) -> None:
+    """See the option `help`."""
+    console = make_console()
+    given["policies"] = given["policies"] or _DEFAULTS.policies
+    try:
+        plan = dataclasses.replace(_DEFAULTS, **given)
+        out.mkdir(parents=True, exist_ok=True)
+        succeeded = uvloop.run(interruptible(demo(console, plan, out, workers)))
+    except (OperatorError, ValueError) as error:
+        console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False)
+        sys.exit(1)
+    except asyncio.CancelledError:
+        console.print("Interrupted; everything that was started has been stopped.")
+        sys.exit(_INTERRUPTED)
+    sys.exit(0 if succeeded else 1)
+
+
+async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers: int) -> bool:
+    """Do all steps and write all files; returns whether all is as it must be.
+
+    Raises:
+        OperatorError: where a part cannot be started, or fails.
+    """
+    began_s = time.monotonic()
+    console.print(f"[bold]1[/] Starting Envoy, the balancer and {workers} Triton servers with emulated GPUs ...")
+    async with DemoStack(out, workers, plan.policies[0]) as stack:
+        console.print(f"  ready after {time.monotonic() - began_s:.0f} s; requests go to {stack.url}")
+        console.print("[bold]2[/] Real inference: held-out handwritten digits to the model digits ...")
+        digits = await digits_accuracy(stack.url)
+        console.print(
+            f"  {digits.right} of {digits.images} right through the whole stack: [bold]{share(digits.accuracy)}[/]"
+        )
+        if digits.why_not:
+            raise DemoError(f"{digits.why_not}; {stack.log_tail()}")
+        windows = plan.rounds * len(plan.policies)
+        console.print(
+            f"[bold]3[/] Bursty traffic to emulated models, about {plan.rate_per_s:.0f} requests/s; the policy is "
+            f"swapped through {stack.config_path} while it flows: {len(plan.policies)} policies, {plan.rounds} windows "
+            f"each, about {plan.sending_s / 60:.1f} minutes ..."
+        )
+        with LiveLine(console) as line:
+
+            def show(turn: int, policy: str, progress: Progress) -> None:
+                line.show(progress, f"window {turn + 1} of {windows}: {policy}")
+
+            outcomes = await compare_policies(stack, plan, show)
+        found = report.make_report(digits, outcomes, plan, await stack.workers_now())
+    return finish(console, found, outcomes, out, time.monotonic() - began_s)
+
+
+def finish(
+    console: Console, found: report.Report, outcomes: list[PolicyOutcome], out: pathlib.Path, took_s: float
+) -> bool:
+    """Show the table, write `results.json`, `policies.png` and `index.html` to `out`; True where nothing failed."""
+    console.print(report.table(found))
+    swaps_s = [seconds for outcome in outcomes for seconds in outcome.swaps_s]
+    console.print(
+        f"{len(swaps_s)} swaps, each in force at most {milliseconds(max(swaps_s))} ms after the file was written."
+    )
+    report.write_text(out / "results.json", json.dumps(report.as_json(found), indent=2, allow_nan=False) + "\n")
+    plot.draw(found, outcomes, out / "policies.png")
+    report.write_text(out / "index.html", page.page(found, out / "policies.png"))
+    console.print(f"Written: {out / 'index.html'} (open it), {out / 'policies.png'}, {out / 'results.json'}")
+    failures = found.failures()
+    for failure in failures:
+        console.print(failure, style="bold red", markup=False)
+    if not failures:
+        console.print(f"[bold green]No request failed.[/] {took_s:.0f} s in all.")
+    return not failures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`balancer profile`: a Triton's service times by batch size."""

