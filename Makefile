@@ -9,10 +9,14 @@ BIN := .venv/bin
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
-setup: .venv/ready ## everything that is needed, into .venv
+setup: .venv/ready balancer/native/kernel.so ## everything that is needed, into .venv
 
 .venv/ready: pyproject.toml deploy/setup triton/requirements.txt
 	@PYTHON=$(PYTHON) deploy/setup
+
+# Of the same sources as the serving process: another one is not loaded.
+balancer/native/kernel.so: .venv/ready $(shell find policies balancer/core balancer/native -name '*.py')
+	$(BIN)/python -m balancer.native.build
 
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
 	$(BIN)/python -m tools.demo
@@ -63,4 +67,4 @@ proto: setup ## code from the .proto files
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out site *.egg-info
+	rm -rf .venv out site *.egg-info balancer/native/kernel.so

@@ -16,6 +16,7 @@ from balancer.config.config import Config
 from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
+from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
 from balancer.core.steering import Steering
 from balancer.discovery.file import FileSource
@@ -28,6 +29,7 @@ from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.gateway.outcomes import AccessLog
 from balancer.gateway.picker import Picker
 from balancer.gateway.picks import ExternalProcessor
+from balancer.native.library import Compiled, Library, LibraryError
 from balancer.operate import logs
 from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
@@ -79,7 +81,7 @@ class App:
         self._number = number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
-        self.router = Router(config.build_policy(), config.settings(), self._seed)
+        self.router = Router(config.build_policy(), config.settings(), self._seed, _kernel())
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
         self._picker = Picker(self.router, self._clock, number, self._run)
@@ -373,3 +375,12 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
     if worker.draining:
         return "draining"
     return "healthy" if usable else "unhealthy"
+
+
+def _kernel() -> Kernel:
+    """The compiled one where there is one that fits."""
+    try:
+        return Compiled(Library())
+    except LibraryError as error:
+        logger.warning("decisions are made in Python, several times as slowly: %s", error)
+        return Kernel()

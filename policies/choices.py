@@ -1,36 +1,32 @@
-"""Choices among costs, each written twice, side by side: over arrays for NumPy, and in plain loops for compiled code.
+"""Choices among costs, in plain loops over one view, which Python runs and numba compiles.
 
-Over arrays: `(cost, eligible[, option])`, shape `(..., n)`, to shares `(..., n)`. In loops: one view's cost (which may
-be written over), eligible, option, scratch of at least 2 n + 1 numbers, and `out`, the shares to be written; they
-return the worker that has it all, or -1. Both give the same bits, but for the last of an exponential.
+A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 2 n + 1 numbers,
+and `out`, the shares to be written; it returns the worker that has it all, or -1.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from policies.base import WORST, BoolArray, FloatArray, IntArray, count_of, least, masked_cost
-from policies.facts import sum_of
+from policies.base import WORST, BoolArray, FloatArray
 
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
 
 
 class Choice(NamedTuple):
-    """In both forms, and the name of the policy's option that it takes; empty: none."""
+    """How shares are filled, and the name of the policy's option that it takes; empty: none."""
 
-    shares: Callable[..., FloatArray]
     fill: Callable[..., int]
     option: str = ""
 
 
 def fill_least(cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray) -> int:
-    """`policies.base.least` in loops."""
+    """The least cost; ties share, infinite and unknown (NaN) costs come last."""
     lowest, ties, first = np.inf, 0, -1
     for w in range(len(out)):
         out[w] = 0.0
@@ -51,62 +47,29 @@ def fill_least(cost: FloatArray, eligible: BoolArray, option: float, scratch: Fl
     return -1
 
 
-LEAST = Choice(least, fill_least)
+LEAST = Choice(fill_least)
 """The least cost; ties share."""
 
 
 def least_of(option: str) -> Choice:
     """The least cost of as many sampled workers as the option says, 0 for all; ties share."""
-    return Choice(sampled_least, fill_sampled_least, option)
+    return Choice(fill_sampled_least, option)
 
 
 def softmin_of(option: str) -> Choice:
     """Shares that fall by e for each `option` times the least cost, so near ties share; at 0 only the least."""
-    return Choice(softmin, fill_softmin, option)
-
-
-def sampled_least(cost: FloatArray, eligible: BoolArray, choices: int) -> FloatArray:
-    """The probability that a worker has the least cost of `choices` eligible ones drawn without replacement.
-
-    Ties within the draw are broken evenly, so equal costs get equal shares. 0 choices means all; so do more than there
-    are. Infinite and NaN costs come last. Shape `(..., n)`; all zero where none is eligible.
-
-    With the costs sorted, the best of the draw has rank r or worse with probability `C(m - r, d) / C(m, d)`; the
-    workers of one cost, at ranks a to b, share what this loses between a and b + 1.
-    """
-    count = count_of(eligible)
-    if choices == 0 or (isinstance(count, int) and choices >= count) or eligible.size == 0:
-        return least(cost, eligible)
-    masked = masked_cost(cost, eligible)
-    n = masked.shape[-1]
-    order = masked.argsort(axis=-1)
-    if isinstance(count, int):
-        survival = _survival_of(count, n, choices)
-    else:
-        survival = _survival(count, n, choices).ravel()
-        order += (np.arange(order.size, step=n)).reshape(*order.shape[:-1], 1)
-        order = order.ravel()
-    ordered = masked.ravel()[order]
-    # One group per run of equal costs; every row starts a group of its own.
-    is_first = np.empty(order.size, dtype=np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    is_first[::n] = True
-    first = is_first.nonzero()[0]
-    end = np.empty_like(first)
-    end[:-1] = first[1:]
-    end[-1:] = order.size
-    size = end - first
-    row = first // n  # survival has n + 1 columns, one more than the costs
-    share = (survival[first + row] - survival[end + row]) / size
-    probabilities = np.empty(order.size)
-    probabilities[order] = share.repeat(size)
-    return probabilities.reshape(masked.shape)
+    return Choice(fill_softmin, option)
 
 
 def fill_sampled_least(
     cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
 ) -> int:
-    """`sampled_least` in loops: a worker's rank is how many cost less."""
+    """The probability that a worker has the least cost of `option` eligible ones drawn without replacement; 0: of all.
+
+    Ties within the draw are broken evenly, so equal costs get equal shares. Infinite and NaN costs come last. The best
+    of the draw has rank r or worse with probability `C(m - r, d) / C(m, d)`; the workers of one cost share what this
+    loses from the first to after the last of them. A worker's rank is how many cost less.
+    """
     n, count = len(out), 0
     for w in range(n):
         if eligible[w]:
@@ -166,42 +129,8 @@ def _rank_of(cost: float, ordered: FloatArray, after: bool) -> int:
     return low
 
 
-def _survival(count: IntArray, n: int, choices: int) -> FloatArray:
-    """The probability that the best of the draw has rank r or worse, for r from 0 to n; shape `(..., n + 1)`.
-
-    `count` has shape `(..., 1)`. Each step is `C(m - r - 1, d) / C(m - r, d) = (m - r - d) / (m - r)`.
-    """
-    left = count - np.arange(n)
-    steps = np.maximum(left - np.minimum(choices, count), 0) / np.maximum(left, 1)
-    survival = np.empty((*steps.shape[:-1], n + 1))
-    survival[..., :1] = np.minimum(count, 1)
-    np.cumprod(steps, axis=-1, out=survival[..., 1:])
-    survival[..., 1:] *= survival[..., :1]
-    return survival
-
-
-@functools.lru_cache(maxsize=64)
-def _survival_of(count: int, n: int, choices: int) -> FloatArray:
-    """`_survival` for one view, kept because a fleet's size rarely changes; shape `(n + 1,)`."""
-    survival = _survival(np.array([count]), n, choices)
-    survival.flags.writeable = False
-    return survival
-
-
-def softmin(cost: FloatArray, eligible: BoolArray, temperature: float) -> FloatArray:
-    """Softmin shares, `(..., n)`, of a scale of `temperature` times the least cost; equal costs get equal shares."""
-    if temperature == 0.0:
-        return least(cost, eligible)
-    masked = masked_cost(cost, eligible)
-    best = np.minimum.reduce(masked, axis=-1, keepdims=True, initial=WORST)
-    shares = np.exp((best - masked) / np.maximum(temperature * best, _LEAST_SCALE_S))
-    # The best has 1 before the division, so a smaller total means that none is eligible.
-    shares /= np.maximum(np.add.reduce(shares, axis=-1, keepdims=True), 1.0)
-    return shares
-
-
 def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray) -> int:
-    """`softmin` in loops."""
+    """Softmin shares of a scale of `option` times the least cost; equal costs get equal shares."""
     if option == 0:
         return fill_least(cost, eligible, option, scratch, out)
     best = WORST
@@ -218,18 +147,10 @@ def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: 
     return -1
 
 
-def in_proportion(share: FloatArray, eligible: BoolArray) -> FloatArray:
-    """Shares in proportion, `(..., n)`."""
-    kept = share * eligible
-    sums = sum_of(kept)
-    shares: FloatArray = kept / np.where(sums > 0.0, sums, 1.0)
-    return shares
-
-
 def fill_in_proportion(
     cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray
 ) -> int:
-    """`in_proportion` in loops."""
+    """Shares in proportion."""
     sums = 0.0
     for w in range(len(out)):
         sums += cost[w] if eligible[w] else 0.0
@@ -238,5 +159,5 @@ def fill_in_proportion(
     return -1
 
 
-IN_PROPORTION = Choice(in_proportion, fill_in_proportion)
+IN_PROPORTION = Choice(fill_in_proportion)
 """Drawn blindly, in proportion to what stands for the cost."""

@@ -14,6 +14,7 @@ from policies.choices import Choice
 from policies.columns import COLUMNS
 from policies.facts import Fact
 from policies.hashing import lots
+from policies.rows import IN_PYTHON, Rows
 
 LOT = "lot"
 """A column beside those of the view: the worker's lot for the request's key, uniform in [0, 1)."""
@@ -104,32 +105,35 @@ class CostPolicy(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """The shares of the choice, `(..., n)`."""
+        return self.answer(request, fleet, IN_PYTHON)
+
+    def answer(self, request: Request, fleet: FleetView, rows: Rows) -> FloatArray:
+        """`probabilities`, where `rows` runs what is written in loops."""
         of_cost, of_candidate = self._calls
         eligible, choice = fleet.eligible, self.choice
-        cost = self._answer(of_cost, request, fleet)
+        facts = {
+            name: rows.fact(fact.of_one, getattr(fleet, fact.column), eligible, self._number_of(fact.option))
+            for name, fact in self.wiring.facts.items()
+        }
+        cost = self._called(of_cost, request, fleet, facts)
         if of_candidate is not None:
-            eligible = eligible & self._answer(of_candidate, request, fleet)
-        if choice.option:
-            return choice.shares(cost, eligible, getattr(self, choice.option))
-        return choice.shares(cost, eligible)
+            eligible = eligible & self._called(of_candidate, request, fleet, facts)
+        cost, eligible = np.broadcast_arrays(cost, eligible)
+        return rows.shares(choice.fill, cost, eligible, self._number_of(choice.option))
 
-    def _answer(self, call: _Call, request: Request, fleet: FleetView) -> Any:
+    def _number_of(self, option: str) -> float:
+        return float(getattr(self, option)) if option else 0.0
+
+    def _called(self, call: _Call, request: Request, fleet: FleetView, facts: Mapping[str, FloatArray]) -> Any:
         given = {name: getattr(fleet, column) for name, column in call.columns}
         for name in call.others:
-            given[name] = self._other(name, request, fleet)
+            if name == LOT:
+                given[name] = lots(request, fleet)
+            elif name == "keyed":
+                given[name] = float(request.key is not None)
+            else:
+                given[name] = facts[name] if name in facts else getattr(request, name)
         return call.function(**given, **call.options)
-
-    def _other(self, name: str, request: Request, fleet: FleetView) -> Any:
-        """What is neither a column nor an option."""
-        if name == LOT:
-            return lots(request, fleet)
-        if name == "keyed":
-            return float(request.key is not None)
-        fact = self.wiring.facts.get(name)
-        if fact is None:
-            return getattr(request, name)
-        option = (getattr(self, fact.option),) if fact.option else ()
-        return fact.of_all(getattr(fleet, fact.column), fleet.eligible, *option)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request, count_of
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +25,17 @@ class RoundRobin(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """1 for the worker whose turn it is, `(..., n)`."""
-        eligible = fleet.eligible
-        count = count_of(eligible)
-        turn: int | IntArray
-        if isinstance(count, int) and isinstance(request.number, int):
-            turn = request.number % max(count, 1)
-        else:
-            turn = (np.asarray(request.number, np.uint64) % np.maximum(count, 1).astype(np.uint64)).astype(np.int64)
-        place = np.cumsum(eligible, axis=-1) - 1
-        chosen: FloatArray = ((place == turn) & eligible).astype(np.float64)
-        return chosen
+        numbers, eligible = np.broadcast_arrays(np.asarray(request.number, np.uint64), fleet.eligible)
+        shares = np.empty(eligible.shape)
+        for row in np.ndindex(shares.shape[:-1]):
+            line = [0.0] * shares.shape[-1]
+            fill_turn(int(numbers[row][0]) if line else 0, eligible[row].tolist(), line)
+            shares[row] = line
+        return shares
 
 
 def fill_turn(number: int, eligible: BoolArray, out: FloatArray) -> int:
-    """`RoundRobin.probabilities` in loops, as `policies.choices` has them."""
+    """Write the shares, as the fills of `policies.choices` do."""
     count, chosen = 0, -1
     for w in range(len(out)):
         out[w] = 0.0

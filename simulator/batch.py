@@ -11,6 +11,7 @@ import numpy.typing as npt
 from balancer.core.router import STICKY
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.costs import CostPolicy
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine import loop, truth
@@ -19,6 +20,7 @@ from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
 from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
+from simulator.engine.rows import COMPILED
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
@@ -174,18 +176,18 @@ class Batch:
         view = view or self.view()
         request = self.request()
         if request.key is None:
-            return policy.probabilities(request, view)
+            return _answer(policy, request, view)
         keyed = np.asarray(request.key) != 0
         with_key = dataclasses.replace(request, key=np.where(keyed, request.key, request.number))
         if policy.needs_key:
-            answer = policy.probabilities(with_key, view)
+            answer = _answer(policy, with_key, view)
             if keyed.all():
                 return answer
-            return np.where(keyed, answer, policy.probabilities(dataclasses.replace(request, key=None), view))
-        answer = policy.probabilities(request, view)
+            return np.where(keyed, answer, _answer(policy, dataclasses.replace(request, key=None), view))
+        answer = _answer(policy, request, view)
         if not self.sticky(policy):
             return answer
-        return np.where(keyed, STICKY.probabilities(with_key, view), answer)
+        return np.where(keyed, _answer(STICKY, with_key, view), answer)
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
@@ -223,3 +225,12 @@ class Batch:
             workers=tuple(worker.name for worker in self.fleets[0].workers),
             models=tuple(model.name for model in self.fleets[0].models),
         )
+
+
+def _answer(policy: Policy, request: Request, view: FleetView) -> FloatArray:
+    """The policy's probabilities, `(e, n)`."""
+    return (
+        policy.answer(request, view, COMPILED)
+        if isinstance(policy, CostPolicy)
+        else policy.probabilities(request, view)
+    )

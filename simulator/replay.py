@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.kernel import picking
 from balancer.operate.decision_log.lines import COLUMNS, arithmetic
 from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
-from policies.hashing import mix, mix_array, unit_array
+from policies.hashing import mix, unit
 
 _BATCH = 4096
 _MOST_SHOWN = 10
@@ -189,24 +190,19 @@ def _answers(policy: Policy, decision: RecordedDecision) -> bool:
 def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequence[int]) -> _Again:
     """As `Router.route` does, for many at once."""
     view = columns_of(batch)
-    recorded = np.array([decision.pick for decision in batch])
     probabilities = _ask(asked, _request(batch), view)
-    cumulative = probabilities.cumsum(axis=-1)
-    total = cumulative[:, -1]
-    numbers = np.array([decision.request.number for decision in batch], np.uint64)
-    mixed = {seed: np.uint64(mix(seed)) for seed in set(seeds)}
-    draws = unit_array(mix_array(np.array([mixed[seed] for seed in seeds], np.uint64) ^ numbers)) * total
-    # As searchsorted(side="right") in each row.
-    picks = np.where(total > 0, np.count_nonzero(cumulative <= draws[:, None], axis=-1), -1)
-    shares = probabilities / np.where(total > 0, total, 1.0)[:, None]
-    rows = np.arange(len(batch))
-    return _Again(
-        probabilities=probabilities,
-        picks=picks,
-        propensity=np.where(picks >= 0, shares[rows, picks], 0.0),
-        given=np.where(recorded >= 0, shares[rows, recorded], 0.0),
-        fallbacks=_fallbacks(batch, view, picks),
-    )
+    picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))
+    fallbacks = []
+    for row, (decision, seed) in enumerate(zip(batch, seeds, strict=True)):
+        shares = probabilities[row].tolist()
+        pick = picking.draw(shares, unit(mix(mix(seed) ^ int(decision.request.number))))
+        total = picking.total_of(shares)
+        if pick >= 0:
+            picks[row], propensity[row] = pick, shares[pick] / total
+        if decision.pick >= 0 and total > 0:
+            given[row] = shares[decision.pick] / total
+        fallbacks.append(_fallbacks(decision, view.eligible[row], view.pending[row], pick))
+    return _Again(probabilities, picks, propensity, given, fallbacks)
 
 
 def _ask(asked: Policy | None, request: Request, view: Columns) -> FloatArray:
@@ -231,15 +227,13 @@ def _request(batch: Sequence[RecordedDecision]) -> Request:
     )
 
 
-def _fallbacks(batch: Sequence[RecordedDecision], view: Columns, picks: IntArray) -> list[tuple[str, ...]]:
-    """As many as were recorded of the eligible workers with the least pending, after the pick."""
-    cost = np.where(view.eligible, view.pending, np.inf)
-    cost[np.arange(len(batch)), picks] = np.inf
-    order = cost.argsort(axis=-1, kind="stable")
-    return [
-        tuple(decision.workers.names[row] for row in rows[: len(decision.fallbacks)] if costs[row] < np.inf)
-        for decision, rows, costs in zip(batch, order, cost, strict=True)
-    ]
+def _fallbacks(decision: RecordedDecision, eligible: BoolArray, pending: FloatArray, pick: int) -> tuple[str, ...]:
+    """As many as were recorded."""
+    line = np.where(eligible, pending, np.inf)
+    line[pick] = np.inf
+    rows = [-1] * len(decision.fallbacks)
+    picking.name_least(line.tolist(), len(rows), rows)
+    return tuple(decision.workers.names[row] for row in rows if row >= 0)
 
 
 def _differences(indices: Sequence[int], batch: Sequence[RecordedDecision], again: _Again) -> Iterator[Mismatch]:

@@ -8,6 +8,7 @@ update functions, which touch one element at a time and so compile as they are.
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import EllipsisType
 from typing import Any, TypeVar
 
@@ -18,6 +19,16 @@ FloatArray = npt.NDArray[np.float64]
 State = TypeVar("State")
 At = int | tuple[Any, ...] | EllipsisType
 """One worker, one worker and model, or all of them: what is written element by element holds for each alike."""
+
+
+def exp(x: Any) -> Any:
+    """e to the x, element by element: for one fleet by the C library, so that compiled code has the same bits.
+
+    NumPy's own may differ in the last one, by processor. It is taken for many fleets at once, where it is far faster.
+    """
+    if np.ndim(x) > 1:
+        return np.exp(x)
+    return np.array([math.exp(one) for one in x.tolist()]) if np.ndim(x) else math.exp(x)
 
 
 def per_worker(fill: float = 0.0) -> Any:

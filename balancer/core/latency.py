@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.columns import At, FloatArray, per_worker
+from balancer.core.columns import At, FloatArray, exp, per_worker
 
 
 @dataclass
@@ -44,11 +44,11 @@ def observe(x: Latency, w: int, latency_s: float, ok: bool, now_s: float, decay_
 
 def error_rate_now(x: Latency, at: At, now_s: float | FloatArray, error_decay_s: float) -> FloatArray:
     """Share of requests that failed, forgotten with time so that an avoided worker is tried again."""
-    rate: FloatArray = x.errors[at] * np.exp(-np.maximum(now_s - x.errors_at_s[at], 0.0) / error_decay_s)
+    rate: FloatArray = x.errors[at] * exp(-np.maximum(now_s - x.errors_at_s[at], 0.0) / error_decay_s)
     return rate
 
 
 def latency_now_s(x: Latency, at: At, now_s: float | FloatArray, decay_s: float) -> FloatArray:
     """The average, forgotten with time so that a worker avoided for one slow answer is tried again."""
-    average_s: FloatArray = x.latency_s[at] * np.exp(-np.maximum(now_s - x.latency_at_s[at], 0.0) / decay_s)
+    average_s: FloatArray = x.latency_s[at] * exp(-np.maximum(now_s - x.latency_at_s[at], 0.0) / decay_s)
     return average_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import pathlib
 import types
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numba
 import numpy as np
 import platformdirs
 
+from balancer.core.columns import exp
 from balancer.native.sources import SOURCES, digest_of
 
 
@@ -58,7 +60,9 @@ def from_source(function: types.FunctionType) -> Any:
     # Not `co_names`, in which fields of records stand as well.
     for name in {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}:
         value = namespace.get(name)
-        if isinstance(value, types.FunctionType) and value.__module__.startswith(("policies.", "balancer.core.")):
+        if value is exp:
+            namespace[name] = math.exp  # The C library's as well.
+        elif isinstance(value, types.FunctionType) and value.__module__.startswith(("policies.", "balancer.core.")):
             namespace[name] = from_source(value)
         elif isinstance(value, np.ndarray) and not value.ndim:
             # A number that NumPy prefers as an array of no axis.

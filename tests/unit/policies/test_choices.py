@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from policies.choices import sampled_least
+from policies.choices import fill_sampled_least
+from policies.rows import IN_PYTHON
+
+
+def sampled_least(cost: np.ndarray, eligible: np.ndarray, choices: int) -> np.ndarray:
+    return IN_PYTHON.shares(fill_sampled_least, cost, eligible, choices)
 
 
 def drawn(cost: list[float], eligible: list[bool], choices: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is written for arrays and in loops gives the same bits: choices among costs, facts of a fleet, turns."""
+"""Choices and facts are the same bits compiled as in Python, over any rows; turns are what round robin answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from policies.base import Request
 from policies.choices import Choice
 from policies.facts import Fact
 from policies.round_robin import RoundRobin, fill_turn
+from policies.rows import IN_PYTHON
+from simulator.engine.rows import COMPILED
 
 VALUES = st.one_of(
     st.sampled_from([0.0, 0.5, 1.0, 2.0, 1e12]), st.floats(0.0, 1000.0), st.sampled_from([np.inf, np.nan])
@@ -21,8 +23,9 @@ WORKERS = st.lists(st.tuples(VALUES, st.booleans()), max_size=40)
 
 
 def arrays(workers: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:
+    """Three rows: as drawn, turned round, and of one half."""
     values, eligible = np.array([one for one, _ in workers], float), np.array([two for _, two in workers], bool)
-    return values, eligible
+    return np.array([values, values[::-1], values]), np.array([eligible, eligible[::-1], eligible & (values < 1.0)])
 
 
 @pytest.mark.parametrize(
@@ -40,11 +43,12 @@ def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple
     if choice is choices.IN_PROPORTION:
         cost = np.nan_to_num(cost, posinf=3.0)  # shares and not costs: finite
     for option in options:
-        shares = choice.shares(cost, eligible, *([option] if choice.option else []))
-        filled, scratch = np.full_like(cost, 7.0), np.full(2 * len(cost) + 1, 7.0)
-        who = choice.fill(cost.copy(), eligible, float(option), scratch, filled)
-        np.testing.assert_allclose(filled, shares, rtol=1e-14 if choice.option == "t" else 0)
-        assert who == -1 or filled[who] == filled.sum() == 1.0
+        shares = IN_PYTHON.shares(choice.fill, cost, eligible, option)
+        np.testing.assert_array_equal(COMPILED.shares(choice.fill, cost, eligible, option), shares)
+        for row, mask in enumerate(eligible):
+            some = mask.any() if choice is not choices.IN_PROPORTION else cost[row][mask].any()
+            assert shares[row].sum() == pytest.approx(1.0 if some else 0.0)
+            assert not shares[row][~mask].any()
 
 
 @pytest.mark.parametrize(
@@ -55,10 +59,22 @@ def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple
 def test_facts(fact: Fact, options: tuple[float, ...], workers: list[tuple[float, bool]]) -> None:
     column, eligible = arrays(workers)
     for option in options:
-        of_all = np.asarray(fact.of_all(column, eligible, *([option] if fact.option else []))).item()
-        of_one = fact.of_one(column, eligible, option, np.zeros(len(column) + 1))
-        # Beyond every number is beyond every number, known or not.
-        assert (np.inf if np.isnan(of_all) else of_all) == of_one
+        found = IN_PYTHON.fact(fact.of_one, column, eligible, option)
+        np.testing.assert_array_equal(COMPILED.fact(fact.of_one, column, eligible, option), found)
+
+
+@given(workers=st.lists(st.floats(0.0, 9.0), min_size=1, max_size=30), share=st.floats(0.0, 1.0))
+def test_quantiles(workers: list[float], share: float) -> None:
+    eligible = np.ones(len(workers), bool)
+    found = IN_PYTHON.fact(facts.quantile_of("x", "q").of_one, np.array(workers), eligible, share)
+    assert found.item() == sorted(workers)[int(share * (len(workers) - 1))]
+
+
+@given(numbers=st.lists(st.floats(0.0, 9.0), max_size=40))
+def test_sorting(numbers: list[float]) -> None:
+    line = list(numbers)
+    choices.sort_in_place(line)  # type: ignore[arg-type]  # what Python runs it on
+    assert line == sorted(numbers)
 
 
 @given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))
