@@ -59,7 +59,7 @@ class Weights(NamedTuple):
 
 def weights_of(network: Network) -> Weights:
     """One network's."""
-    return Weights(*(np.atleast_1d(np.ascontiguousarray(part, np.float64)) for part in network))
+    return Weights(*(np.array(part, np.float64, order="C", ndmin=1) for part in network))
 
 
 def scratch_size(n: int, weights: Weights) -> int:
