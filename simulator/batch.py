@@ -111,7 +111,7 @@ class Batch:
         """
         if workers is None and self.waiting.any():
             raise ValueError("requests wait for a decision already: give their workers")
-        found = None if self.sticky(policy) else decider(policy, self._native)
+        found = None if self.sticky(policy) else decider(policy, self._native, self.sim.sizes.workers)
         if found is None:
             return False
         self.waiting[:] = True

@@ -12,13 +12,15 @@ from policies import BUILTIN, Policy
 from policies.choices import Choice
 from policies.costs import CostPolicy, parameters
 from policies.facts import Fact
+from policies.learned import Learned
+from policies.learned.loops import READS, Weights, fill_learned, scratch_size, weights_of
 from policies.round_robin import RoundRobin, fill_turn
 from simulator.engine.calls import called_by_address
 from simulator.engine.columns import OF_REQUEST, OF_WORKER
 from simulator.engine.compiled import from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
-from simulator.engine.loop import Options
+from simulator.engine.loop import NO_WEIGHTS, Options
 from simulator.engine.native import Native
 from simulator.engine.picks import draw, take
 
@@ -40,18 +42,26 @@ class _Parts(NamedTuple):
     """(sim, options, environment, request, first row, time), compiled: fills `State.shares`; returns who has it all, or
     -1."""
     options: tuple[float, ...]
+    weights: Weights = NO_WEIGHTS
 
 
 _functions: dict[tuple[str, Any], Any] = {}
 """Kept, as code that is called by its address must be."""
 
 
-def decider(policy: Policy, sim: Native) -> Decider | None:
-    """The policy for the arrays of `sim`, compiled at its first use; None where it goes on in NumPy."""
+def decider(policy: Policy, sim: Native, workers: int) -> Decider | None:
+    """The policy, compiled at its first use; None where it goes on in NumPy.
+
+    Args:
+        policy: Which.
+        sim: The arrays it reads.
+        workers: Of the largest fleet in there.
+    """
     parts = _parts(policy)
     if parts is None:
         return None
-    options = Native(Options(np.array((*parts.options, 0.0))))
+    scratch = np.zeros(scratch_size(workers, parts.weights))
+    options = Native(Options(np.array((*parts.options, 0.0)), parts.weights, scratch))
     key = (parts.name, sim.numba_type)
     if key not in _functions:
         _functions[key] = called_by_address(_decide(parts), parts.name, sim, options)
@@ -65,6 +75,8 @@ def _parts(policy: Policy) -> _Parts | None:
         return _of_costs(policy)
     if isinstance(policy, RoundRobin):
         return _Parts(policy.name, (), _by_turn, ())
+    if isinstance(policy, Learned):
+        return _Parts(policy.name, READS, _by_network, (), weights_of(policy.loaded.network))
     return None
 
 
@@ -99,6 +111,16 @@ _fill_turn = from_source(fill_turn)
 def _by_turn(sim: Sim, options: Options, e: int, k: int, first: int, now_s: float) -> int:
     number = sim.known.number[e, sim.demand.balancer[e, k]]
     return _fill_turn(number, sim.state.mask[e], sim.state.shares[e])
+
+
+_fill_learned = from_source(fill_learned)
+
+
+@inlined
+def _by_network(sim: Sim, options: Options, e: int, k: int, first: int, now_s: float) -> int:
+    x, asked = sim.state, sim.demand
+    rows, deadline_s = asked.rows[e, k], asked.deadline_s[e, k]
+    return _fill_learned(x.columns[e], x.mask[e], rows, deadline_s, options.weights, options.scratch, x.shares[e])
 
 
 def _of_costs(policy: CostPolicy) -> _Parts:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.learned.loops import Weights, weights_of
+from policies.learned.network import untrained
 from simulator.engine import batcher, columns, device, faults, knowledge, picks, reports
 from simulator.engine.calls import call
 from simulator.engine.compiled import compiled, inlined, outlined
@@ -68,10 +70,17 @@ OUTSIDE = 0
 """In place of a decider's address: the caller decides."""
 
 
+NO_WEIGHTS = weights_of(untrained(hidden=1))
+
+
 class Options(NamedTuple):
     """What a decider is told, beside the fleet and the request."""
 
     values: FloatArray
+    weights: Weights = NO_WEIGHTS
+    """Of the learned policy."""
+    scratch: FloatArray = NO_WEIGHTS.beta
+    """Of the learned policy, for one decision after the other."""
 
 
 @inlined
