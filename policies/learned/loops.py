@@ -106,6 +106,9 @@ def fill_learned(
     facts = _look(lines, rows, deadline_s)
     _fill_workers(lines, facts, lines, _X)
     _fill_fleet(lines, facts, of_fleet, 0)
+    for i in range(_X, _X + _WORKER):
+        _take_logarithms(lines[i])
+    _take_logarithms(of_fleet)
     _first_layer(lines, of_fleet, weights, mean)
     _look_at_fleet(mean, weights, lead, coefficients)
     score = lines[_SCORE]
@@ -178,29 +181,23 @@ def _cut(ratio: float, most: float) -> float:
 _ratio, _most = relative_cost, 0.0
 
 
-def _fill_feature(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
-    line = out[i]
-    for w in range(len(line)):
-        line[w] = log1p(_cut(_ratio(_of_one(lines, facts, w)), _most))
-
-
-def _fill_term(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
+def _fill_ratio(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
     line = out[i]
     for w in range(len(line)):
         line[w] = _cut(_ratio(_of_one(lines, facts, w)), _most)
 
 
 def _fill_of_fleet(lines: FloatArray, facts: tuple[float, ...], out: FloatArray, i: int) -> None:
-    out[i] = log1p(_cut(_ratio(_of_one(lines, facts, 0)), _most))
+    out[i] = _cut(_ratio(_of_one(lines, facts, 0)), _most)
 
 
-_fill_workers = in_turn(
-    [
-        *(with_names(_fill_feature, _ratio=one.ratio, _most=one.most) for one in OF_WORKER),
-        *(with_names(_fill_term, _ratio=one.ratio, _most=one.most) for one in TERMS),
-    ]
-)
+_fill_workers = in_turn([with_names(_fill_ratio, _ratio=one.ratio, _most=one.most) for one in OF_WORKER + TERMS])
 _fill_fleet = in_turn([with_names(_fill_of_fleet, _ratio=one.ratio, _most=one.most) for one in OF_FLEET])
+
+
+def _take_logarithms(line: FloatArray) -> None:
+    for w in range(len(line)):
+        line[w] = log1p(line[w])
 
 
 def _add_products(lines: FloatArray, first: int, count: int, weights: FloatArray, line: FloatArray) -> None:
