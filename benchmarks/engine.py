@@ -19,8 +19,6 @@ from simulator.run import run
 from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.workload.workload import ModelTraffic, Workload
 
-NUMPY_ALONE = ("learned",)
-"""Policies that the engine does not decide as itself."""
 WORKERS = (8, 32, 128, 256, 1000)
 ENVIRONMENTS = (1, 16, 64, 256, 1024)
 MODELS = (1, 3, 8)
@@ -158,12 +156,7 @@ def measure(quick: bool) -> Section:
     rounds = 1 if quick else ROUNDS
     first_s = first_run_s()
     by_policy = {
-        name: {
-            compiled: speed(Case(compiled), name, rounds)
-            for compiled in (True, False)
-            if not (compiled and name in NUMPY_ALONE)
-        }
-        for name in BUILTIN
+        name: {compiled: speed(Case(compiled), name, rounds) for compiled in (True, False)} for name in BUILTIN
     }
     growth = _growth(1 if quick else 3, (32,) if quick else WORKERS, (1, 16, 256) if quick else ENVIRONMENTS)
     others, others_raw = for_scale(quick)
@@ -215,10 +208,7 @@ def _millions(rate: float) -> str:
 
 def _policy_table(by_policy: dict[str, dict[bool, Speed]], first_s: float) -> Table:
     rows = [
-        [
-            name,
-            *(_millions(speeds[compiled].requests_per_s) if compiled in speeds else "" for compiled in (True, False)),
-        ]
+        [name, *(_millions(speeds[compiled].requests_per_s) for compiled in (True, False))]
         for name, speeds in by_policy.items()
     ]
     title = f"Simulator, million requests routed a second: 32 workers, 3 models, batching, stale reports, load {LOAD}"

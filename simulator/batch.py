@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.kernel.state import Options
 from balancer.core.router import STICKY
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
@@ -63,7 +64,7 @@ class Batch:
         self._tenants = [one.tenant for one in arrivals]
         self._tables = Tables(self.sim.plan)
         self._exact, self._timeline_period_s = exact, timeline_period_s
-        self._no_options = Native(loop.Options(np.zeros(1)))
+        self._no_options = Native(Options(np.zeros(1)))
         self._everyone = np.arange(len(fleets))
         self._keyed = any(one.key.any() for one in arrivals)
         for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
@@ -113,7 +114,7 @@ class Batch:
         """
         if workers is None and self.waiting.any():
             raise ValueError("requests wait for a decision already: give their workers")
-        found = None if self.sticky(policy) else decider(policy, self._native)
+        found = None if self.sticky(policy) else decider(policy, self._native, self.sim.sizes.workers)
         if found is None:
             return False
         self.waiting[:] = True

@@ -19,8 +19,9 @@ from llvmlite import binding
 from numba.core import types
 
 from balancer.core.fleet import Fleet
+from balancer.core.kernel.state import Options
 from balancer.core.settings import Settings
-from balancer.native.call import Options, new_call
+from balancer.native.call import new_call
 from balancer.native.compiling import OPTIONS
 from balancer.native.entries import entries
 from balancer.native.kinds import Native

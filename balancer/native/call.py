@@ -28,12 +28,6 @@ class Call(NamedTuple):
     words: npt.NDArray[np.uint64]
 
 
-class Options(NamedTuple):
-    """What a policy's answer is told beside the fleet and the request."""
-
-    values: npt.NDArray[np.float64]
-
-
 def new_call() -> tuple[bytearray, Call, Record]:
     """All slots at zero: as bytes, as numbers, and the record that the library takes."""
     slots = bytearray(8 * SLOTS)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from balancer.core.kernel import counting, picking
 from balancer.core.kernel.answers import Compiler, answering
-from balancer.core.kernel.state import Ask, Books
+from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
     DEADLINE_S,
     FALLBACKS,
@@ -28,7 +28,6 @@ from balancer.native.call import (
     SERVED,
     SHARE,
     Call,
-    Options,
     symbol_of,
 )
 from balancer.native.compiling import from_source, inlined
@@ -143,7 +142,7 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
 
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
-        answer(x, options.values, 0, 0, _ask(call), call.numbers[NOW_S])
+        answer(x, options, 0, 0, _ask(call), call.numbers[NOW_S])
         return _pick(x, call)
 
     return entry

@@ -11,9 +11,9 @@ import numpy as np
 
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.plain import Kernel, Picked, Sight
-from balancer.core.kernel.state import Books, Desk
+from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
-from balancer.native.call import ASKED, MOST_FALLBACKS, Options, new_call, symbol_of
+from balancer.native.call import ASKED, MOST_FALLBACKS, new_call, symbol_of
 from balancer.native.record import BOOKS, Record
 from balancer.native.sources import SOURCES, digest_of
 from policies.base import BoolArray, FloatArray, Policy, Request

@@ -69,7 +69,7 @@ def write_artifact(artifact: Artifact) -> bytes:
     """The file; equal artifacts and records give equal bytes."""
     record = {
         "format": _FORMAT,
-        "schema": {"hash": SCHEMA, "features": [feature._asdict() for feature in FEATURES]},
+        "schema": {"hash": SCHEMA, "features": [feature.described() for feature in FEATURES]},
         "digest": artifact.digest,
         **artifact.record,
     }

@@ -2,20 +2,82 @@
 
 A feature is `log1p(min(ratio, most))` of a ratio of at least 0; a cost term is `min(ratio, most)` itself. Ratios to the
 best worker, and means over the eligible ones, make the same network fit fleets of any size and speed.
+
+A ratio is declared once, as a function of elements: here it is given arrays, in `loops.py` numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from policies.base import WORST, FleetView, FloatArray, Request, count_of, masked_cost
+from policies.base import WORST, FleetView, FloatArray, Request, count_of
 
 ERROR_PENALTY_S = 1.0
 """Seconds that a failed request counts as; as `expected_latency` has it."""
+
+# Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
+_TINY_S, _ERROR_S, _ZERO, _ONE = np.array(1e-6), np.array(ERROR_PENALTY_S), np.array(0.0), np.array(1.0)
+_WORST, _INF = np.array(WORST), np.array(np.inf)
+
+
+Elements: TypeAlias = Any
+"""A `FloatArray`, or a number: mypy has no type for a function of either."""
+
+
+class Seen(NamedTuple):
+    """What ratios are made of: arrays that broadcast against `(..., n)`, or the numbers of one worker."""
+
+    marginal_s: Elements
+    """completion_s - backlog_s."""
+    backlog_s: Elements
+    pending: Elements
+    in_flight: Elements
+    reported_pending: Elements
+    service_s: Elements
+    """See `at_least_tiny`."""
+    latency_s: Elements
+    error_rate: Elements
+    report_age_s: Elements
+    cost_s: Elements
+    """See `cost_of`."""
+    best_s: Elements
+    """The least cost of the eligible workers, not quite 0; the same for all, as are those that follow."""
+    least_service_s: Elements
+    mean_pending: Elements
+    workers: Elements
+    """How many are eligible."""
+    rows: Elements
+    deadline_s: Elements
+    """See `at_least_tiny`."""
+
+
+# Functions of elements: arrays or numbers.
+def cost_of(completion_s: Elements, error_rate: Elements) -> Elements:
+    """What a pick is expected to cost, errors counted as seconds; infinite and unknown (NaN) ones are `WORST`."""
+    return np.fmin(completion_s + _ERROR_S * error_rate, _WORST)
+
+
+def at_least_tiny(duration_s: Elements) -> Elements:
+    """Seconds to divide by."""
+    return np.maximum(duration_s, _TINY_S)
+
+
+def relative_cost(s: Seen) -> Elements:
+    """How much worse than the best; a feature, and what the score is based on."""
+    return s.cost_s / s.best_s - _ONE
+
+
+def _externality(s: Seen) -> Elements:
+    return s.marginal_s * s.pending / s.best_s
+
+
+def _staleness(s: Seen) -> Elements:
+    return s.report_age_s / s.best_s
 
 
 class Feature(NamedTuple):
@@ -27,47 +89,68 @@ class Feature(NamedTuple):
     unit: str
     most: float
     """Where the ratio is cut off."""
+    ratio: Callable[[Seen], Any]
+    """The same as `of`, of elements."""
+
+    def described(self) -> dict[str, Any]:
+        """JSON-like; for people, and for the schema."""
+        return {"name": self.name, "of": self.of, "unit": self.unit, "most": self.most}
 
 
-FEATURES = (
-    Feature("excess", "cost / best - 1", "1", 100.0),
-    Feature("backlog", "backlog_s / service_s", "services", 1000.0),
-    Feature("slowness", "service_s / least service_s - 1", "1", 100.0),
-    Feature("marginal", "(completion_s - backlog_s) / service_s", "services", 100.0),
-    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0),
-    Feature("pending", "pending", "requests", 1000.0),
-    Feature("others", "pending - in_flight", "requests", 1000.0),
-    Feature("reported_pending", "reported_pending", "requests", 1000.0),
-    Feature("staleness", "report_age_s / best", "1", 100.0),
-    Feature("error_rate", "error_rate", "share", 1.0),
-    Feature("latency", "latency_s / cost", "1", 100.0),
-    Feature("urgency", "cost / deadline_s", "1", 10.0),
-    Feature("rows", "rows", "rows", 1000.0),
-    Feature("workers", "eligible workers", "workers", 16.0),
-    Feature("load", "best / least service_s", "services", 1000.0),
-    Feature("mean_pending", "mean pending", "requests", 1000.0),
+OF_WORKER = (
+    Feature("excess", "cost / best - 1", "1", 100.0, relative_cost),
+    Feature("backlog", "backlog_s / service_s", "services", 1000.0, lambda s: s.backlog_s / s.service_s),
+    Feature(
+        "slowness", "service_s / least service_s - 1", "1", 100.0, lambda s: s.service_s / s.least_service_s - _ONE
+    ),
+    Feature(
+        "marginal",
+        "(completion_s - backlog_s) / service_s",
+        "services",
+        100.0,
+        lambda s: s.marginal_s / s.service_s,
+    ),
+    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
+    Feature("pending", "pending", "requests", 1000.0, lambda s: s.pending),
+    Feature("others", "pending - in_flight", "requests", 1000.0, lambda s: s.pending - s.in_flight),
+    Feature("reported_pending", "reported_pending", "requests", 1000.0, lambda s: s.reported_pending),
+    Feature("staleness", "report_age_s / best", "1", 100.0, _staleness),
+    Feature("error_rate", "error_rate", "share", 1.0, lambda s: s.error_rate),
+    Feature("latency", "latency_s / cost", "1", 100.0, lambda s: s.latency_s / s.cost_s),
+    Feature("urgency", "cost / deadline_s", "1", 10.0, lambda s: s.cost_s / s.deadline_s),
 )
+OF_FLEET = (
+    Feature("rows", "rows", "rows", 1000.0, lambda s: s.rows),
+    Feature("workers", "eligible workers", "workers", 16.0, lambda s: s.workers),
+    Feature("load", "best / least service_s", "services", 1000.0, lambda s: s.best_s / s.least_service_s),
+    Feature("mean_pending", "mean pending", "requests", 1000.0, lambda s: s.mean_pending),
+)
+"""The same for every worker."""
+FEATURES = OF_WORKER + OF_FLEET
 """In the order of the network's inputs. cost = completion_s + error_rate * 1 s; best = the least cost; least and mean
 are over the eligible workers."""
 
 TERMS = (
-    Feature("backlog", "backlog_s / best", "1", 1000.0),
-    Feature("marginal", "(completion_s - backlog_s) / best", "1", 1000.0),
-    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0),
-    Feature("service", "service_s / best", "1", 1000.0),
-    Feature("latency", "latency_s / best", "1", 1000.0),
-    Feature("staleness", "report_age_s / best", "1", 1000.0),
+    Feature("backlog", "backlog_s / best", "1", 1000.0, lambda s: s.backlog_s / s.best_s),
+    Feature("marginal", "(completion_s - backlog_s) / best", "1", 1000.0, lambda s: s.marginal_s / s.best_s),
+    Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
+    Feature("service", "service_s / best", "1", 1000.0, lambda s: s.service_s / s.best_s),
+    Feature("latency", "latency_s / best", "1", 1000.0, lambda s: s.latency_s / s.best_s),
+    Feature("staleness", "report_age_s / best", "1", 1000.0, _staleness),
 )
 """Costs relative to the best, that the network weighs and adds."""
 
 _COLUMNS = 2
 """Counts up when a column of the view comes to mean something else: 2, since `completion_s` knows what executes."""
-SCHEMA = hashlib.sha256(json.dumps([_COLUMNS, FEATURES, TERMS]).encode()).hexdigest()[:16]
+SCHEMA = hashlib.sha256(
+    json.dumps([_COLUMNS, *([[*one.described().values()] for one in ones] for ones in (FEATURES, TERMS))]).encode()
+).hexdigest()[:16]
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
-_MOST = np.array([one.most for one in (*FEATURES, *TERMS)])[:, None]
-# Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
-_TINY_S, _ERROR_S, _ZERO, _ONE = np.array(1e-6), np.array(ERROR_PENALTY_S), np.array(0.0), np.array(1.0)
+_LINES = TERMS + OF_WORKER + OF_FLEET
+_RATIOS = tuple(dict.fromkeys(one.ratio for one in TERMS + OF_WORKER))
+"""Each once, though it may be an input twice."""
+_MOST = np.array([one.most for one in _LINES])[:, None]
 
 
 class Inputs(NamedTuple):
@@ -90,45 +173,44 @@ def inputs(request: Request, fleet: FleetView) -> Inputs:
 
 
 def _inputs(request: Request, fleet: FleetView) -> Inputs:
-    eligible = fleet.eligible
-    completion_s, backlog_s, pending = fleet.completion_s, fleet.backlog_s, fleet.pending
-    error_rate, latency_s = fleet.error_rate, fleet.latency_s
-    service_s = np.maximum(fleet.service_s, _TINY_S)
-    cost_s = masked_cost(completion_s + _ERROR_S * error_rate, eligible)
-    best_s = np.maximum(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST), _TINY_S)
-    least_service_s = np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible)
-    marginal_s = completion_s - backlog_s
-    count = np.maximum(count_of(eligible), 1)
-    relative = cost_s / best_s - _ONE
-    # An input a row, so that each is written in one piece; the network wants a worker a row.
-    stacked = np.empty((len(_MOST), *eligible.shape))
-    x, z = stacked[: len(FEATURES)], stacked[len(FEATURES) :]
-    z[0] = backlog_s
-    z[1] = marginal_s
-    np.multiply(marginal_s, pending, out=z[2])
-    z[3] = service_s
-    z[4] = latency_s
-    z[5] = fleet.report_age_s
-    z /= best_s
-    x[0] = relative
-    np.divide(backlog_s, service_s, out=x[1])
-    np.subtract(service_s / least_service_s, _ONE, out=x[2])
-    np.divide(marginal_s, service_s, out=x[3])
-    x[4] = z[2]
-    x[5] = pending
-    np.subtract(pending, fleet.in_flight, out=x[6])
-    x[7] = fleet.reported_pending
-    x[8] = z[5]
-    x[9] = error_rate
-    np.divide(latency_s, cost_s, out=x[10])
-    np.divide(cost_s, np.maximum(request.deadline_s, _TINY_S), out=x[11])
-    x[12] = request.rows
-    x[13] = count
-    x[14] = best_s / least_service_s
-    x[15] = np.add.reduce(pending, axis=-1, keepdims=True, where=eligible) / count
-    flat = stacked.reshape(len(stacked), -1)
+    seen, shape = _see(request, fleet), fleet.eligible.shape
+    ratios = {ratio: ratio(seen) for ratio in _RATIOS}
+    # An input a line, so that each is written in one piece; the network wants a worker a line.
+    lines = np.empty((len(_LINES), *shape))
+    differ = len(TERMS) + len(OF_WORKER)
+    written = lines.reshape(len(lines) * shape[0], *shape[1:])[: differ * shape[0]]
+    np.concatenate([ratios[one.ratio] for one in _LINES[:differ]], out=written)
+    for line, one in zip(lines[differ:], OF_FLEET, strict=True):
+        line[...] = one.ratio(seen)
+    flat = lines.reshape(len(lines), -1)
     np.fmin(flat, _MOST, out=flat)
     np.fmax(flat, _ZERO, out=flat)
+    x = flat[len(TERMS) :]
     np.log1p(x, out=x)
-    by_worker = np.ascontiguousarray(flat.T).reshape(*eligible.shape, len(stacked))
-    return Inputs(by_worker[..., : len(FEATURES)], by_worker[..., len(FEATURES) :], relative, best_s)
+    by_worker = np.ascontiguousarray(flat.T).reshape(*shape, len(lines))
+    return Inputs(by_worker[..., len(TERMS) :], by_worker[..., : len(TERMS)], ratios[relative_cost], seen.best_s)
+
+
+def _see(request: Request, fleet: FleetView) -> Seen:
+    eligible, completion_s, backlog_s, pending = fleet.eligible, fleet.completion_s, fleet.backlog_s, fleet.pending
+    error_rate, service_s, count = fleet.error_rate, at_least_tiny(fleet.service_s), count_of(eligible)
+    count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
+    cost_s = np.where(eligible, cost_of(completion_s, error_rate), _INF)
+    return Seen(
+        marginal_s=completion_s - backlog_s,
+        backlog_s=backlog_s,
+        pending=pending,
+        in_flight=fleet.in_flight,
+        reported_pending=fleet.reported_pending,
+        service_s=service_s,
+        latency_s=fleet.latency_s,
+        error_rate=error_rate,
+        report_age_s=fleet.report_age_s,
+        cost_s=cost_s,
+        best_s=at_least_tiny(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST)),
+        least_service_s=np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible),
+        mean_pending=np.add.reduce(pending, axis=-1, keepdims=True, where=eligible) / count,
+        workers=count,
+        rows=request.rows,
+        deadline_s=at_least_tiny(request.deadline_s),
+    )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from balancer.core.kernel import picking
-from balancer.core.kernel.answers import Answering, Compiler, answering
+from balancer.core.kernel.answers import Answering, Compiler, answering, options_of
+from balancer.core.kernel.state import Options
 from balancer.native.kinds import Native
 from policies import Policy
 from simulator.engine.calls import called_by_address
 from simulator.engine.compiled import from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
-from simulator.engine.loop import Options, ask_of, uniform_of
+from simulator.engine.loop import ask_of, uniform_of
 
 _COMPILER = Compiler(from_source, inlined)
 _draw = from_source(picking.draw)
@@ -32,12 +31,18 @@ _functions: dict[tuple[str, Any], Any] = {}
 """Kept, as code that is called by its address must be."""
 
 
-def decider(policy: Policy, sim: Native) -> Decider | None:
-    """The policy for the arrays of `sim`, compiled at its first use; None where it goes on in NumPy."""
+def decider(policy: Policy, sim: Native, workers: int) -> Decider | None:
+    """The policy, compiled at its first use; None where it goes on in NumPy.
+
+    Args:
+        policy: Which.
+        sim: The arrays it reads.
+        workers: Of the largest fleet in there.
+    """
     found = answering(policy, _COMPILER)
     if found is None:
         return None
-    options = Native(Options(np.array((*found.options, 0.0))))
+    options = Native(options_of(found, workers))
     key = (found.name, sim.numba_type)
     if key not in _functions:
         _functions[key] = called_by_address(_decide(found), found.name, sim, options)
@@ -49,7 +54,7 @@ def _decide(found: Answering) -> Any:
 
     def decide(sim: Sim, options: Options, e: int, k: int, now_s: float) -> int:
         b = sim.demand.balancer[e, k]
-        w = answer(sim, options.values, e, row(sim, e, b, 0), ask_of(sim, e, k), now_s)
+        w = answer(sim, options, e, row(sim, e, b, 0), ask_of(sim, e, k), now_s)
         if w < 0:
             w = _draw(sim.desk.shares[e], uniform_of(sim, e, b))
         return w

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from balancer.core.kernel import picking
-from balancer.core.kernel.state import Ask
+from balancer.core.kernel.state import Ask, Options
 from simulator.engine import batcher, device, faults, knowledge, reports
 from simulator.engine.calls import call
 from simulator.engine.compiled import compiled, from_source, inlined, mix, outlined
@@ -52,7 +51,6 @@ from simulator.engine.layout import (
     TIMELINE_ROW,
     TIMER,
     UP,
-    FloatArray,
     Sim,
 )
 from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
@@ -65,12 +63,6 @@ _OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.S
 
 OUTSIDE = 0
 """In place of a decider's address: the caller decides."""
-
-
-class Options(NamedTuple):
-    """What a decider is told, beside the fleet and the request."""
-
-    values: FloatArray
 
 
 @inlined

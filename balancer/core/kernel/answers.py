@@ -9,16 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from balancer.core.kernel.of_worker import OF_REQUEST, OF_WORKER
-from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, Ask, Books, FloatArray
+from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, NO_WEIGHTS, Ask, Books, Options
 from policies import BUILTIN
 from policies.base import Policy
 from policies.choices import Choice
 from policies.costs import CostPolicy, parameters
 from policies.facts import Fact
+from policies.learned import Learned
+from policies.learned.loops import READS, Weights, fill_learned, scratch_size, weights_of
 from policies.round_robin import RoundRobin, fill_turn
 
-Answer = Callable[[Books, FloatArray, int, int, Ask, float], int]
+Answer = Callable[[Books, Options, int, int, Ask, float], int]
 """(books, options, fleet, row of its first worker, request, time): fills `Desk.shares` for the workers in `Desk.mask`;
 returns who has it all, or -1."""
 
@@ -39,6 +43,7 @@ class Answering(NamedTuple):
     """Tells apart what differs in code; options differ in numbers alone."""
     answer: Answer
     options: tuple[float, ...]
+    weights: Weights = NO_WEIGHTS
 
 
 def answering(policy: Policy, compiler: Compiler) -> Answering | None:
@@ -49,16 +54,64 @@ def answering(policy: Policy, compiler: Compiler) -> Answering | None:
         return _by_cost(policy, compiler)
     if isinstance(policy, RoundRobin):
         return Answering(policy.name, _by_turn(compiler), ())
+    if isinstance(policy, Learned):
+        return Answering(policy.name, _by_network(compiler), (), weights_of(policy.loaded.network))
     return None
+
+
+def options_of(found: Answering, workers: int) -> Options:
+    """What the answer is told, for fleets of at most so many workers."""
+    return Options(np.array((*found.options, 0.0)), found.weights, np.zeros(scratch_size(workers, found.weights)))
 
 
 def _by_turn(compiler: Compiler) -> Answer:
     fill = compiler.source(fill_turn)
 
-    def answer(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
         return int(fill(ask.number, x.desk.mask[e], x.desk.shares[e]))
 
     return _step(compiler, answer)
+
+
+def _by_network(compiler: Compiler) -> Answer:
+    fill, fill_columns = compiler.source(fill_learned), _filling(compiler, READS)
+
+    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
+        fill_columns(x, options, e, first, ask, now_s)
+        d = x.desk
+        asked = ask.rows, ask.deadline_s
+        return int(fill(d.columns[e], d.mask[e], *asked, options.weights, options.scratch, d.shares[e]))
+
+    return _step(compiler, answer)
+
+
+def _filling(compiler: Compiler, columns: Sequence[str]) -> Any:
+    """A step that computes these columns."""
+    return _one_after_the_other(
+        compiler, [_fill_column(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(columns)]
+    )
+
+
+def _fill_column(compiler: Compiler, i: int, of_worker: Any) -> Any:
+    def fill(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
+        line = x.desk.columns[e, i]
+        for w in range(len(line)):
+            line[w] = of_worker(x, e, w, first + w, ask, now_s)
+
+    return compiler.step(fill)
+
+
+def _one_after_the_other(compiler: Compiler, steps: Sequence[Any]) -> Any:
+    """All of them as one step."""
+    if not steps:
+        return compiler.step(lambda x, options, e, first, ask, now_s: None)
+    one, rest = steps[0], _one_after_the_other(compiler, steps[1:])
+
+    def both(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
+        one(x, options, e, first, ask, now_s)
+        rest(x, options, e, first, ask, now_s)
+
+    return compiler.step(both)
 
 
 def _step(compiler: Compiler, function: Answer) -> Answer:
@@ -74,7 +127,7 @@ def _by_cost(policy: CostPolicy, compiler: Compiler) -> Answering:
     choose = parts.choose()
     fill_columns = parts.columns_filled()
 
-    def answer(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
         fill_columns(x, options, e, first, ask, now_s)
         desk_facts(x, options, e, first, ask, now_s)
         costs = x.desk.cost[e]
@@ -107,29 +160,21 @@ class _Parts:
 
     def columns_filled(self) -> Any:
         """A step that computes the columns that are needed beforehand."""
-        return self._one_after_the_other(
-            [self._fill_column(i, self._compiler.source(OF_WORKER[name])) for i, name in enumerate(self._columns)]
-        )
-
-    def _fill_column(self, i: int, of_worker: Any) -> Any:
-        def fill(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
-            line = x.desk.columns[e, i]
-            for w in range(len(line)):
-                line[w] = of_worker(x, e, w, first + w, ask, now_s)
-
-        return self._compiler.step(fill)
+        return _filling(self._compiler, self._columns)
 
     def facts(self) -> Any:
         """A step that finds the facts."""
-        return self._one_after_the_other([self._find(i, fact) for i, fact in enumerate(self._wiring.facts.values())])
+        return _one_after_the_other(
+            self._compiler, [self._find(i, fact) for i, fact in enumerate(self._wiring.facts.values())]
+        )
 
     def _find(self, i: int, fact: Fact) -> Any:
         of_one, option = self._compiler.source(fact.of_one), self._option_of(fact)
         line = self._columns.index(fact.column)
 
-        def find(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
+        def find(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
             d = x.desk
-            d.facts[e, i] = of_one(d.columns[e, line], d.mask[e], options[option], d.scratch[e])
+            d.facts[e, i] = of_one(d.columns[e, line], d.mask[e], options.values[option], d.scratch[e])
 
         return self._compiler.step(find)
 
@@ -137,20 +182,20 @@ class _Parts:
         """A step that fills the shares."""
         fill, option = self._compiler.source(self._policy.choice.fill), self._option_of(self._policy.choice)
 
-        def among_all(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+        def among_all(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
             d = x.desk
-            return int(fill(d.cost[e], d.mask[e], options[option], d.scratch[e], d.shares[e]))
+            return int(fill(d.cost[e], d.mask[e], options.values[option], d.scratch[e], d.shares[e]))
 
         found = type(self._policy).candidate
         if found is None:
             return self._compiler.step(among_all)
         candidate, of_candidate = self._compiler.source(found), self.together(parameters(found))
 
-        def among_candidates(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> int:
+        def among_candidates(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
             d = x.desk
             for w in range(d.mask.shape[1]):
                 d.candidate[e, w] = d.mask[e, w] and candidate(*of_candidate(x, options, e, w, first + w, ask, now_s))
-            return int(fill(d.cost[e], d.candidate[e], options[option], d.scratch[e], d.shares[e]))
+            return int(fill(d.cost[e], d.candidate[e], options.values[option], d.scratch[e], d.shares[e]))
 
         return self._compiler.step(among_candidates)
 
@@ -182,19 +227,6 @@ class _Parts:
             return step(lambda x, options, e, w, r, ask, now_s: x.desk.facts[e, i])
         if name in wiring.options:
             i = list(wiring.options).index(name)
-            return step(lambda x, options, e, w, r, ask, now_s: options[i])
+            return step(lambda x, options, e, w, r, ask, now_s: options.values[i])
         of_request = source(OF_REQUEST[name])
         return step(lambda x, options, e, w, r, ask, now_s: of_request(ask))
-
-    def _one_after_the_other(self, steps: Sequence[Any]) -> Any:
-        """All of them as one step."""
-        step = self._compiler.step
-        if not steps:
-            return step(lambda x, options, e, first, ask, now_s: None)
-        one, rest = steps[0], self._one_after_the_other(steps[1:])
-
-        def both(x: Books, options: FloatArray, e: int, first: int, ask: Ask, now_s: float) -> None:
-            one(x, options, e, first, ask, now_s)
-            rest(x, options, e, first, ask, now_s)
-
-        return step(both)

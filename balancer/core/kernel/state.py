@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.settings import Settings
+from policies.learned.loops import Weights, weights_of
+from policies.learned.network import untrained
 
 FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
@@ -88,6 +90,20 @@ class Desk(NamedTuple):
     """For limits and fallbacks, `(e, n)`."""
     scratch: FloatArray
     """`(e, 2 n + 1)`."""
+
+
+NO_WEIGHTS = weights_of(untrained(hidden=1))
+"""Stands for the network in other policies' options, so that all are of one type."""
+
+
+class Options(NamedTuple):
+    """What a policy's answer is told beside the books and the request."""
+
+    values: FloatArray
+    weights: Weights = NO_WEIGHTS
+    """Of the learned policy."""
+    scratch: FloatArray = NO_WEIGHTS.beta
+    """Of the learned policy, for one decision after the other."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
