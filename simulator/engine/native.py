@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
+from numba.extending import NativeValue, models, register_model, unbox
 from numba.np import arrayobj
 
 _WORD = ir.IntType(64)
@@ -37,6 +37,8 @@ class Native:
     """A record (a named tuple of arrays, whole numbers and such records) for compiled code; keeps the arrays alive."""
 
     numba_type: RecordType
+    _numba_type_: RecordType
+    """The same, where numba finds it without asking Python, which would take longer than many a call."""
     address: int
 
     def __init__(self, record: Any) -> None:
@@ -61,14 +63,9 @@ class Native:
                 kind = part.numba_type
                 words.append(part.address)
             fields.append((name, kind, first))
-        self.numba_type = RecordType(tuple(fields))
+        self.numba_type = self._numba_type_ = RecordType(tuple(fields))
         self._block = np.array(words, np.int64)
         self.address = int(self._block.ctypes.data)
-
-
-@typeof_impl.register(Native)
-def _typeof(value: Native, context: Any) -> RecordType:
-    return value.numba_type
 
 
 @register_model(RecordType)

@@ -12,7 +12,7 @@ from policies.base import BoolArray, FloatArray, IntArray
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine.columns import pending
-from simulator.engine.compiled import compiled
+from simulator.engine.compiled import compiled, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import DECIDING, NOW, Sim
 from simulator.envs.charges import Charges, Terms
@@ -220,21 +220,24 @@ def _choose(
         waiting[e] = waiting[e] and active[e]
         chosen[e], invalid[e] = 0, False
         if active[e]:
-            mask, chosen[e] = sim.state.mask[e], actions[e]
-            if not mask[actions[e]]:
-                invalid[e] = True
-                k, now_s, first = (
-                    sim.state.counts[e, DECIDING],
-                    sim.state.clock[e, NOW],
-                    row(sim, e, sim.asked.balancer[e], 0),
-                )
-                chosen[e], least = 0, np.inf
-                for w in range(n):
-                    there = pending(sim, e, w, first + w, k, now_s) if mask[w] else np.inf
-                    if there < least:
-                        chosen[e], least = w, there
+            chosen[e] = actions[e]
+            if not sim.state.mask[e, actions[e]]:
+                chosen[e], invalid[e] = _least_pending(sim, e), True
             last_pick[e] = chosen[e]
     return 0
+
+
+@inlined
+def _least_pending(sim: Sim, e: int) -> int:
+    """The first of the eligible workers with the least pending; 0 where none is eligible."""
+    k, now_s, first = sim.state.counts[e, DECIDING], sim.state.clock[e, NOW], row(sim, e, sim.asked.balancer[e], 0)
+    found, least = 0, np.inf
+    for w in range(sim.sizes.workers):
+        if sim.state.mask[e, w]:
+            there = pending(sim, e, w, first + w, k, now_s)
+            if there < least:
+                found, least = w, there
+    return found
 
 
 def no_arrivals(requests: int) -> Arrivals:

@@ -138,7 +138,7 @@ _OF_WORKER = {
 
 
 def _together(columns: Sequence[Any]) -> Any:
-    """All of a worker's columns as one tuple: so they share what they compute, which no store to memory may separate."""
+    """All of a worker's columns as one tuple: computed before any is stored, they share what they have in common."""
     if not columns:
         return inlined(lambda sim, e, w, r, k, now_s: ())
     one, rest = columns[0], _together(columns[1:])

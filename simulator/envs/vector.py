@@ -156,7 +156,12 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
 def _told(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
     """Infos, each with the mask that says for which environments it holds."""
-    return {key: value for name, column in found.items() for key, value in ((name, column), (f"_{name}", where.copy()))}
+    masks = np.empty((len(found), len(where)), np.bool_)
+    masks[:] = where
+    told: dict[str, Any] = {}
+    for (name, column), mask in zip(found.items(), masks, strict=True):
+        told[name], told[f"_{name}"] = column, mask
+    return told
 
 
 def _reset_mask(mask: Any, environments: int) -> BoolArray:
