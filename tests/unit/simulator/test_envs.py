@@ -200,6 +200,10 @@ def test_an_episode_that_runs_dry_ends_with_an_empty_observation() -> None:
     assert not observation["workers"][:, COLUMN["eligible"]].any()
     assert info["action_mask"].all()
     assert info["in_system"] == 0
+    view = env._episodes.batch.view()  # of the last decision's request and moment
+    for name in ("completion_s", "service_s", "report_age_s"):
+        expected = getattr(view, name)[0].clip(0.0, LONGEST_S) * env._episodes.batch.sim.known.added
+        assert np.array_equal(observation["workers"][:, COLUMN[name]], expected.astype(np.float32)), name
     result = env.result()
     refused = int((result.status == Status.NO_WORKER).sum())
     late = int((result.latency_s > result.deadline_s).sum())
