@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.environments import aims as environments_aims
 from benchmarks.environments import for_scale
 from benchmarks.results import Aim, Section, Table
 from policies import BUILTIN
@@ -182,6 +183,7 @@ def measure(quick: bool) -> Section:
             True,
         ),
         Aim("Simulator, NumPy, median of the policies", over_policies / 1e6, "million/s", 1.0, True),
+        *environments_aims(others_raw),
     ]
     return Section([_policy_table(by_policy, first_s), _growth_table(growth), others], raw, aims)
 

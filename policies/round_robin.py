@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -29,12 +30,13 @@ class RoundRobin(Policy):
         shares = np.empty(eligible.shape)
         for row in np.ndindex(shares.shape[:-1]):
             line = [0.0] * shares.shape[-1]
-            fill_turn(int(numbers[row][0]) if line else 0, eligible[row].tolist(), line)
+            number = int(next(numbers[row].flat, 0))
+            fill_turn(number, eligible[row].tolist(), line)
             shares[row] = line
         return shares
 
 
-def fill_turn(number: int, eligible: BoolArray, out: FloatArray) -> int:
+def fill_turn(number: int, eligible: Sequence[bool] | BoolArray, out: list[float] | FloatArray) -> int:
     """Write the shares, as the fills of `policies.choices` do."""
     count, chosen = 0, -1
     for w in range(len(out)):

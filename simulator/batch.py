@@ -123,6 +123,11 @@ class Batch:
         return True
 
     @property
+    def native(self) -> Native:
+        """All arrays, for compiled functions."""
+        return self._native
+
+    @property
     def deciding(self) -> IntArray:
         """Index of the request that waits in each environment, `(e,)`; 0 where none does."""
         return np.maximum(self.sim.state.counts[:, at.DECIDING], 0)

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
+from numba.extending import NativeValue, models, register_model, unbox
 from numba.np import arrayobj
 
 from balancer.native.record import Record
@@ -39,14 +39,15 @@ class Native(Record):
     """A record for compiled code; `numba_type` is what it is compiled for."""
 
     numba_type: RecordType
+    _numba_type_: RecordType
+    """The same, where numba finds it without asking Python, which would take longer than many a call."""
 
     def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
         super().__init__(record, fields)
         parts = iter(self._parts)
         found = [(name, _kind(value, parts)) for name, value in zip(self.fields, self.values, strict=True)]
-        self.numba_type = RecordType(
-            tuple((name, kind, place) for (name, kind), place in zip(found, self.places, strict=True))
-        )
+        kinds = tuple((name, kind, place) for (name, kind), place in zip(found, self.places, strict=True))
+        self.numba_type = self._numba_type_ = RecordType(kinds)
 
 
 def _kind(value: Any, parts: Iterator[Any]) -> Any:
@@ -57,11 +58,6 @@ def _kind(value: Any, parts: Iterator[Any]) -> Any:
         layout: Literal["C", "A"] = "C" if packed else "A"
         return types.Array(numba.from_dtype(value.dtype), value.ndim, layout)
     return types.int64 if isinstance(value, int) else next(parts).numba_type
-
-
-@typeof_impl.register(Native)
-def _typeof(value: Native, context: Any) -> RecordType:
-    return value.numba_type
 
 
 @register_model(RecordType)

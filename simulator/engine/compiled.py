@@ -30,7 +30,8 @@ __all__ = [
     "unit",
 ]
 
-keep_in_cache(pathlib.Path(__file__).parent)
+_HERE = pathlib.Path(__file__).parent
+keep_in_cache(_HERE, _HERE.with_name("envs"))
 
 # mypy wants the names of the fields spelled out; they are the core's.
 QueueArrays = namedtuple("QueueArrays", [f.name for f in fields(queue.Queue)])  # type: ignore[misc]

@@ -1,96 +1,142 @@
-"""Charges for requests that ended: which these are since the last decision, found among those in the system alone."""
+"""What a step costs and whether it ends the episode, worked out for all environments in one pass.
+
+The requests that ended since the last decision are found among those in the system alone.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from policies.base import BoolArray, FloatArray
-from simulator.batch import Batch, IntArray
-from simulator.engine import layout as at
-from simulator.engine.compiled import compiled
+import numpy as np
+import numpy.typing as npt
+
+from balancer.native.kinds import Native
+from policies.base import BoolArray, FloatArray, IntArray
+from simulator.batch import Batch
+from simulator.engine.compiled import compiled, inlined
+from simulator.engine.layout import DECIDING, IN_SYSTEM, INTEGRAL, NOW, Sim
 from simulator.result import Status
 
 _OK = int(Status.OK)
+_TERMS = 5
+# Columns of `Ledger.terms`.
+_REWARD_SCALE, _DEADLINE_CHARGE, _TAIL_CHARGE, _TAIL_FROM, _MAX_IN_SYSTEM = range(_TERMS)
+
+
+class Terms(NamedTuple):
+    """What is charged, see README.md; `tail_from_s` below 0: a request's own deadline."""
+
+    reward_scale: float
+    deadline_charge_s: float
+    tail_charge: float
+    tail_from_s: float
+    max_in_system: float
+
+
+class Ledger(NamedTuple):
+    """What is charged, and up to where it has been."""
+
+    terms: FloatArray
+    requests: int
+    """In an episode."""
+    integral_s: FloatArray
+    """Of the number in the system, `(e,)`."""
+    to_client_s: FloatArray
+    seen: IntArray
+    """Requests taken up, `(e,)`."""
+    live_count: IntArray
+    live: npt.NDArray[np.int32]
+    """Indices of those that have not ended, `(e, k)`."""
 
 
 class Charges:
-    """Seconds that are charged beside the integral of the number in the system.
+    """Seconds that are charged: the integral of the number in the system and, beside it, for requests that ended.
 
     `deadline_charge_s` for each request that missed its deadline or failed (refused, shed, in error, lost), and
     `tail_charge * max(0, latency - tail_from_s)` for each that ended, its own deadline in place of `tail_from_s` where
     that is None.
     """
 
-    def __init__(self, batch: Batch, deadline_charge_s: float, tail_charge: float, tail_from_s: float | None) -> None:
-        """Of all environments of the batch."""
+    def __init__(self, batch: Batch, requests: int, terms: Terms) -> None:
+        """Of all environments of the batch, in episodes of so many requests."""
         e, k = batch.sim.demand.time_s.shape
         self._batch = batch
-        self._deadline_charge_s, self._tail_charge = deadline_charge_s, tail_charge
-        self._tail_from_s = -1.0 if tail_from_s is None else tail_from_s
-        self._to_client_s = np.zeros(e)
-        self._seen, self._live_count = np.zeros(e, np.int64), np.zeros(e, np.int64)
-        self._live = np.zeros((e, k), np.int32)
+        self._ledger = Ledger(
+            np.array(terms),
+            requests,
+            np.zeros(e),
+            np.zeros(e),
+            np.zeros(e, np.int64),
+            np.zeros(e, np.int64),
+            np.zeros((e, k), np.int32),
+        )
+        self._native = Native(self._ledger)
 
     def reset(self, e: int) -> None:
-        """Environment `e` starts anew: nothing has arrived."""
-        self._seen[e] = self._live_count[e] = 0
-        self._to_client_s[e] = self._batch.fleets[e].network.to_client_s
+        """Environment `e` starts anew: nothing has arrived but what it stands at."""
+        ledger = self._ledger
+        ledger.seen[e] = ledger.live_count[e] = 0
+        ledger.to_client_s[e] = self._batch.fleets[e].network.to_client_s
+        ledger.integral_s[e] = self._batch.pending_integral_s[e]
 
-    def since_last(self, active: BoolArray) -> FloatArray | float:
-        """Seconds charged for what ended in the environments `active`, `(e,)`, since the last call or the start."""
-        if self._deadline_charge_s == self._tail_charge == 0:
-            return 0.0
-        state, demand = self._batch.sim.state, self._batch.sim.demand
-        arrived: IntArray = np.where(self._batch.waiting, state.counts[:, at.DECIDING] + 1, self._live.shape[1])
-        missed, excess_s = np.zeros(len(active)), np.zeros(len(active))
-        _settle(
-            active,
-            arrived,
-            self._seen,
-            self._live,
-            self._live_count,
-            (state.status, state.arrived_s, state.resolved_s, demand.deadline_s),
-            self._to_client_s,
-            self._tail_from_s,
-            missed,
-            excess_s,
-        )
-        charged: FloatArray = self._deadline_charge_s * missed + self._tail_charge * excess_s
-        return charged
+    def conclude(self, active: BoolArray) -> tuple[FloatArray, BoolArray, BoolArray]:
+        """Reward since the last call or the start, terminated and truncated, `(e,)` each; 0 but in `active`."""
+        reward, over = np.empty(len(active)), np.empty((2, len(active)), np.bool_)
+        terminated, truncated = over
+        _conclude(self._batch.native, self._native, self._batch.waiting, active, reward, terminated, truncated)
+        return reward, terminated, truncated
 
 
 @compiled
-def _settle(
+def _conclude(
+    sim: Sim,
+    ledger: Ledger,
+    waiting: BoolArray,
     active: BoolArray,
-    arrived: IntArray,
-    seen: IntArray,
-    live: IntArray,
-    live_count: IntArray,
-    requests: tuple[IntArray, FloatArray, FloatArray, FloatArray],
-    to_client_s: FloatArray,
-    tail_from_s: float,
-    missed: FloatArray,
-    excess_s: FloatArray,
+    reward: FloatArray,
+    terminated: BoolArray,
+    truncated: BoolArray,
 ) -> None:
-    """Take up what has arrived, and drop and account for what has ended; `live` holds indices, `(e, k)`."""
-    status, arrived_s, resolved_s, deadline_s = requests
+    """See `Charges.conclude`."""
+    terms, requests = ledger.terms, ledger.requests
+    charged = terms[_DEADLINE_CHARGE] != 0 or terms[_TAIL_CHARGE] != 0
     for e in range(active.size):
+        reward[e], terminated[e], truncated[e] = 0.0, False, False
         if not active[e]:
             continue
-        count = live_count[e]
-        for k in range(seen[e], arrived[e]):
-            live[e, count] = k
-            count += 1
-        seen[e] = max(seen[e], arrived[e])
-        kept = 0
-        for i in range(count):
-            k = live[e, i]
-            if np.isnan(resolved_s[e, k]):
-                live[e, kept] = k
-                kept += 1
-                continue
-            latency_s = resolved_s[e, k] + to_client_s[e] - arrived_s[e, k]
-            limit_s = deadline_s[e, k] if tail_from_s < 0 else tail_from_s
-            missed[e] += status[e, k] != _OK or latency_s > deadline_s[e, k]
-            excess_s[e] += max(latency_s - limit_s, 0.0)
-        live_count[e] = kept
+        counts, integral_s = sim.state.counts[e], sim.state.clock[e, INTEGRAL]
+        cost_s = integral_s - ledger.integral_s[e]
+        ledger.integral_s[e] = integral_s
+        if charged:
+            arrived = counts[DECIDING] + 1 if waiting[e] else ledger.live.shape[1]
+            cost_s += _settle(sim, ledger, e, arrived)
+        truncated[e] = not waiting[e] or counts[DECIDING] >= requests
+        terminated[e] = not truncated[e] and counts[IN_SYSTEM] > terms[_MAX_IN_SYSTEM]
+        if terminated[e]:
+            left_s = sim.demand.time_s[e, requests] - sim.state.clock[e, NOW]
+            cost_s += terms[_MAX_IN_SYSTEM] * max(left_s, 0.0)
+        reward[e] = -terms[_REWARD_SCALE] * cost_s
+
+
+@inlined
+def _settle(sim: Sim, ledger: Ledger, e: int, arrived: int) -> float:
+    """Take up what has arrived, drop what has ended, and return the seconds that are charged for it."""
+    x, live, terms = sim.state, ledger.live[e], ledger.terms
+    count = ledger.live_count[e]
+    for k in range(ledger.seen[e], arrived):
+        live[count] = k
+        count += 1
+    ledger.seen[e] = max(ledger.seen[e], arrived)
+    kept, missed, excess_s = 0, 0.0, 0.0
+    for i in range(count):
+        k = live[i]
+        if np.isnan(x.resolved_s[e, k]):
+            live[kept] = k
+            kept += 1
+            continue
+        latency_s = x.resolved_s[e, k] + ledger.to_client_s[e] - x.arrived_s[e, k]
+        limit_s = sim.demand.deadline_s[e, k] if terms[_TAIL_FROM] < 0 else terms[_TAIL_FROM]
+        missed += x.status[e, k] != _OK or latency_s > sim.demand.deadline_s[e, k]
+        excess_s += max(latency_s - limit_s, 0.0)
+    ledger.live_count[e] = kept
+    return terms[_DEADLINE_CHARGE] * missed + terms[_TAIL_CHARGE] * excess_s

@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ResetNeeded
 
-from policies.base import BoolArray, FloatArray
+from balancer.core.kernel.of_worker import pending
+from policies.base import BoolArray, FloatArray, IntArray
 from simulator.arrivals import Arrivals
-from simulator.batch import Batch, IntArray
-from simulator.engine import layout as at
-from simulator.envs.charges import Charges
-from simulator.envs.observation import Observation, observe
+from simulator.batch import Batch
+from simulator.engine.compiled import compiled, from_source, inlined
+from simulator.engine.knowledge import row
+from simulator.engine.layout import DECIDING, NOW, Sim
+from simulator.engine.loop import ask_of
+from simulator.envs.charges import Charges, Terms
+from simulator.envs.observation import Shown, Window
 from simulator.envs.sampling import Load, Sampler, Scenarios
 from simulator.result import Result
 from simulator.scenario import Scenario
@@ -44,7 +48,10 @@ class Step(NamedTuple):
     reward: FloatArray
     terminated: BoolArray
     truncated: BoolArray
+    over: BoolArray
+    """One or the other."""
     invalid: BoolArray
+    """Actions that might not be taken; the least pending worker was."""
 
 
 class Episodes:
@@ -102,10 +109,15 @@ class Episodes:
         self.scenarios: list[Scenario | None] = [None] * environments
         self.last_pick: IntArray = np.full(environments, -1)
         self.running: BoolArray = np.zeros(environments, np.bool_)
-        self._reward_scale = reward_scale
-        self._charges = Charges(self.batch, deadline_charge_s, tail_charge, tail_from_s)
-        self._max_in_system = np.inf if max_in_system is None else max_in_system
-        self._integral_s = np.zeros(environments)
+        self._window = Window(self.batch)
+        terms = Terms(
+            reward_scale,
+            deadline_charge_s,
+            tail_charge,
+            -1.0 if tail_from_s is None else tail_from_s,
+            np.inf if max_in_system is None else max_in_system,
+        )
+        self._charges = Charges(self.batch, requests, terms)
 
     def reset(self, e: int, generator: np.random.Generator, options: dict[str, Any]) -> None:
         """Begin another episode in environment `e`, at its first decision; options: see `Sampler.draw`."""
@@ -123,7 +135,6 @@ class Episodes:
         self.last_pick[e] = -1
         self.running[e] = True
         self._charges.reset(e)
-        self._integral_s[e] = self.batch.pending_integral_s[e]
 
     def step(self, actions: npt.NDArray[np.integer[Any]], active: BoolArray) -> Step:
         """Send what waits in the environments `active` to the workers `actions`, `(e,)` each, and go on.
@@ -132,66 +143,106 @@ class Episodes:
             ResetNeeded: the episode of one of them is over.
             ValueError: an action is no worker's number.
         """
-        if np.any(active & ~self.running):
+        chosen, invalid = np.empty(len(active), np.int64), np.empty(len(active), np.bool_)
+        actions = np.ascontiguousarray(actions, np.int64)
+        error = _choose(
+            self.batch.native, actions, active, self.running, self.batch.waiting, self.last_pick, chosen, invalid
+        )
+        if error == _NOT_RUNNING:
             raise ResetNeeded("an episode is over, or none has begun: call reset() before step()")
-        chosen, invalid = self._choose(actions, active)
-        self.batch.waiting &= active
-        self.batch.step(chosen)
-        self.last_pick[active] = chosen[active]
-        cost_s = self.batch.pending_integral_s - self._integral_s + self._charges.since_last(active)
-        truncated = active & (~self.batch.waiting | (self.batch.deciding >= self.requests))
-        terminated = active & ~truncated & (self.in_system > self._max_in_system)
-        if terminated.any():
-            left_s = self.batch.sim.demand.time_s[:, self.requests] - self.batch.now_s
-            cost_s[terminated] += self._max_in_system * np.maximum(left_s[terminated], 0.0)
-        self._integral_s[active] = self.batch.pending_integral_s[active]
-        self.running &= ~(truncated | terminated)
-        return Step(np.where(active, -self._reward_scale * cost_s, 0.0), terminated, truncated, invalid)
-
-    def _choose(self, actions: npt.NDArray[np.integer[Any]], active: BoolArray) -> tuple[IntArray, BoolArray]:
-        """Actions as they are carried out, and which of them were invalid."""
-        chosen: IntArray = np.where(active, actions, 0).astype(np.int64)
-        if np.any((chosen < 0) | (chosen >= self.workers)):
+        if error:
             raise ValueError(f"actions are {actions}: give each environment a worker from 0 to {self.workers - 1}")
-        mask = self.batch.sim.desk.mask
-        invalid: BoolArray = active & ~mask[np.arange(len(chosen)), chosen]
-        if invalid.any():
-            least = np.where(mask, self.batch.view().pending, np.inf).argmin(axis=1)
-            chosen[invalid] = least[invalid]
-        return chosen, invalid
+        self.batch.step(chosen)
+        reward, terminated, truncated = self._charges.conclude(active)
+        over = terminated | truncated
+        self.running &= ~over
+        return Step(reward, terminated, truncated, over, invalid)
 
-    @property
-    def in_system(self) -> IntArray:
-        """Requests that have arrived and not been answered, `(e,)`; the one that waits is counted."""
-        in_system: IntArray = self.batch.sim.state.counts[:, at.IN_SYSTEM]
-        return in_system
-
-    def observe(self) -> Observation:
-        """What the agents see, `(e, ...)`; new arrays."""
-        return observe(self.batch)
+    def look(self) -> Shown:
+        """What the agents are shown now; new arrays."""
+        return self._window.look()
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked, `(e, n)`, a new array; all where no request waits, since nothing is decided."""
         masks: BoolArray = self.batch.sim.desk.mask | ~self.batch.waiting[:, None]
         return masks
 
-    def infos(self, invalid: BoolArray | None = None) -> dict[str, npt.NDArray[Any]]:
-        """What is told beside the observation, `(e, ...)` each; new arrays."""
-        return {
-            "action_mask": self.action_masks().astype(np.int8),
-            "invalid_action": np.zeros(len(self.running), np.bool_) if invalid is None else invalid,
-            "in_system": self.in_system.copy(),
-            "now_s": self.batch.now_s.copy(),
-        }
-
-    def info(self, e: int, invalid: BoolArray | None = None) -> dict[str, Any]:
-        """The infos of one environment: a new array for the mask, and plain numbers."""
-        infos = {name: column[e] for name, column in self.infos(invalid).items()}
-        return {name: value if value.ndim else value.item() for name, value in infos.items()}
-
     def result(self) -> Result:
         """All requests of the present episodes, `(e, requests + SPARE)`; those still to come are UNFINISHED."""
         return self.batch.result()
+
+
+def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:
+    """What is told beside the observation, `(e, ...)` each: the arrays themselves."""
+    return {
+        "action_mask": shown.mask,
+        "invalid_action": invalid,
+        "in_system": shown.in_system,
+        "now_s": shown.now_s,
+    }
+
+
+def info(shown: Shown, e: int, invalid: bool) -> dict[str, Any]:
+    """The infos of one environment: its mask, and plain numbers."""
+    return {
+        "action_mask": shown.mask[e],
+        "invalid_action": invalid,
+        "in_system": shown.in_system.item(e),
+        "now_s": shown.now_s.item(e),
+    }
+
+
+_NOT_RUNNING, _NO_WORKER = 1, 2
+
+
+_pending = from_source(pending)
+
+
+@compiled
+def _choose(
+    sim: Sim,
+    actions: IntArray,
+    active: BoolArray,
+    running: BoolArray,
+    waiting: BoolArray,
+    last_pick: IntArray,
+    chosen: IntArray,
+    invalid: BoolArray,
+) -> int:
+    """Fill in the actions as they are carried out, and which of them were invalid; only `active` ones wait then.
+
+    Returns 0; or, nothing done, what is wrong.
+    """
+    n = sim.sizes.workers
+    for e in range(active.size):
+        if active[e] and not running[e]:
+            return _NOT_RUNNING
+    for e in range(active.size):
+        if active[e] and not 0 <= actions[e] < n:
+            return _NO_WORKER
+    for e in range(active.size):
+        waiting[e] = waiting[e] and active[e]
+        chosen[e], invalid[e] = 0, False
+        if active[e]:
+            chosen[e] = actions[e]
+            if not sim.desk.mask[e, actions[e]]:
+                chosen[e], invalid[e] = _least_pending(sim, e), True
+            last_pick[e] = chosen[e]
+    return 0
+
+
+@inlined
+def _least_pending(sim: Sim, e: int) -> int:
+    """The first of the eligible workers with the least pending; 0 where none is eligible."""
+    ask, now_s = ask_of(sim, e, sim.state.counts[e, DECIDING]), sim.state.clock[e, NOW]
+    first = row(sim, e, sim.asked.balancer[e], 0)
+    found, least = 0, np.inf
+    for w in range(sim.sizes.workers):
+        if sim.desk.mask[e, w]:
+            there = _pending(sim, e, w, first + w, ask, now_s)
+            if there < least:
+                found, least = w, there
+    return found
 
 
 def no_arrivals(requests: int) -> Arrivals:

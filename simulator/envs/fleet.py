@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from policies.base import BoolArray
-from simulator.envs.episodes import Episodes, Settings
-from simulator.envs.observation import Observation, observation_space
+from simulator.envs.episodes import Episodes, Settings, info
+from simulator.envs.observation import Observation, Shown, observation_space
 from simulator.envs.rendering import RENDER_MODES, Frame, render
 from simulator.envs.sampling import Scenarios
 from simulator.result import Result
@@ -49,17 +49,19 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
         """
         super().reset(seed=seed)
         self._episodes.reset(0, self.np_random, options or {})
-        return self._observation(), self._episodes.info(0)
+        shown = self._episodes.look()
+        return self._observation(shown), info(shown, 0, False)
 
     def step(self, action: SupportsInt) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the request that waits to worker `action`; one that may not be picked: see the README."""
         done = self._episodes.step(np.array([int(action)]), np.ones(1, np.bool_))
+        shown = self._episodes.look()
         return (
-            self._observation(),
+            self._observation(shown),
             float(done.reward[0]),
             bool(done.terminated[0]),
             bool(done.truncated[0]),
-            self._episodes.info(0, done.invalid),
+            info(shown, 0, bool(done.invalid[0])),
         )
 
     def action_masks(self) -> BoolArray:
@@ -75,5 +77,5 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
         """Every request of the present episode so far, arrays of shape `(1, k)`; those still to come are UNFINISHED."""
         return self._episodes.result()
 
-    def _observation(self) -> Observation:
-        return {name: column[0] for name, column in self._episodes.observe().items()}
+    def _observation(self, shown: Shown) -> Observation:
+        return {name: column[0] for name, column in shown.observation.items()}

@@ -5,15 +5,23 @@ README.md has the table with units, ranges and meanings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from policies.base import BoolArray, FloatArray, Request
+from balancer.core.kernel import of_worker
+from balancer.core.kernel.state import Ask
+from policies.base import BoolArray, FloatArray, IntArray
+from policies.choices import LEAST
 from policies.consistent_hash import ConsistentHash
 from simulator.batch import Batch
-from simulator.engine.layout import E_BALANCERS
-from simulator.view import BatchView
+from simulator.engine.compiled import compiled, from_source, inlined
+from simulator.engine.knowledge import row
+from simulator.engine.layout import DECIDING, E_BALANCERS, IN_SYSTEM, NOW, Sim
+from simulator.engine.loop import ask_of
 
 Float32Array = npt.NDArray[np.float32]
 Observation = dict[str, Float32Array]
@@ -43,16 +51,62 @@ WORKER_COLUMNS: dict[str, float] = {
 REQUEST_COLUMNS: dict[str, float] = {"rows": MOST, "deadline_s": LONGEST_S, "priority": MOST, "balancers": MOST}
 """Columns of `request`, likewise; the model's one-hot follows."""
 
-_WORKERS_HIGH = np.array(list(WORKER_COLUMNS.values()), np.float32)
-_REQUEST_HIGH = np.array(list(REQUEST_COLUMNS.values()), np.float32)
-_ELIGIBLE = list(WORKER_COLUMNS).index("eligible")
-_HOME = ConsistentHash(balance_factor=np.inf)
+_WORKERS_HIGH = np.array(list(WORKER_COLUMNS.values()))
+_REQUEST_HIGH = np.array(list(REQUEST_COLUMNS.values()))
+
+
+class Shown(NamedTuple):
+    """What the agents are shown at one moment."""
+
+    request: Float32Array
+    """`(e, g)`."""
+    workers: Float32Array
+    """`(e, n, f)`."""
+    mask: npt.NDArray[np.int8]
+    """1: may be picked, `(e, n)`; all 1 where no request waits, since nothing is decided."""
+    in_system: IntArray
+    """Requests that have arrived and not been answered, the one that waits among them; `(e,)`."""
+    now_s: FloatArray
+    """`(e,)`."""
+
+    @property
+    def observation(self) -> Observation:
+        """Of all environments."""
+        return {"request": self.request, "workers": self.workers}
+
+
+class Window:
+    """Where the agents of a batch look at their fleets."""
+
+    def __init__(self, batch: Batch) -> None:
+        """Nothing has been seen yet."""
+        self._batch = batch
+        self._last = np.zeros(len(batch.waiting), np.int64)
+        sizes = batch.sim.sizes
+        self._request = len(batch.waiting), len(REQUEST_COLUMNS) + sizes.models
+        self._workers = len(batch.waiting), sizes.workers, len(WORKER_COLUMNS)
+
+    def look(self) -> Shown:
+        """What is there now, in new arrays.
+
+        Rows of workers that the balancers were not told of are 0. Where no request waits, `request` and `eligible` are
+        0, and the other columns are of the last moment at which one did.
+        """
+        shown = Shown(
+            np.empty(self._request, np.float32),
+            np.empty(self._workers, np.float32),
+            np.empty(self._workers[:2], np.int8),
+            np.empty(self._workers[0], np.int64),
+            np.empty(self._workers[0]),
+        )
+        _look(self._batch.native, self._batch.waiting, self._last, _REQUEST_HIGH, _WORKERS_HIGH, *shown)
+        return shown
 
 
 def observation_space(workers: int, models: int) -> spaces.Dict:
     """The space of one environment's observations; all bounds are finite."""
-    workers_high = np.tile(_WORKERS_HIGH, (workers, 1))
-    request_high = np.concatenate([_REQUEST_HIGH, np.ones(models, np.float32)])
+    workers_high = np.tile(_WORKERS_HIGH, (workers, 1)).astype(np.float32)
+    request_high = np.concatenate([_REQUEST_HIGH, np.ones(models)]).astype(np.float32)
     return spaces.Dict(
         {
             "request": spaces.Box(np.zeros_like(request_high), request_high, dtype=np.float32),
@@ -61,43 +115,84 @@ def observation_space(workers: int, models: int) -> spaces.Dict:
     )
 
 
-def observe(batch: Batch) -> Observation:
-    """Observations of all environments, `(e, ...)`, in new arrays.
-
-    Rows of workers that the balancers were not told of are 0. Where no request waits, so are `request` and `eligible`.
-    """
-    view, request = batch.view(), batch.request()
-    workers = np.empty((*view.eligible.shape, len(WORKER_COLUMNS)), np.float32)
-    for i, name in enumerate(WORKER_COLUMNS):
-        workers[..., i] = _home(request, view) if name == "home" else getattr(view, name)
-    workers.clip(0.0, _WORKERS_HIGH, out=workers)
-    workers *= _announced(batch)[..., None]
-    workers[~batch.waiting, :, _ELIGIBLE] = 0.0
-    return {"request": _requests(batch, request), "workers": workers}
+# What is compiled and shared with other files would not be compiled anew when it changes: all of it stays here.
+_bid, _fill_least = from_source(ConsistentHash.cost), from_source(LEAST.fill)
+_lot = from_source(of_worker.lot)
 
 
-def _requests(batch: Batch, request: Request) -> Float32Array:
-    sizes = batch.sim.sizes
-    columns = np.zeros((len(batch.waiting), len(REQUEST_COLUMNS) + sizes.models), np.float32)
-    columns[:, :1], columns[:, 1:2], columns[:, 2:3] = request.rows, request.deadline_s, request.priority
-    columns[:, 3] = batch.sim.plan.env[:, E_BALANCERS]
-    columns[:, :4].clip(0.0, _REQUEST_HIGH, out=columns[:, :4])
-    columns[np.arange(len(columns)), len(REQUEST_COLUMNS) + batch.model()] = 1.0
-    columns[~batch.waiting] = 0.0
-    return columns
+@inlined
+def _find_home(sim: Sim, e: int, first: int, ask: Ask, now_s: float) -> None:
+    """In `Desk.shares`: 1 at the worker that the request's key hashes to; 0 for all where it has none."""
+    x = sim.desk
+    if ask.keyed == 0:
+        for w in range(sim.sizes.workers):
+            x.shares[e, w] = 0.0
+        return
+    for w in range(sim.sizes.workers):
+        x.cost[e, w] = _bid(_lot(sim, e, w, first + w, ask, now_s), x.weight[e, w])
+    _fill_least(x.cost[e], x.mask[e], 0.0, x.scratch[e], x.shares[e])
 
 
-def _home(request: Request, view: BatchView) -> FloatArray | float:
-    """1 at the worker that the request's key hashes to; 0 for all where it has none."""
-    if request.key is None:
-        return 0.0
-    keyed: BoolArray = np.asarray(request.key) != 0
-    home: FloatArray = _HOME.probabilities(request, view) * keyed
-    return home
+_OF_WORKER = {
+    **{name: from_source(function) for name, function in of_worker.OF_WORKER.items()},
+    "eligible": inlined(lambda sim, e, w, r, ask, now_s: 1.0 if sim.desk.mask[e, w] else 0.0),
+    "home": inlined(lambda sim, e, w, r, ask, now_s: sim.desk.shares[e, w]),
+}
 
 
-def _announced(batch: Batch) -> BoolArray:
-    """Which workers the balancers were told of, `(e, n)`; not those that will join, nor mere padding."""
-    sizes = batch.sim.sizes
-    announced: BoolArray = batch.sim.known.added.reshape(-1, sizes.balancers, sizes.workers)[:, 0]
-    return announced
+def _together(columns: Sequence[Any]) -> Any:
+    """All of a worker's columns as one tuple: computed before any is stored, they share what they have in common."""
+    if not columns:
+        return inlined(lambda sim, e, w, r, ask, now_s: ())
+    one, rest = columns[0], _together(columns[1:])
+    return inlined(lambda sim, e, w, r, ask, now_s: (one(sim, e, w, r, ask, now_s), *rest(sim, e, w, r, ask, now_s)))
+
+
+_columns = _together([_OF_WORKER[name] for name in WORKER_COLUMNS])
+_COUNT = len(WORKER_COLUMNS)
+_ELIGIBLE = list(WORKER_COLUMNS).index("eligible")
+_OF_REQUEST = len(REQUEST_COLUMNS)
+
+
+@inlined
+def _clipped(value: float, high: float) -> np.float32:
+    return np.float32(min(max(value, 0.0), high))
+
+
+@compiled
+def _look(
+    sim: Sim,
+    waiting: BoolArray,
+    last: IntArray,
+    request_high: FloatArray,
+    workers_high: FloatArray,
+    request: Float32Array,
+    workers: Float32Array,
+    mask: npt.NDArray[np.int8],
+    in_system: IntArray,
+    now_s: FloatArray,
+) -> None:
+    """Fill the fields of `Shown`; `last`: the request that each environment showed last, kept up to date, `(e,)`."""
+    n, asked = sim.sizes.workers, sim.asked
+    for e in range(waiting.size):
+        in_system[e], now_s[e] = sim.state.counts[e, IN_SYSTEM], sim.state.clock[e, NOW]
+        if waiting[e]:
+            last[e] = sim.state.counts[e, DECIDING]
+        ask, then_s, first = ask_of(sim, e, last[e]), asked.now_s[e], row(sim, e, asked.balancer[e], 0)
+        of_request = (asked.rows[e], asked.deadline_s[e], asked.priority[e], sim.plan.env[e, E_BALANCERS])
+        for i in range(_OF_REQUEST):
+            request[e, i] = _clipped(of_request[i], request_high[i]) if waiting[e] else 0.0
+        for m in range(sim.sizes.models):
+            request[e, _OF_REQUEST + m] = waiting[e] and m == asked.model[e]
+        _find_home(sim, e, first, ask, then_s)
+        for w in range(n):
+            mask[e, w] = sim.desk.mask[e, w] or not waiting[e]
+            out = workers[e, w]
+            if sim.known.added[row(sim, e, 0, w)]:
+                values = _columns(sim, e, w, first + w, ask, then_s)
+                for i in range(_COUNT):
+                    out[i] = _clipped(values[i], workers_high[i])
+                if not waiting[e]:
+                    out[_ELIGIBLE] = 0.0
+            else:
+                out[:] = 0.0

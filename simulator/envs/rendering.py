@@ -87,7 +87,7 @@ def _look(episodes: Episodes, e: int) -> _Picture:
     state, view = batch.sim.state, batch.view()
     count, models = len(scenario.fleet.workers), len(scenario.fleet.models)
     workers = slice(e * episodes.workers, e * episodes.workers + count)
-    heading = f"{batch.now_s[e]:.2f} s   {episodes.in_system[e]} in the system   {_demand(scenario)}"
+    heading = f"{batch.now_s[e]:.2f} s   {state.counts[e, at.IN_SYSTEM]} in the system   {_demand(scenario)}"
     request, model = "", int(batch.model()[e])
     if batch.waiting[e]:
         k, demand = batch.deciding[e], batch.sim.demand

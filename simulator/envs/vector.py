@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from policies.base import BoolArray, FloatArray
-from simulator.envs.episodes import Episodes, Settings
+from simulator.envs.episodes import Episodes, Settings, info, infos
 from simulator.envs.fleet import DEFAULT_SCENARIO
 from simulator.envs.observation import Observation, observation_space
 from simulator.envs.rendering import RENDER_MODES, Frame, render
@@ -58,6 +58,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._over: BoolArray = np.zeros(num_envs, np.bool_)
+        self._everyone: BoolArray = np.ones(num_envs, np.bool_)
 
     def reset(
         self,
@@ -79,27 +80,27 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         for e in np.flatnonzero(mask):
             self._reset(int(e), seeds[e], rest)
         self._over &= ~mask
-        return self._episodes.observe(), _told(self._episodes.infos(), mask)
+        shown = self._episodes.look()
+        return shown.observation, _told(infos(shown, np.zeros(self.num_envs, np.bool_)), mask)
 
     def step(self, actions: Actions) -> Stepped:
         """Send what waits in each environment to worker `actions`, `(num_envs,)`."""
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,):
             raise ValueError(f"actions have shape {actions.shape}: give one for each of {self.num_envs} environments")
-        to_reset = self._over if self._mode is AutoresetMode.NEXT_STEP else np.zeros_like(self._over)
-        done = self._episodes.step(actions, ~to_reset)
-        for e in np.flatnonzero(to_reset):
-            self._reset(int(e), None, {})
-        self._over = done.terminated | done.truncated
-        infos: dict[str, Any] = {}
-        invalid = done.invalid
-        if self._mode is AutoresetMode.SAME_STEP and self._over.any():
-            infos = self._last_of_episodes(invalid)
-            for e in np.flatnonzero(self._over):
-                self._reset(int(e), None, {})
-            invalid = invalid & ~self._over
-        infos |= _told(self._episodes.infos(invalid), np.ones(self.num_envs, np.bool_))
-        return self._episodes.observe(), done.reward, done.terminated, done.truncated, infos
+        active = ~self._over if self._mode is AutoresetMode.NEXT_STEP else self._everyone
+        done = self._episodes.step(actions, active)
+        invalid, last = done.invalid, {}
+        if self._over.any() and self._mode is AutoresetMode.NEXT_STEP:
+            self._reset_over()
+        self._over = done.over
+        if self._mode is AutoresetMode.SAME_STEP and done.over.any():
+            last = self._last_of_episodes(invalid)
+            self._reset_over()
+            invalid = invalid & ~done.over
+        shown = self._episodes.look()
+        told = last | _told(infos(shown, invalid), self._everyone)
+        return shown.observation, done.reward, done.terminated, done.truncated, told
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked now, `(num_envs, n)`."""
@@ -122,6 +123,11 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         """Every request of the present episodes so far, `(num_envs, k)`; those still to come are UNFINISHED."""
         return self._episodes.result()
 
+    def _reset_over(self) -> None:
+        """Begin the next episode where one is over."""
+        for e in np.flatnonzero(self._over):
+            self._reset(int(e), None, {})
+
     def _reset(self, e: int, seed: int | None, options: dict[str, Any]) -> None:
         generator = self._generators[e]
         if seed is not None or generator is None:
@@ -139,18 +145,23 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
     def _last_of_episodes(self, invalid: BoolArray) -> dict[str, Any]:
         """Observations and infos of the episodes that are over, in the form of `SyncVectorEnv`."""
-        observations = self._episodes.observe()
-        infos: dict[str, Any] = {}
-        for e in np.flatnonzero(self._over):
-            last = {name: column[e] for name, column in observations.items()}
-            told = {"final_obs": last, "final_info": self._episodes.info(int(e), invalid)}
-            infos = self._add_info(infos, told, int(e))
-        return infos
+        shown = self._episodes.look()
+        found: dict[str, Any] = {}
+        for e in map(int, np.flatnonzero(self._over)):
+            last = {name: column[e] for name, column in shown.observation.items()}
+            told = {"final_obs": last, "final_info": info(shown, e, bool(invalid[e]))}
+            found = self._add_info(found, told, e)
+        return found
 
 
-def _told(infos: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
+def _told(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
     """Infos, each with the mask that says for which environments it holds."""
-    return {key: value for name, column in infos.items() for key, value in ((name, column), (f"_{name}", where.copy()))}
+    masks = np.empty((len(found), len(where)), np.bool_)
+    masks[:] = where
+    told: dict[str, Any] = {}
+    for (name, column), mask in zip(found.items(), masks, strict=True):
+        told[name], told[f"_{name}"] = column, mask
+    return told
 
 
 def _reset_mask(mask: Any, environments: int) -> BoolArray:

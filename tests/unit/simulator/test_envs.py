@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from policies import ExpectedLatency
+from policies import ConsistentHash, ExpectedLatency
 from simulator.envs import ENVIRONMENT, FlattenFleet, FleetEnv
 from simulator.envs.episodes import SPARE
 from simulator.envs.observation import LONGEST_S, WORKER_COLUMNS
@@ -20,14 +20,17 @@ from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, ServiceTime, W
 from simulator.workload.workload import ModelTraffic, Workload
 
 REQUESTS = 60
+HOME = ConsistentHash(balance_factor=np.inf)
 COLUMN = {name: i for i, name in enumerate(WORKER_COLUMNS)}
 
 
-def scenario_of(*, faults: tuple[Fault, ...] = (), load: float = 0.8, workers: int = 3, **batching: Any) -> Scenario:
+def scenario_of(
+    *, faults: tuple[Fault, ...] = (), load: float = 0.8, workers: int = 3, balancers: int = 1, **batching: Any
+) -> Scenario:
     """A small fleet: two at the start, the rest absent."""
     model = ModelSpec("m", {"*": ServiceTime((1, 4), (0.01, 0.02))}, batching=Batching(4, **batching))
     specs = tuple(WorkerSpec(f"w{w}", speed=1.0 + w, present=w < 2) for w in range(workers))
-    fleet = FleetSpec((model,), specs, faults=faults)
+    fleet = FleetSpec((model,), specs, balancers=balancers, faults=faults)
     workload = Workload(1.0, (ModelTraffic("m", deadline_s=0.04),))
     return Scenario("small", "For tests", "train", fleet, workload).with_load(load)
 
@@ -91,19 +94,30 @@ def test_observations_are_within_their_bounds_whatever_is_played(scenario: str) 
     assert observation in env.observation_space
 
 
-def test_columns_are_those_of_the_view() -> None:
-    env = FleetEnv("four-balancers", requests=REQUESTS)
+@pytest.mark.parametrize("scenario", ["four-balancers", "cache-affinity", "churn", "several-models"])
+def test_columns_are_those_of_the_view(scenario: str) -> None:
+    env = FleetEnv(scenario, requests=REQUESTS, load=1.2)
     observation, _ = env.reset(seed=1)
-    for _ in range(REQUESTS // 2):
-        observation, *_ = env.step(best(observation))
     batch = env._episodes.batch
-    view, request = batch.view(), batch.request()
-    for name in WORKER_COLUMNS.keys() - {"home"}:
-        expected = np.minimum(getattr(view, name)[0], LONGEST_S if name.endswith("_s") else np.inf)
-        assert np.array_equal(observation["workers"][:, COLUMN[name]], expected.astype(np.float32)), name
-    rows, deadline_s, priority, balancers, model = observation["request"]
-    assert (rows, priority, balancers, model) == (np.ravel(request.rows)[0], 0, 4, 1)
-    assert deadline_s == np.float32(np.ravel(request.deadline_s)[0])
+    fleet = batch.fleets[0]
+    for _ in range(REQUESTS // 2):
+        view, request = batch.view(), batch.request()
+        columns = {name: getattr(view, name)[0] for name in WORKER_COLUMNS.keys() - {"home"}}
+        if request.key is not None:
+            columns["home"] = HOME.probabilities(request, view)[0]
+        for name, column in columns.items():
+            seen, expected = observation["workers"][:, COLUMN[name]], np.minimum(column, WORKER_COLUMNS[name])
+            # NumPy's exponential may differ from the compiled one in the last bit.
+            tolerance = 1e-6 if name in ("latency_s", "error_rate") else 0.0
+            announced = batch.sim.known.added[: len(seen)]
+            expected = np.where(announced, expected, 0.0).astype(np.float32)
+            np.testing.assert_allclose(seen, expected, rtol=tolerance, err_msg=name)
+        rows, deadline_s, priority, balancers, *models = observation["request"]
+        assert (rows, priority) == (np.ravel(request.rows)[0], np.ravel(request.priority)[0])
+        assert balancers == fleet.balancers
+        assert models == [float(m == batch.model()[0]) for m in range(len(fleet.models))]
+        assert deadline_s == np.float32(min(np.ravel(request.deadline_s)[0], LONGEST_S))
+        observation, *_ = env.step(best(observation))
 
 
 def test_a_key_has_a_home_and_keeps_it() -> None:
@@ -186,6 +200,10 @@ def test_an_episode_that_runs_dry_ends_with_an_empty_observation() -> None:
     assert not observation["workers"][:, COLUMN["eligible"]].any()
     assert info["action_mask"].all()
     assert info["in_system"] == 0
+    view = env._episodes.batch.view()  # of the last decision's request and moment
+    for name in ("completion_s", "service_s", "report_age_s"):
+        expected = getattr(view, name)[0].clip(0.0, LONGEST_S) * env._episodes.batch.sim.known.added
+        assert np.array_equal(observation["workers"][:, COLUMN[name]], expected.astype(np.float32)), name
     result = env.result()
     refused = int((result.status == Status.NO_WORKER).sum())
     late = int((result.latency_s > result.deadline_s).sum())
@@ -238,6 +256,17 @@ def test_an_action_that_may_not_be_taken_goes_to_the_least_pending() -> None:
     for action in (-1, 3):
         with pytest.raises(ValueError, match="give each environment a worker from 0 to 2"):
             env.step(action)
+
+
+def test_the_least_pending_is_the_deciding_balancers() -> None:
+    env = FleetEnv(["four-balancers", scenario_of(workers=9, balancers=4)], requests=REQUESTS)
+    env.reset(seed=0, options={"scenario": scenario_of(workers=3, balancers=4), "load": 1.5})
+    batch = env._episodes.batch
+    for _ in range(REQUESTS - 1):
+        expected = np.where(batch.sim.desk.mask, batch.view().pending, np.inf)[0].argmin()
+        *_, info = env.step(8)  # no such worker in this fleet
+        assert info["invalid_action"]
+        assert env._episodes.last_pick[0] == expected
 
 
 def test_equal_seeds_are_equal_and_episodes_differ() -> None:
