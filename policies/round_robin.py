@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,12 +26,13 @@ class RoundRobin(Policy):
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """1 for the worker whose turn it is, `(..., n)`."""
-        numbers, eligible = np.broadcast_arrays(np.asarray(request.number, np.uint64), fleet.eligible)
-        shares = np.empty(eligible.shape)
-        for row in np.ndindex(shares.shape[:-1]):
-            line = [0.0] * shares.shape[-1]
-            number = int(next(numbers[row].flat, 0))
-            fill_turn(number, eligible[row].tolist(), line)
+        number: Any = np.atleast_1d(request.number)
+        shape = np.broadcast_shapes(number.shape, fleet.eligible.shape)
+        numbers, masks = np.broadcast_to(number, shape), np.broadcast_to(fleet.eligible, shape)
+        shares = np.empty(shape)
+        for row in np.ndindex(shape[:-1]):
+            line = [0.0] * shape[-1]
+            fill_turn(int(next(numbers[row].flat, 0)), masks[row].tolist(), line)
             shares[row] = line
         return shares
 
