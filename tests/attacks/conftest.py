@@ -35,6 +35,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     )
     try:
         await stack.start()
+        await stack.count_unpicked()
         yield stack
     finally:
         await stack.stop()

@@ -82,6 +82,8 @@ class Stack:
     tritons: list[TritonServer] = field(default_factory=list, init=False)
     agents: list[Child] = field(default_factory=list, init=False)
     specs: list[WorkerSpec] = field(default_factory=list, init=False)
+    unpicked: float = field(default=0.0, init=False)
+    """Requests that Envoy had sent without a pick when `count_unpicked` was called."""
 
     async def start(self) -> None:
         """Start everything and wait until every worker is ready for every balancer process, and Envoy asks them."""
@@ -121,6 +123,11 @@ class Stack:
         await asyncio.gather(*(triton.wait_ready(PATIENCE_S) for triton in self.tritons))
         await self.envoy.wait_ready()
         await self.all_ready()
+
+    async def count_unpicked(self) -> None:
+        """Take note of what was sent without a pick so far: the balancer's own look at the listener, if Envoy had not
+        yet found the balancer when it came."""
+        self.unpicked = await self.metric("balancer_fallbacks_total", cause="no_pick")
 
     async def stop(self) -> None:
         """Stop everything, whatever has been broken."""
