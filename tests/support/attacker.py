@@ -99,7 +99,7 @@ class Attacker:
 
 
 async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20) -> None:
-    """The process is the one that was started, its estimators are sound, and it has picked for every request since the start."""
+    """The process is the one that was started, its estimators are sound, and it has picked for every request since."""
     assert stack.balancer.process.returncode is None
     picked = await decisions(stack)
     attacker = Attacker(stack)
