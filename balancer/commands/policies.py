@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.config.policy_options import installed_policies, options_model, policy_class
+from balancer.native.library import Library, LibraryError
+from policies import BUILTIN
 from policies.base import Policy
 
 _EPILOG = """\b
@@ -39,7 +41,8 @@ def policies(names: tuple[str, ...], as_json: bool) -> None:
         chosen = [policy_class(name) for name in names] or list(installed.policies.values())
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    described = [_described(policy, installed.distributions[policy.name]) for policy in chosen]
+    library = _library()
+    described = [_described(policy, installed.distributions[policy.name], library) for policy in chosen]
     for unavailable in installed.unavailable:
         click.echo(str(unavailable), err=True)
     if as_json:
@@ -48,7 +51,15 @@ def policies(names: tuple[str, ...], as_json: bool) -> None:
         _show(described)
 
 
-def _described(policy: type[Policy], distribution: str) -> dict[str, Any]:
+def _library() -> Library | None:
+    try:
+        return Library()
+    except LibraryError as error:
+        click.echo(f"no policy is compiled: {error}", err=True)
+        return None
+
+
+def _described(policy: type[Policy], distribution: str, library: Library | None) -> dict[str, Any]:
     properties = options_model(policy).model_json_schema().get("properties", {})
     return {
         "name": policy.name,
@@ -56,6 +67,7 @@ def _described(policy: type[Policy], distribution: str) -> dict[str, Any]:
         "source": policy.source,
         "distribution": distribution,
         "needs_key": policy.needs_key,
+        "compiled": policy in BUILTIN.values() and library is not None and library.answers(policy()),
         "options": [{"name": name, **_option(schema)} for name, schema in properties.items()],
     }
 
@@ -75,8 +87,9 @@ def _show(described: list[dict[str, Any]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
     for policy in described:
+        how = "" if policy["compiled"] else " Decides in NumPy."
         origin = "" if policy["distribution"] == "balancer" else f" (from {policy['distribution']})"
-        lines = [f"{policy['summary'].rstrip('.')}.", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
+        lines = [f"{policy['summary'].rstrip('.')}.{how}", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
         for option in policy["options"]:
             allowed = ", ".join(filter(None, (f"default {json.dumps(option['default'])}", _allowed(option))))
             lines.append(f"[cyan]{option['name']}[/cyan] [dim]({escape(allowed)})[/dim]: {escape(option['doc'])}")

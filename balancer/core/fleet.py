@@ -12,7 +12,6 @@ import numpy as np
 from balancer.core import bounds, columns, latency, queue, service, tokens
 from balancer.core.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
-from balancer.core.kernel import counting
 from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import desk_of
 from balancer.core.settings import Settings
@@ -261,32 +260,24 @@ class Fleet:
 
     def _take_queue(self, row: int, worker: Worker, event: Report, begins: bool, now_s: float) -> None:
         """Queues and service times; `begins`: what was executed before is not known."""
-        pending = executing = work_s = 0.0
         new = {model.model for model in event.models} - self.models.keys()
         if new:
             self.add_models(sorted(new))
+        lines: list[tuple[float, ...]] = []
+        batches: list[tuple[float, ...]] = []
         for model in event.models:
             column = self.models.get(model.model)
             if column is None:
                 continue
             self._wanted_s[model.model] = now_s
-            self.service.max_batch_rows[row, column] = max(model.max_batch_rows, 1)
-            self.service.instances[row, column] = max(model.instances, 1)
-            if self._learn(row, column, worker, model, begins):
-                queue.recount(self.queue, self.service, row, column)
-            pending += model.pending
-            executing += model.executing
-            there = model.pending + model.executing
-            if there > 0:
-                executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
-                rows = there * queue.rows_per_request(executed_rows, model.succeeded)
-                work_s += queue.batch_work_s(self.service, row, column, rows)
-        queue.reported(self.queue, row, pending, executing, work_s, event.balancers, now_s)
-        counting.refill(self, 0, row, now_s)
+            batches += self._executed(len(lines), worker, model, begins)
+            executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
+            most, instances = max(model.max_batch_rows, 1), max(model.instances, 1)
+            lines.append((column, most, instances, model.pending, model.executing, executed_rows, model.succeeded))
+        self.kernel.take_report(self, row, lines, batches, event.balancers, now_s)
 
-    def _learn(self, row: int, column: int, worker: Worker, model: ModelReport, begins: bool) -> bool:
-        """Feed what was executed since the last report to the service-time fit; True where there was any."""
-        learned = False
+    def _executed(self, line: int, worker: Worker, model: ModelReport, begins: bool) -> Iterator[tuple[float, ...]]:
+        """What was executed since the last report, as `kernel.reports` takes it."""
         # The first executions load and tune what all later ones find ready: they are no measure. Nor is a total that
         # they are in: among a few hundred fast ones they still make a worker look many times slower than it is.
         warm = not begins and sum(executions for _, executions, _ in model.batches) > WARM_UP_EXECUTIONS
@@ -298,12 +289,9 @@ class Fleet:
                 # Counters that fall belong to another Triton than they say: they are a new beginning and no measure.
                 worker.batches[key] = (executions, seconds)
             elif new > 0:
-                memory = self.settings.estimators.service_memory
                 worker.batches[key] = (executions, seconds)
                 if warm:
-                    service.observe(self.service, row, column, rows, new, seconds - before[1], memory)
-                    learned = True
-        return learned
+                    yield line, rows, new, seconds - before[1]
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a pick of ours in and take its token."""

@@ -8,13 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.native.record import Record
 
 (
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
-    PICKED, SERVED, LATENCY_S, OK, SHARE, PROPENSITY, FALLBACKS,
-) = range(16)  # fmt: skip
+    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, PROPENSITY, FALLBACKS,
+) = range(19)  # fmt: skip
 MOST_FALLBACKS = 8
+MOST_LINES, MOST_BATCHES = 64, 512
+"""Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MOST_FALLBACKS
 ASKED = struct.Struct("=qdQdddQdQ")
 """The slots from `MODEL` to `SEED`."""
@@ -26,13 +29,17 @@ class Call(NamedTuple):
     numbers: npt.NDArray[np.float64]
     wholes: npt.NDArray[np.int64]
     words: npt.NDArray[np.uint64]
+    lines: npt.NDArray[np.float64]
+    """Of a report, see `balancer.core.kernel.reports`."""
+    batches: npt.NDArray[np.float64]
 
 
 def new_call() -> tuple[bytearray, Call, Record]:
     """All slots at zero: as bytes, as numbers, and the record that the library takes."""
     slots = bytearray(8 * SLOTS)
     words = np.frombuffer(slots, np.uint64)
-    call = Call(words.view(np.float64), words.view(np.int64), words)
+    report = np.zeros((MOST_LINES, LINE_COLUMNS)), np.zeros((MOST_BATCHES, BATCH_COLUMNS))
+    call = Call(words.view(np.float64), words.view(np.int64), words, *report)
     return slots, call, Record(call)
 
 

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from balancer.core.kernel import counting, picking
+from balancer.core.kernel import counting, picking, reports
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
+    BALANCERS,
+    BATCHES,
     DEADLINE_S,
     FALLBACKS,
     KEY,
     KEYED,
     LATENCY_S,
+    LINES,
     MODEL,
     MOST_FALLBACKS,
     NOW_S,
@@ -38,6 +41,7 @@ from policies.learned import Learned
 
 Entry = Callable[[Books, Options, Call], int]
 
+_take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
@@ -111,7 +115,14 @@ def fade(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
-FIXED: tuple[Entry, ...] = (pick, keep_within_limits, count_in, count_out, finish, learn_of_pick, fade)
+def take_report(x: Books, options: Options, call: Call) -> int:
+    """Take in a report: `LINES` of `Call.lines` and `BATCHES` of `Call.batches`."""
+    f, i = call.numbers, call.wholes
+    _take_report(x, 0, i[PICKED], call.lines, i[LINES], call.batches, i[BATCHES], i[BALANCERS], f[NOW_S])
+    return 0
+
+
+FIXED: tuple[Entry, ...] = (pick, keep_within_limits, count_in, count_out, finish, learn_of_pick, fade, take_report)
 
 
 def entries() -> Iterator[tuple[str, Any]]:

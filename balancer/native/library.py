@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from balancer.core.kernel.answers import Compiler, answering
-from balancer.core.kernel.plain import Kernel, Picked, Sight
+from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight
 from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
-from balancer.native.call import ASKED, MOST_FALLBACKS, new_call, symbol_of
+from balancer.native.call import ASKED, MOST_BATCHES, MOST_FALLBACKS, MOST_LINES, new_call, symbol_of
 from balancer.native.record import BOOKS, Record
 from balancer.native.sources import SOURCES, digest_of
 from policies.base import BoolArray, FloatArray, Policy, Request
@@ -28,6 +28,8 @@ _Function = Callable[[int, int, int], int]
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
 _PICKED = struct.Struct(f"=d{MOST_FALLBACKS}q")
+_REPORTED = struct.Struct("=qqq")
+_PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
 
 
@@ -66,6 +68,11 @@ class Library:
         function: _Function = found
         return function
 
+    def answers(self, policy: Policy) -> bool:
+        """Whether it has the policy's answer."""
+        found = answering(policy, Compiler())
+        return found is not None and self.function(symbol_of(found.name)) is not None
+
 
 class LibraryError(Exception):
     """The library cannot be used; the message says why, and what to do."""
@@ -95,6 +102,7 @@ class Compiled(Kernel):
         self._pick = self._fixed("pick")
         self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
         self._finish = self._fixed("finish")
+        self._take_report = self._fixed("take_report")
         self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
 
     def _fixed(self, name: str) -> _Function:
@@ -182,6 +190,21 @@ class Compiled(Kernel):
         self._bind(x)
         _LEARNED.pack_into(self._slots, 0, now_s, picked, served, latency_s, ok)
         self._learn(self._of_books, self._of_none, self._of_call)
+
+    def take_report(self, x: Books, row: int, lines: Lines, batches: Lines, balancers: int, now_s: float) -> None:
+        """See `Kernel`."""
+        count, executed, call = len(lines), len(batches), self._call
+        if count > MOST_LINES or executed > MOST_BATCHES:
+            super().take_report(x, row, lines, batches, balancers, now_s)
+            return
+        self._bind(x)
+        if count:
+            call.lines[:count] = lines
+        if executed:
+            call.batches[:executed] = batches
+        _REPORTED.pack_into(self._slots, 8 * slots.LINES, count, executed, balancers)
+        _PLACED.pack_into(self._slots, 8 * slots.NOW_S, now_s, row)
+        self._take_report(self._of_books, self._of_none, self._of_call)
 
     def fade(self, x: Books, share: float) -> None:
         """See `Kernel`."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from balancer.core.kernel import counting, picking
+from balancer.core.kernel import counting, picking, reports
 from balancer.core.kernel.state import MAX_FALLBACKS, Books
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
+
+Lines = Sequence[tuple[float, ...]]
+"""Of a report, in the columns of `reports`."""
 
 
 class Sight(FleetView, Protocol):
@@ -78,6 +82,12 @@ class Kernel:
     def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
         """See `counting`."""
         counting.learn_of_pick(x, 0, picked, served, latency_s, ok, now_s)
+
+    def take_report(self, x: Books, row: int, lines: Lines, batches: Lines, balancers: int, now_s: float) -> None:
+        """See `reports`."""
+        models = np.array(lines, np.float64).reshape(-1, reports.LINE_COLUMNS)
+        executed = np.array(batches, np.float64).reshape(-1, reports.BATCH_COLUMNS)
+        reports.take_report(x, 0, row, models, len(lines), executed, len(batches), balancers, now_s)
 
     def fade(self, x: Books, share: float) -> None:
         """See `counting`, for all workers."""

@@ -1,0 +1,47 @@
+"""A report taken in: what executed teaches service times, what waits is the queue; for one row of a worker."""
+
+from __future__ import annotations
+
+from balancer.core.kernel.counting import refill
+from balancer.core.kernel.state import SERVICE_MEMORY, Books, FloatArray
+from balancer.core.queue import batch_work_s, recount, reported, rows_per_request
+from balancer.core.service import observe
+
+# Columns of the lines: one of a model each.
+MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, LINE_COLUMNS = range(8)
+# Columns of what was executed since the last report: of which line, rows of a batch, executions, seconds in all.
+LINE, ROWS, EXECUTIONS, SECONDS, BATCH_COLUMNS = range(5)
+
+
+def take_report(
+    x: Books,
+    e: int,
+    r: int,
+    lines: FloatArray,
+    count: int,
+    batches: FloatArray,
+    executed: int,
+    balancers: int,
+    now_s: float,
+) -> None:
+    """Take in the first `count` of `lines`, and the first `executed` of `batches`, which are in the order of lines."""
+    s, done = x.service, 0
+    pending, executing, work_s = 0.0, 0.0, 0.0
+    for line in range(count):
+        m = int(lines[line, MODEL])
+        s.max_batch_rows[r, m], s.instances[r, m] = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
+        before = done
+        while done < executed and batches[done, LINE] == line:
+            rows, executions, seconds = batches[done, ROWS], batches[done, EXECUTIONS], batches[done, SECONDS]
+            observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY])
+            done += 1
+        if done > before:
+            recount(x.queue, s, r, m)
+        pending += lines[line, PENDING]
+        executing += lines[line, EXECUTING]
+        there = lines[line, PENDING] + lines[line, EXECUTING]
+        if there > 0:
+            rows = there * rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
+            work_s += batch_work_s(s, r, m, rows)
+    reported(x.queue, r, pending, executing, work_s, balancers, now_s)
+    refill(x, e, r, now_s)
