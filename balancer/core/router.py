@@ -20,6 +20,7 @@ from balancer.core.asking import ask
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
+from balancer.core.kernel import picking
 from balancer.core.kernel.plain import Kernel
 from balancer.core.settings import Settings
 from balancer.core.steering import Role, Steering, Ticket
@@ -291,10 +292,7 @@ class Router:
 
     def pending_limit(self, request: Request) -> float:
         """Requests pending at a worker from which on it is not given this one."""
-        limits = self.settings.limits
-        sheddable = 0 < limits.sheddable_priority <= float(np.max(request.priority))
-        lower = limits.sheddable_max_pending_per_worker if sheddable else math.inf
-        return min(limits.max_pending_per_worker, lower)
+        return picking.pending_limit(self.fleet, 0, float(np.max(request.priority)))
 
     def _within_limits(self, request: Request, view: LiveView) -> LiveView:
         """The view less the workers that are full, or would be late where that sheds."""

@@ -46,7 +46,7 @@ _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
-_name_fallbacks, _keep_within_limits = from_source(picking.name_fallbacks), from_source(picking.keep_within_limits)
+_name_fallbacks = from_source(picking.name_fallbacks)
 
 
 @inlined
@@ -73,11 +73,6 @@ def _pick(x: Books, call: Call) -> int:
 def pick(x: Books, options: Options, call: Call) -> int:
     """Whom the lot falls on by `Desk.shares`, -1 where all are zero; writes its share and the fallbacks."""
     return _pick(x, call)
-
-
-def keep_within_limits(x: Books, options: Options, call: Call) -> int:
-    """How many of `Desk.mask` the limits leave."""
-    return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
 
 
 def count_in(x: Books, options: Options, call: Call) -> int:
@@ -122,7 +117,7 @@ def take_report(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
-FIXED: tuple[Entry, ...] = (pick, keep_within_limits, count_in, count_out, finish, learn_of_pick, fade, take_report)
+FIXED: tuple[Entry, ...] = (pick, count_in, count_out, finish, learn_of_pick, fade, take_report)
 
 
 def entries() -> Iterator[tuple[str, Any]]:

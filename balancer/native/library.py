@@ -87,7 +87,6 @@ class Compiled(Kernel):
         self._library = library
         self._slots, self._call, self._record = new_call()
         self._of_call = self._record.address
-        self._books: Books | None = None
         self._desk: Desk | None = None
         self._bound: Record | None = None
         self._of_books = 0

@@ -22,11 +22,11 @@ from balancer.core.kernel.state import (
 from policies.hashing import mix_array, unit_array
 
 
-def pending_limit(x: Books, e: int, ask: Ask) -> float:
-    """Requests pending at a worker from which on it is not given this one."""
+def pending_limit(x: Books, e: int, priority: float) -> float:
+    """Requests pending at a worker from which on it is not given one of that priority."""
     settings = x.desk.settings
     limit = settings[e, MAX_PENDING]
-    if 0 < settings[e, SHEDDABLE_PRIORITY] <= ask.priority:
+    if 0 < settings[e, SHEDDABLE_PRIORITY] <= priority:
         limit = min(limit, settings[e, SHEDDABLE_PENDING])
     return float(limit)
 
@@ -37,7 +37,7 @@ def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> 
     None is left where every one is full, or where the best would be late and that sheds.
     """
     mask, count = x.desk.mask[e], 0
-    limit = pending_limit(x, e, ask)
+    limit = pending_limit(x, e, ask.priority)
     for w in range(len(mask)):
         if limit < np.inf:
             mask[w] = mask[w] and pending(x, e, w, first + w, ask, now_s) < limit
