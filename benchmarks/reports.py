@@ -23,6 +23,7 @@ from rich.table import Table
 
 from balancer.core.events import Event, ModelReport, Report, WorkerAdded
 from balancer.core.router import Router
+from balancer.native.library import Compiled, Library
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportDecoder, ReportEncoder
 from balancer.telemetry.collector import Collector
@@ -78,7 +79,7 @@ def encoded_reports(worker: str, count: int) -> list[bytes]:
 
 def router_of(workers: int) -> Router:
     """A router that knows `workers` workers, named `worker-<number>`."""
-    router = Router(ExpectedLatency())
+    router = Router(ExpectedLatency(), kernel=Compiled(Library()))
     for index in range(workers):
         router.observe(WorkerAdded(f"worker-{index}"), 0.0)
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,29 +21,27 @@ class _Compiled(Rows):
         self, fill: Callable[..., int], cost: FloatArray, eligible: BoolArray, option: float = 0.0
     ) -> FloatArray:
         """See `Rows`."""
-        n = eligible.shape[-1]
-        shares, scratch = np.empty(eligible.shape), np.empty(2 * n + 1)
+        masks = _flat(eligible)
         # A copy, which may be written over.
-        costs = np.array(cost, np.float64)
-        _fill_all(fill)(costs.reshape(-1, n), _flat(eligible), float(option), scratch, shares.reshape(-1, n))
-        return shares
+        costs, shares = np.array(_flat(cost), np.float64), np.empty(masks.shape)
+        _fill_all(fill)(costs, masks, float(option), np.empty(2 * masks.shape[1] + 1), shares)
+        return shares.reshape(eligible.shape)
 
     def fact(
         self, of_one: Callable[..., float], column: FloatArray, eligible: BoolArray, option: float = 0.0
     ) -> FloatArray:
         """See `Rows`."""
-        n = eligible.shape[-1]
-        found = np.empty((*eligible.shape[:-1], 1))
-        line = np.broadcast_to(column, eligible.shape)
-        _find_all(of_one)(_flat(line), _flat(eligible), float(option), np.empty(n), found.reshape(-1))
-        return found
+        masks, columns = _flat(eligible), _flat(np.broadcast_to(column, eligible.shape))
+        found = np.empty(len(masks))
+        _find_all(of_one)(columns, masks, float(option), np.empty(masks.shape[1]), found)
+        return found.reshape(*eligible.shape[:-1], 1)
 
 
 COMPILED: Rows = _Compiled()
 
 
 def _flat(array: Any) -> Any:
-    return np.ascontiguousarray(array).reshape(-1, array.shape[-1])
+    return np.ascontiguousarray(array).reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 @functools.cache

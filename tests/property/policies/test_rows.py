@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.views import make_view
 
@@ -37,6 +37,7 @@ def arrays(workers: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:
         (choices.IN_PROPORTION, (0.0,)),
     ],
 )
+@settings(deadline=None)  # the first example of each compiles
 @given(workers=WORKERS)
 def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple[float, bool]]) -> None:
     cost, eligible = arrays(workers)
@@ -55,6 +56,7 @@ def test_choices(choice: Choice, options: tuple[float, ...], workers: list[tuple
     ("fact", "options"),
     [(facts.total_of("x"), (0.0,)), (facts.most_of("x"), (0.0,)), (facts.quantile_of("x", "q"), (0.0, 0.3, 0.84, 1.0))],
 )
+@settings(deadline=None)  # the first example of each compiles
 @given(workers=WORKERS)
 def test_facts(fact: Fact, options: tuple[float, ...], workers: list[tuple[float, bool]]) -> None:
     column, eligible = arrays(workers)
