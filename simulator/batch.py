@@ -235,8 +235,6 @@ class Batch:
 
 def _answer(policy: Policy, request: Request, view: FleetView) -> FloatArray:
     """The policy's probabilities, `(e, n)`."""
-    return (
-        policy.answer(request, view, COMPILED)
-        if isinstance(policy, CostPolicy)
-        else policy.probabilities(request, view)
-    )
+    if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
+        return policy.answer(request, view, COMPILED)
+    return policy.probabilities(request, view)
