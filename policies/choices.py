@@ -1,6 +1,6 @@
 """Choices among costs, in plain loops over one view, which Python runs and numba compiles.
 
-A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 2 n + 1 numbers,
+A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 3 n + 1 numbers,
 and `out`, the shares to be written; it returns the worker that has it all, or -1.
 """
 
@@ -79,54 +79,44 @@ def fill_sampled_least(
             cost[w] = np.inf
     if option == 0 or option >= count:
         return fill_least(cost, eligible, option, scratch, out)
-    survival, ordered = scratch[: n + 1], scratch[n + 1 : 2 * n + 1]
-    survival[0] = 1.0
+    order, spare, survival = scratch[:n], scratch[n : 2 * n], scratch[2 * n : 3 * n + 1]
+    survival[0], place = 1.0, 0
     for rank in range(count):
         survival[rank + 1] = survival[rank] * (max(count - rank - option, 0.0) / (count - rank))
     for w in range(n):
-        ordered[w] = cost[w]
-    sort_in_place(ordered)
-    for w in range(n):
         out[w] = 0.0
         if eligible[w]:
-            below, above = _rank_of(cost[w], ordered, False), _rank_of(cost[w], ordered, True)
-            out[w] = (survival[below] - survival[above]) / (above - below)
+            order[place] = w
+            place += 1
+    sort_by(cost, order, spare, count)
+    first = 0
+    while first < count:
+        after = first + 1
+        while after < count and cost[int(order[after])] == cost[int(order[first])]:
+            after += 1
+        for rank in range(first, after):
+            out[int(order[rank])] = (survival[first] - survival[after]) / (after - first)
+        first = after
     return -1
 
 
-def sort_in_place(numbers: FloatArray) -> None:
-    """Ascending, by Williams' heapsort (1964): in loops, without further memory."""
-    n = len(numbers)
-    for i in range(n // 2):
-        _sift_down(numbers, n // 2 - 1 - i, n)
-    for i in range(1, n):
-        numbers[0], numbers[n - i] = numbers[n - i], numbers[0]
-        _sift_down(numbers, 0, n - i)
-
-
-def _sift_down(heap: FloatArray, root: int, end: int) -> None:
-    """Put the root of a heap that ends before `end` in its place."""
-    value, child = heap[root], 2 * root + 1
-    while child < end:
-        if child + 1 < end and heap[child + 1] > heap[child]:
-            child += 1
-        if not heap[child] > value:
-            break
-        heap[root] = heap[child]
-        root, child = child, 2 * child + 1
-    heap[root] = value
-
-
-def _rank_of(cost: float, ordered: FloatArray, after: bool) -> int:
-    """How many are less, or with `after` less or equal."""
-    low, high = 0, len(ordered)
-    while low < high:
-        middle = (low + high) // 2
-        if ordered[middle] < cost or (after and ordered[middle] == cost):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) -> None:
+    """Put the first `count` places in `order` by ascending cost, equal ones as they were; by merging, from below."""
+    width = 1
+    while width < count:
+        for left in range(0, count, 2 * width):
+            middle, right = min(left + width, count), min(left + 2 * width, count)
+            i, j = left, middle
+            for k in range(left, right):
+                if i < middle and (j >= right or cost[int(order[i])] <= cost[int(order[j])]):
+                    spare[k] = order[i]
+                    i += 1
+                else:
+                    spare[k] = order[j]
+                    j += 1
+        for k in range(count):
+            order[k] = spare[k]
+        width *= 2
 
 
 def fill_softmin(cost: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray, out: FloatArray) -> int:

@@ -24,7 +24,7 @@ class _Compiled(Rows):
         masks = _flat(eligible)
         # A copy, which may be written over.
         costs, shares = np.array(_flat(cost), np.float64), np.empty(masks.shape)
-        _fill_all(fill)(costs, masks, float(option), np.empty(2 * masks.shape[1] + 1), shares)
+        _fill_all(fill)(costs, masks, float(option), np.empty(3 * masks.shape[1] + 1), shares)
         return shares.reshape(eligible.shape)
 
     def fact(

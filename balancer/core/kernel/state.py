@@ -89,7 +89,7 @@ class Desk(NamedTuple):
     pending: FloatArray
     """For limits and fallbacks, `(e, n)`."""
     scratch: FloatArray
-    """`(e, 2 n + 1)`."""
+    """`(e, 3 n + 1)`."""
 
 
 NO_WEIGHTS = weights_of(untrained(hidden=1))
@@ -149,5 +149,5 @@ def desk_of(settings: Settings, weight: FloatArray, name_hash: AnyArray, reporte
         cost=np.zeros((1, n)),
         shares=np.zeros((1, n)),
         pending=np.zeros((1, n)),
-        scratch=np.zeros((1, 2 * n + 1)),
+        scratch=np.zeros((1, 3 * n + 1)),
     )

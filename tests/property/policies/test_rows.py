@@ -72,11 +72,11 @@ def test_quantiles(workers: list[float], share: float) -> None:
     assert found.item() == sorted(workers)[int(share * (len(workers) - 1))]
 
 
-@given(numbers=st.lists(st.floats(0.0, 9.0), max_size=40))
-def test_sorting(numbers: list[float]) -> None:
-    line = list(numbers)
-    choices.sort_in_place(line)  # type: ignore[arg-type]  # what Python runs it on
-    assert line == sorted(numbers)
+@given(cost=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0]), max_size=40))
+def test_sorting(cost: list[float]) -> None:
+    order: list[float] = list(range(len(cost)))
+    choices.sort_by(cost, order, [0.0] * len(cost), len(cost))  # type: ignore[arg-type]  # as Python runs it
+    assert order == sorted(range(len(cost)), key=cost.__getitem__)
 
 
 @given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))
