@@ -24,6 +24,7 @@ from pydantic import (
 from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
+from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.discovery.workers import WorkerList
 from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
@@ -210,7 +211,7 @@ class RequestsSection(StrictModel):
     """Header with the tenant's name."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
-    max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=16)
+    max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=bounds.MAX_FALLBACKS)
     """Workers named after the pick, for Envoy to try where nothing was executed."""
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""

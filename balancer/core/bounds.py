@@ -23,6 +23,8 @@ MAX_LATENCY_S = 86_400.0
 """Of one outcome; Envoy ends a stream that is silent for an hour."""
 MAX_MODELS = 1024
 """Versions of models in one report."""
+MAX_FALLBACKS = 16
+"""Workers named after a pick."""
 MAX_FLEET_MODELS = 4096
 """Models of the whole fleet; a worker is not asked for those beyond."""
 MAX_VERSIONS = 64

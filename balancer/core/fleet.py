@@ -148,15 +148,18 @@ class Fleet:
             for state in (self.queue, self.service, self.latency, self.tokens):
                 columns.add_worker(state)
             self.reported_s = np.append(self.reported_s, -np.inf)
-            self._changed()
+            self.weight = np.append(self.weight, event.weight)
+            self.name_hash = np.append(self.name_hash, np.uint64(key_of(event.worker)))
+            self._lay_out()
             self._take_profiles((row,), self.models)
             self._fade(0.0)
         row = self.index[event.worker]
         worker = self.workers[row]
-        worker.weight, worker.draining = event.weight, event.draining
+        worker.weight = self.weight[row] = event.weight
+        worker.draining = event.draining
         self._take_device(row, event.device)
         worker.memory_bytes = event.memory_bytes or worker.memory_bytes
-        self._changed()
+        self._forget_masks()
 
     def remove(self, name: str) -> None:
         """Forget a worker; unknown names are ignored, since discovery may repeat itself."""
@@ -167,8 +170,10 @@ class Fleet:
         self.index = {worker.name: i for i, worker in enumerate(self.workers)}
         for state in (self.queue, self.service, self.latency, self.tokens):
             columns.remove_worker(state, row)
-        self.reported_s = np.delete(self.reported_s, row)
-        self._changed()
+        self.reported_s, self.weight = np.delete(self.reported_s, row), np.delete(self.weight, row)
+        self.name_hash = np.delete(self.name_hash, row)
+        self._lay_out()
+        self._forget_masks()
 
     def lose(self, name: str) -> None:
         """The worker's reports broke off: treat what is known of it as stale from now on."""
@@ -187,12 +192,6 @@ class Fleet:
             for version in ("", *versions)
         }
         self._fresh_until_s = -math.inf
-
-    def _changed(self) -> None:
-        self._forget_masks()
-        self.weight = np.array([worker.weight for worker in self.workers])
-        self.name_hash = np.array([key_of(worker.name) for worker in self.workers], np.uint64)
-        self._lay_out()
 
     def report(self, event: Report, now_s: float) -> bool:
         """Take over a report; False for one that is late, repeated, or of an unknown worker."""

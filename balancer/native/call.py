@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.native.record import Record
 
@@ -15,10 +16,9 @@ from balancer.native.record import Record
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
     PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, PROPENSITY, FALLBACKS,
 ) = range(19)  # fmt: skip
-MOST_FALLBACKS = 8
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
-SLOTS = FALLBACKS + MOST_FALLBACKS
+SLOTS = FALLBACKS + MAX_FALLBACKS
 ASKED = struct.Struct("=qdQdddQdQ")
 """The slots from `MODEL` to `SEED`."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel import counting, picking, reports
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.state import Ask, Books, Options
@@ -19,7 +20,6 @@ from balancer.native.call import (
     LATENCY_S,
     LINES,
     MODEL,
-    MOST_FALLBACKS,
     NOW_S,
     NUMBER,
     OK,
@@ -45,8 +45,9 @@ _take_report = from_source(reports.take_report)
 _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
+_finish = from_source(counting.finish)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
-_name_fallbacks = from_source(picking.name_fallbacks)
+_name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
 
 
 @inlined
@@ -61,11 +62,8 @@ def _pick(x: Books, call: Call) -> int:
     shares, f = x.desk.shares[0], call.numbers
     w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]))
     if w >= 0:
-        total = 0.0
-        for i in range(len(shares)):
-            total += shares[i]
-        f[PROPENSITY] = shares[w] / total
-        out = call.wholes[FALLBACKS : FALLBACKS + MOST_FALLBACKS]
+        f[PROPENSITY] = shares[w] / _total_of(shares)
+        out = call.wholes[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
         _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
     return int(w)
 
@@ -85,8 +83,7 @@ def count_in(x: Books, options: Options, call: Call) -> int:
 def finish(x: Books, options: Options, call: Call) -> int:
     """Count a request out, and learn from its outcome."""
     f, i = call.numbers, call.wholes
-    _count_out(x, 0, i[PICKED], i[MODEL], f[ROWS], f[NOW_S])
-    _learn_of_pick(x, 0, i[PICKED], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
+    _finish(x, 0, i[PICKED], i[MODEL], f[ROWS], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
     return 0
 
 

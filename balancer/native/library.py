@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight
 from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
-from balancer.native.call import ASKED, MOST_BATCHES, MOST_FALLBACKS, MOST_LINES, new_call, symbol_of
+from balancer.native.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
 from balancer.native.record import BOOKS, Record
 from balancer.native.sources import SOURCES, digest_of
 from policies.base import BoolArray, FloatArray, Policy, Request
@@ -27,7 +28,7 @@ _Function = Callable[[int, int, int], int]
 # Slots in the order of `call`, those between them skipped.
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
-_PICKED = struct.Struct(f"=d{MOST_FALLBACKS}q")
+_PICKED = struct.Struct(f"=d{MAX_FALLBACKS}q")
 _REPORTED = struct.Struct("=qqq")
 _PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")

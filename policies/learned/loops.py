@@ -7,7 +7,6 @@ after the other. Only the lines of eligible workers are computed.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -43,18 +42,8 @@ _H = _SCORE + 1
 """The first line of hidden units."""
 
 
-class Weights(NamedTuple):
-    """A network's weights as loops take them: contiguous, and numbers as arrays of one."""
-
-    w1: FloatArray
-    b1: FloatArray
-    w2: FloatArray
-    context: FloatArray
-    b2: FloatArray
-    out: FloatArray
-    mix: FloatArray
-    bias: FloatArray
-    beta: FloatArray
+Weights = Network
+"""As loops take a network: its arrays contiguous, and numbers as arrays of one."""
 
 
 def weights_of(network: Network) -> Weights:

@@ -11,8 +11,7 @@ from balancer.core.kernel.state import REPORTS_REQUIRED, STALE_AFTER_S
 from simulator.engine.compiled import batch_work_s, from_source, inlined, outlined, queue_reported, rows_per_request
 from simulator.engine.layout import E_BALANCERS, E_FADE, EPOCH, Sim
 
-count_in, count_out, refill = map(from_source, (counting.count_in, counting.count_out, counting.refill))
-learn_of_pick, fade = from_source(counting.learn_of_pick), from_source(counting.fade)
+count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
 
 
 @inlined
@@ -32,8 +31,8 @@ def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s:
     """`Router._finished`; a latency of NaN is none."""
     x, b = sim.state, sim.demand.balancer[e, k]
     picked = row(sim, e, b, x.picked[e, k])
-    count_out(sim, e, picked, sim.demand.model[e, k], sim.demand.rows[e, k], now_s)
-    learn_of_pick(sim, e, picked, row(sim, e, b, x.server[e, k]), latency_s, ok, now_s)
+    served = row(sim, e, b, x.server[e, k])
+    finish(sim, e, picked, sim.demand.model[e, k], sim.demand.rows[e, k], served, latency_s, ok, now_s)
 
 
 @outlined

@@ -45,6 +45,14 @@ def learn_of_pick(x: Books, e: int, picked: int, served: int, latency_s: float, 
         learn(x, e, served, latency_s, ok, now_s)
 
 
+def finish(
+    x: Books, e: int, picked: int, model: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+) -> None:
+    """Count a request of ours out, and learn from its outcome."""
+    count_out(x, e, picked, model, rows, now_s)
+    learn_of_pick(x, e, picked, served, latency_s, ok, now_s)
+
+
 def fade(x: Books, e: int, first: int, workers: int, share: float) -> None:
     """Let service times fade, see `service.fade`, and count the work that waits anew."""
     forget_some(x.service, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])

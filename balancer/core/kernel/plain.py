@@ -75,9 +75,8 @@ class Kernel:
     def finish(
         self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
     ) -> None:
-        """Count a request out, and learn from its outcome."""
-        counting.count_out(x, 0, row, column, rows, now_s)
-        counting.learn_of_pick(x, 0, row, served, latency_s, ok, now_s)
+        """See `counting`."""
+        counting.finish(x, 0, row, column, rows, served, latency_s, ok, now_s)
 
     def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
         """See `counting`."""

@@ -10,8 +10,14 @@ import pytest
 
 from balancer.app import App
 from balancer.config.config import Config
+from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.events import WorkerAdded
+from balancer.core.router import Router
+from balancer.core.settings import Settings
 from balancer.native import library
 from balancer.native.library import Compiled, Library, LibraryError
+from policies.base import Request
+from policies.round_robin import RoundRobin
 
 
 def test_the_app_decides_by_the_library() -> None:
@@ -45,6 +51,15 @@ def test_each_router_has_slots_of_its_own() -> None:
     loaded = Library()
     one, other = Compiled(loaded), Compiled(loaded)
     assert one._of_call != other._of_call
+
+
+def test_as_many_fallbacks_are_named_as_may_be_configured() -> None:
+    settings = Settings(reports_required=False, max_fallbacks=MAX_FALLBACKS)
+    for kernel in (None, Compiled(Library())):
+        router = Router(RoundRobin(), settings, kernel=kernel)
+        for number in range(MAX_FALLBACKS + 4):
+            router.observe(WorkerAdded(f"w{number}"), 0.0)
+        assert len(router.route(Request("m"), 0.0).fallbacks) == MAX_FALLBACKS
 
 
 def test_serving_imports_no_compiler_and_no_training() -> None:
