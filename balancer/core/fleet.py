@@ -62,6 +62,8 @@ class Fleet:
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
         self.weight: FloatArray = np.zeros(0)
         self.name_hash: UintArray = np.zeros(0, np.uint64)
+        self.changes = 0
+        """Of who there is, with what weight and on what device; counted, so that whoever writes them down knows when."""
         self._lay_out()
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
@@ -159,6 +161,7 @@ class Fleet:
         worker.draining = event.draining
         self._take_device(row, event.device)
         worker.memory_bytes = event.memory_bytes or worker.memory_bytes
+        self.changes += 1
         self._forget_masks()
 
     def remove(self, name: str) -> None:
@@ -172,6 +175,7 @@ class Fleet:
             columns.remove_worker(state, row)
         self.reported_s, self.weight = np.delete(self.reported_s, row), np.delete(self.weight, row)
         self.name_hash = np.delete(self.name_hash, row)
+        self.changes += 1
         self._lay_out()
         self._forget_masks()
 
@@ -223,6 +227,7 @@ class Fleet:
         worker = self.workers[row]
         if device and device != worker.device:
             worker.device = device
+            self.changes += 1
             self._take_profiles((row,), self.models)
             self._fade(0.0)
 

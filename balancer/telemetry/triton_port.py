@@ -111,7 +111,7 @@ class TritonPort:
     async def _connect(self) -> _Connection:
         async with asyncio.timeout(_TIMEOUT_S):
             _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
-        if self._held is None:
+        if self._held is None and connection.peer is not None:
             # From now on without looking the name up.
             self._host, self._port = connection.peer
         return connection
@@ -138,11 +138,11 @@ class _Connection(asyncio.Protocol):
         self.closed.set()
 
     @property
-    def peer(self) -> tuple[str, int]:
-        """Host and port of the other end."""
+    def peer(self) -> tuple[str, int] | None:
+        """Host and port of the other end; None: it has reset the connection before one could ask."""
         assert self._transport is not None  # connected
-        host, port, *_ = self._transport.get_extra_info("peername")
-        return host, port
+        name = self._transport.get_extra_info("peername")
+        return None if name is None else (name[0], name[1])
 
     def close(self) -> None:
         """Close it at once."""

@@ -10,7 +10,7 @@ from balancer.core.fleet import Fleet
 from balancer.core.router import Asked, Decision, Router
 from balancer.core.steering import Role
 from balancer.operate.decision_log import lines
-from policies.base import FloatArray, Policy, Request
+from policies.base import Policy, Request
 from policies.hashing import mix, unit
 
 _SERVICE_PERIOD_S = 2.0
@@ -34,8 +34,7 @@ class Recording:
         self._router = router
         self._sink = sink
         self._share = share
-        self._weight: FloatArray | None = None
-        self._devices: list[str] = []
+        self._workers_changes = -1
         self._service_row = 0
         self._service_due_s = now_s
         self._policies: list[tuple[Policy, Role]] = []
@@ -77,10 +76,8 @@ class Recording:
         return self._share >= 1 or unit(mix(number)) < self._share
 
     def _record_workers(self, fleet: Fleet) -> None:
-        devices = [worker.device for worker in fleet.workers]
-        # The fleet replaces the array whenever discovery changes anything.
-        if fleet.weight is not self._weight or devices != self._devices:
-            self._weight, self._devices = fleet.weight, devices
+        if fleet.changes != self._workers_changes:
+            self._workers_changes = fleet.changes
             self._sink.put(lines.workers(fleet), "workers")
 
     def _record_service(self, fleet: Fleet, at_s: float) -> None:
