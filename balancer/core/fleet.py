@@ -63,7 +63,7 @@ class Fleet:
         self.weight: FloatArray = np.zeros(0)
         self.name_hash: UintArray = np.zeros(0, np.uint64)
         self.changes = 0
-        """Of who there is, with what weight and on what device; counted, so that whoever writes them down knows when."""
+        """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
         self._lay_out()
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
