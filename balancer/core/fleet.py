@@ -12,6 +12,7 @@ import numpy as np
 from balancer.core import bounds, columns, latency, queue, service, tokens
 from balancer.core.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
+from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import desk_of
 from balancer.core.settings import Settings
@@ -26,7 +27,6 @@ that nobody checked cannot grow the state."""
 FORGET_MODEL_S = 300.0
 """How long the numbers of a model are kept that no worker has any more: it may only be reloading."""
 _FADE_PERIOD_S = 1.0
-WARM_UP_EXECUTIONS = 3
 
 
 class InFlight(Protocol):
@@ -79,9 +79,8 @@ class Fleet:
         self._servable: dict[tuple[str, str], BoolArray] = {}
         self._members: dict[tuple[str, str], BoolArray] = {}
         self._eligible: dict[tuple[str, str], BoolArray] = {}
-        self._fresh: BoolArray = np.zeros(0, bool)
         self._fresh_from_s, self._fresh_until_s = math.inf, -math.inf
-        """Between these times `_fresh` holds, and what was made of it."""
+        """Between these times it stays the same who is fresh, and what was made of it."""
         self.add_models([ANY_MODEL])
 
     @property
@@ -217,7 +216,7 @@ class Fleet:
         worker.stream, worker.incarnation, worker.number = event.stream, event.incarnation, event.number
         self._take_identity(row, worker, event)
         self._take_queue(row, worker, event, begins, now_s)
-        if now_s - self.reported_s[row] > self.settings.stale_after_s:
+        if not eligibility.is_fresh(self, 0, row, now_s):
             self._fresh_until_s = -math.inf
         self.reported_s[row] = now_s
         return True
@@ -282,9 +281,7 @@ class Fleet:
 
     def _executed(self, line: int, worker: Worker, model: ModelReport, begins: bool) -> Iterator[tuple[float, ...]]:
         """What was executed since the last report, as `kernel.reports` takes it."""
-        # The first executions load and tune what all later ones find ready: they are no measure. Nor is a total that
-        # they are in: among a few hundred fast ones they still make a worker look many times slower than it is.
-        warm = not begins and sum(executions for _, executions, _ in model.batches) > WARM_UP_EXECUTIONS
+        warm = reports.is_warm(begins, sum(executions for _, executions, _ in model.batches))
         for rows, executions, seconds in model.batches:
             key = (model.model, model.version, rows)
             before = worker.batches.get(key, (0, 0.0))
@@ -365,23 +362,14 @@ class Fleet:
         if not self.settings.reports_required:
             return self.servable(model, version)
         if not self._fresh_from_s <= now_s <= self._fresh_until_s:
-            self._look_who_is_fresh(now_s)
+            self._fresh_from_s, self._fresh_until_s = now_s, self.kernel.fresh_until_s(self, now_s)
+            self._eligible.clear()
         mask = self._eligible.get((model, version))
         if mask is None:
-            servable = self.servable(model, version)
-            fresh = servable & self._fresh
-            mask = fresh if fresh.any() else servable
+            mask = self.kernel.keep_fresh(self, self.servable(model, version), now_s)
             if self._may_keep(model, version):
                 self._eligible[model, version] = mask
         return mask
-
-    def _look_who_is_fresh(self, now_s: float) -> None:
-        stale_after_s = self.settings.stale_after_s
-        self._fresh = now_s - self.reported_s <= stale_after_s
-        # It holds until the oldest of the fresh reports is stale; what else can change it is an event.
-        oldest_s = float(self.reported_s[self._fresh].min(initial=np.inf))
-        self._fresh_from_s, self._fresh_until_s = now_s, oldest_s + stale_after_s
-        self._eligible.clear()
 
     def objections(self, worker: Worker, model: str, version: str, *, drain: bool = False) -> Iterator[str]:
         """As `worker.objections`, by the settings in force."""

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel import counting, picking, reports
+from balancer.core.kernel import counting, eligibility, picking, reports
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
@@ -45,6 +45,7 @@ _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
+_keep_fresh = from_source(eligibility.keep_fresh)
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
 _name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
@@ -87,6 +88,11 @@ def finish(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
+def keep_fresh(x: Books, options: Options, call: Call) -> int:
+    """Leave in `Desk.mask` the eligible ones of those that may serve."""
+    return int(_keep_fresh(x, 0, 0, call.numbers[NOW_S], x.desk.mask[0]))
+
+
 def keep_within_limits(x: Books, options: Options, call: Call) -> int:
     """Leave in `Desk.mask` those that the limits permit; returns how many may serve."""
     return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
@@ -119,7 +125,10 @@ def take_report(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
-FIXED: tuple[Entry, ...] = (keep_within_limits, pick, count_in, count_out, finish, learn_of_pick, fade, take_report)
+FIXED: tuple[Entry, ...] = (
+    *(keep_fresh, keep_within_limits, pick),
+    *(count_in, count_out, finish, learn_of_pick, fade, take_report),
+)
 
 
 def entries() -> Iterator[tuple[str, Any]]:

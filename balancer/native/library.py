@@ -99,7 +99,8 @@ class Compiled(Kernel):
         none = Record(Options(np.zeros(1)))
         self._no_options, self._of_none = none, none.address
         self._answers: dict[int, tuple[Policy, _Function | None, Record]] = {}
-        self._keep, self._pick = self._fixed("keep_within_limits"), self._fixed("pick")
+        self._keep_fresh, self._keep = self._fixed("keep_fresh"), self._fixed("keep_within_limits")
+        self._pick = self._fixed("pick")
         self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
         self._finish = self._fixed("finish")
         self._take_report = self._fixed("take_report")
@@ -129,6 +130,15 @@ class Compiled(Kernel):
         if mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
             x.desk.mask[0], self._masked = mask, mask
+
+    def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
+        """See `Kernel`."""
+        self._bind(x)
+        x.desk.mask[0] = servable
+        self._call.numbers[slots.NOW_S] = now_s
+        self._keep_fresh(self._of_books, self._of_none, self._of_call)
+        mask = self._masked = x.desk.mask[0].copy()
+        return mask
 
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """See `Kernel`."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core import latency, queue, service, tokens
+from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, SETTING_COLUMNS, Desk
 from simulator.engine import layout as at
 from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
@@ -71,6 +72,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     faults = max(len(fleet.faults) for fleet in fleets)
     events = 2 * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
     # A request on its way with jitter is in the heap, and so is a client's next one.
+    most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
     return {
         **{"e": e, "n": n, "m": m, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "t": timeline, "four": 4, "heap": events, "faults": faults},
@@ -81,7 +83,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),
         "entries": max(1, *(fleet.cache.entries for fleet in fleets)),
-        "rows": 1 + max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models),
+        **{"rows": 1 + most_rows, "line": LINE_COLUMNS, "batch": BATCH_COLUMNS, "executed": m * most_rows},
         "tables": len({s for fleet in fleets for model in fleet.models for s in model.service.values()}),
     }
 

@@ -24,9 +24,7 @@ __all__ = [
     "mix",
     "outlined",
     "queue_reported",
-    "recount",
     "rows_per_request",
-    "service_observe",
     "unit",
 ]
 
@@ -39,7 +37,7 @@ ServiceArrays = namedtuple("ServiceArrays", [f.name for f in fields(service.Serv
 LatencyArrays = namedtuple("LatencyArrays", [f.name for f in fields(latency.Latency)])  # type: ignore[misc]
 TokenArrays = namedtuple("TokenArrays", [f.name for f in fields(tokens.Tokens)])  # type: ignore[misc]
 
-service_observe, queue_reported, recount = map(from_source, (service.observe, queue.reported, queue.recount))
+queue_reported = from_source(queue.reported)
 batch_work_s, rows_per_request = from_source(queue.batch_work_s), from_source(queue.rows_per_request)
 mix, unit = from_source(hashing.mix_array), from_source(hashing.unit_array)
 

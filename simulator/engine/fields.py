@@ -135,4 +135,6 @@ KNOWN: Fields = {
     "executions_all": ("r m", float, 0),
     "executed_rows": ("r m", float, 0),
     "answered": ("r m", float, 0),
+    "lines": ("e m line", float, 0),
+    "batches": ("e executed batch", float, 0),
 }

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.kernel import counting
-from balancer.core.kernel.state import REPORTS_REQUIRED, STALE_AFTER_S
+from balancer.core.kernel import counting, eligibility
+from balancer.core.kernel.state import REPORTS_REQUIRED
 from simulator.engine.compiled import batch_work_s, from_source, inlined, outlined, queue_reported, rows_per_request
 from simulator.engine.layout import E_BALANCERS, E_FADE, EPOCH, Sim
 
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
+_keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 
 
 @inlined
@@ -102,24 +103,12 @@ def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
 
 @outlined
 def look_who_is_eligible(sim: Sim, e: int, b: int, now_s: float) -> None:
-    """`Fleet.eligible` for every model: servable workers, stale ones only where no fresh one is left."""
+    """Who is eligible for each model, and for how long that holds."""
     known, n = sim.known, sim.sizes.workers
     first = row(sim, e, b, 0)
-    stale_after_s = sim.desk.settings[e, STALE_AFTER_S]
-    oldest_s = np.inf
     for m in range(sim.sizes.models):
-        mask = known.eligible[(e * sim.sizes.balancers + b) * sim.sizes.models + m]
-        fresh = 0
+        line = (e * sim.sizes.balancers + b) * sim.sizes.models + m
         for w in range(n):
-            r = first + w
-            is_fresh = now_s - sim.desk.reported_s[r] <= stale_after_s
-            mask[w] = _servable(sim, e, r, w, m) and (is_fresh or not sim.desk.settings[e, REPORTS_REQUIRED])
-            fresh += mask[w]
-            if is_fresh:
-                oldest_s = min(oldest_s, sim.desk.reported_s[r])
-        if fresh == 0:
-            for w in range(n):
-                mask[w] = _servable(sim, e, first + w, w, m)
-                fresh += mask[w]
-        known.eligible_count[(e * sim.sizes.balancers + b) * sim.sizes.models + m] = fresh
-    known.fresh_until_s[e, b] = oldest_s + stale_after_s
+            known.eligible[line, w] = _servable(sim, e, first + w, w, m)
+        known.eligible_count[line] = _keep_fresh(sim, e, first, now_s, known.eligible[line])
+    known.fresh_until_s[e, b] = _fresh_until_s(sim, e, first, n, now_s)

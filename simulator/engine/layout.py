@@ -236,6 +236,10 @@ class Known(NamedTuple):
     executed_rows: FloatArray
     answered: FloatArray
     """Requests of those executions."""
+    lines: FloatArray
+    """Of the report that is being taken in, as `balancer.core.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
+    batches: FloatArray
+    """`(e, m * most rows, BATCH_COLUMNS)`."""
 
 
 class Sim(NamedTuple):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 
-from balancer.core.fleet import WARM_UP_EXECUTIONS
-from balancer.core.kernel.state import SERVICE_MEMORY, STALE_AFTER_S
-from simulator.engine.compiled import (
-    batch_work_s,
-    exponential,
-    inlined,
-    outlined,
-    queue_reported,
-    recount,
-    rows_per_request,
-    service_observe,
+from balancer.core.kernel import eligibility, reports
+from balancer.core.kernel.reports import (
+    EXECUTED_ROWS,
+    EXECUTING,
+    EXECUTIONS,
+    INSTANCES,
+    LINE,
+    MAX_BATCH_ROWS,
+    MODEL,
+    PENDING,
+    ROWS,
+    SECONDS,
+    SUCCEEDED,
 )
+from simulator.engine.compiled import exponential, from_source, inlined, outlined
 from simulator.engine.heap import push
-from simulator.engine.knowledge import balancers, forget_eligible, refill, row
+from simulator.engine.knowledge import balancers, forget_eligible, row
 from simulator.engine.layout import (
     E_DELAY,
     E_JITTER,
@@ -39,6 +42,8 @@ from simulator.engine.layout import (
     Sim,
 )
 from simulator.engine.requests import uniform
+
+take_report, is_warm, is_fresh = map(from_source, (reports.take_report, reports.is_warm, eligibility.is_fresh))
 
 
 @inlined
@@ -135,22 +140,21 @@ def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
 
 
 @outlined
-def _learn(sim: Sim, e: int, r: int, g: int, m: int, begins: bool) -> None:
-    """`Fleet._learn`: feed what was executed since the last report to the fit."""
+def _note_executed(sim: Sim, e: int, r: int, m: int, begins: bool, line: int, noted: int) -> int:
+    """Write what was executed since the last report, as `kernel.reports` takes it; returns how many there are now."""
     known = sim.known
-    warm = not begins and known.executions_all[r, m] > WARM_UP_EXECUTIONS
-    learned = False
+    warm = is_warm(begins, known.executions_all[r, m])
     for size in range(1, known.executions.shape[2]):
         new = known.executions[r, m, size] - known.executions_seen[r, m, size]
         if new > 0:
             if warm:
-                seconds = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
-                service_observe(sim.service, r, m, size, new, seconds, sim.desk.settings[e, SERVICE_MEMORY])
-                learned = True
+                batch = known.batches[e, noted]
+                batch[LINE], batch[ROWS], batch[EXECUTIONS] = line, size, new
+                batch[SECONDS] = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
+                noted += 1
             known.executions_seen[r, m, size] = known.executions[r, m, size]
             known.seconds_seen[r, m, size] = known.seconds[r, m, size]
-    if learned:
-        recount(sim.queue, sim.service, r, m)
+    return noted
 
 
 @inlined
@@ -186,7 +190,7 @@ def _count_execution(sim: Sim, r: int, g: int, place: int) -> None:
 @outlined
 def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     """`Fleet.report`: a balancer takes a report over; late ones, and those on the way when a stream broke, are lost."""
-    x, known, s = sim.state, sim.known, sim.service
+    x, known = sim.state, sim.known
     g, r = e * sim.sizes.workers + w, row(sim, e, b, w)
     position, epoch, incarnation, number = x.snapshot[g, place]
     if epoch != x.whole[g, EPOCH] or number <= known.report_number[r]:
@@ -206,22 +210,19 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     if not known.ready[r]:
         known.ready[r] = 1
         forget_eligible(sim, e, b)
-    pending, executing, work_s = 0.0, 0.0, 0.0
+    lines, noted = 0, 0
     for m in range(sim.sizes.models):
         if sim.plan.table[g, m] < 0:
             continue
-        s.max_batch_rows[r, m] = sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
-        s.instances[r, m] = sim.plan.instances[g, m]
         if some:
-            _learn(sim, e, r, g, m, begins)
-        pending += x.snapshot_pending[g, place, m]
-        executing += x.snapshot_executing[g, place, m]
-        there = x.snapshot_pending[g, place, m] + x.snapshot_executing[g, place, m]
-        if there > 0:
-            rows = there * rows_per_request(known.executed_rows[r, m], known.answered[r, m])
-            work_s += batch_work_s(s, r, m, rows)
-    queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
-    refill(sim, e, r, now_s)
-    if now_s - sim.desk.reported_s[r] > sim.desk.settings[e, STALE_AFTER_S]:
+            noted = _note_executed(sim, e, r, m, begins, lines, noted)
+        line = known.lines[e, lines]
+        line[MODEL], line[MAX_BATCH_ROWS] = m, sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
+        line[INSTANCES] = sim.plan.instances[g, m]
+        line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
+        line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
+        lines += 1
+    take_report(sim, e, r, known.lines[e], lines, known.batches[e], noted, balancers(sim, e), now_s)
+    if not is_fresh(sim, e, r, now_s):
         forget_eligible(sim, e, b)
     sim.desk.reported_s[r] = now_s

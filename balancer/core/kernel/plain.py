@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from balancer.core.kernel import counting, picking, reports
+from balancer.core.kernel import counting, eligibility, picking, reports
 from balancer.core.kernel.state import MAX_FALLBACKS, Ask, Books
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
@@ -54,6 +54,16 @@ class Kernel:
     compiled = False
     seed = 0
     """Of the lots, mixed."""
+
+    def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
+        """Those of the workers, `(n,)`, that are eligible, see `eligibility`."""
+        mask = servable.copy()
+        eligibility.keep_fresh(x, 0, 0, now_s, mask)
+        return mask
+
+    def fresh_until_s(self, x: Books, now_s: float) -> float:
+        """See `eligibility`."""
+        return eligibility.fresh_until_s(x, 0, 0, x.desk.mask.shape[1], now_s)
 
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """Those in the view's mask that the limits permit, see `picking`."""

@@ -12,6 +12,17 @@ MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, 
 # Columns of what was executed since the last report: of which line, rows of a batch, executions, seconds in all.
 LINE, ROWS, EXECUTIONS, SECONDS, BATCH_COLUMNS = range(5)
 
+_WARM_UP_EXECUTIONS = 3
+
+
+def is_warm(begins: bool, executions: float) -> bool:
+    """Whether what was executed since the last report is a measure; `executions` is all of the incarnation.
+
+    The first executions load and tune what all later ones find ready. Nor is a total a measure that they are in, as
+    the first one of an incarnation is: among a few hundred fast ones they still make a worker look many times slower.
+    """
+    return not begins and executions > _WARM_UP_EXECUTIONS
+
 
 def take_report(
     x: Books,
