@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.kernel.state import Options
-from balancer.core.router import STICKY
+from balancer.core.keys import STICKY, placing
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from simulator.arrivals import Arrivals
@@ -173,25 +173,30 @@ class Batch:
 
     def sticky(self, policy: Policy) -> bool:
         """Whether some requests are not the policy's to decide, since their keys are."""
-        return self._keyed and self.fleets[0].settings.sticky_keys and not policy.needs_key
+        return placing(policy, self._keyed, self.fleets[0].settings.sticky_keys) is not policy
 
     def probabilities(self, policy: Policy, view: FleetView | None = None) -> FloatArray:
-        """`Router._ask`: the policy's answers, those of the sticky hash for keyed requests; `(e, n)`."""
+        """The policy's answers, those of the sticky hash where a key places the request; `(e, n)`."""
         view = view or self.view()
+        answers = self.answers(policy, view)
+        if not self.sticky(policy):
+            return answers
+        return np.where(self.sim.asked.key[:, None] != 0, self.sticky_answers(view), answers)
+
+    def answers(self, policy: Policy, view: FleetView) -> FloatArray:
+        """The policy's own, also where a key places the request; `(e, n)`."""
         request = self.request()
-        if request.key is None:
+        if request.key is None or not policy.needs_key:
             return rows.answer(policy, request, view)
         keyed = np.asarray(request.key) != 0
-        with_key = dataclasses.replace(request, key=np.where(keyed, request.key, request.number))
-        if policy.needs_key:
-            answer = rows.answer(policy, with_key, view)
-            if keyed.all():
-                return answer
-            return np.where(keyed, answer, rows.answer(policy, dataclasses.replace(request, key=None), view))
-        answer = rows.answer(policy, request, view)
-        if not self.sticky(policy):
-            return answer
-        return np.where(keyed, rows.answer(STICKY, with_key, view), answer)
+        answers = rows.answer(policy, _with_key(request), view)
+        if keyed.all():
+            return answers
+        return np.where(keyed, answers, rows.answer(policy, dataclasses.replace(request, key=None), view))
+
+    def sticky_answers(self, view: FleetView) -> FloatArray:
+        """Those of the sticky hash, `(e, n)`; of no meaning where a request has no key."""
+        return rows.answer(STICKY, _with_key(self.request()), view)
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
@@ -229,3 +234,9 @@ class Batch:
             workers=tuple(worker.name for worker in self.fleets[0].workers),
             models=tuple(model.name for model in self.fleets[0].models),
         )
+
+
+def _with_key(request: Request) -> Request:
+    """The same, with the number for a key where it has none."""
+    assert request.key is not None  # the caller looked
+    return dataclasses.replace(request, key=np.where(np.asarray(request.key) != 0, request.key, request.number))

@@ -1,8 +1,8 @@
 """The guard: replaces a policy by a baseline while something is wrong with it or with what it sees.
 
 A state machine, pure: time is an argument, and so is all that it is told of. Who decides asks `arm`, tells what came of
-it, and has the inputs looked at when `check_due`; `balancer.core.steering` does so in production, and
-`simulator.guarded` in the simulator. The states and their reasons are drawn in README.md.
+it, and has the inputs looked at when `check_due`; `balancer.core.steering` does so. The states and their reasons are
+drawn in README.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.answering import out_of_range
 from balancer.core.settings import GuardSettings
 from balancer.core.switchback import Arm, Finding, Switchback, WindowTicket
 from policies.base import FleetView, Policy, Request
@@ -63,7 +64,7 @@ def look(policy: Policy, request: Request, fleet: FleetView, report_age_s: float
     missing = int(np.count_nonzero((fleet.report_age_s > report_age_s) & eligible))
     outside = 0.0
     try:
-        outside = float(np.max(policy.out_of_range(request, fleet)))
+        outside = out_of_range(policy, request, fleet)
     except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
         failure = failure or f"out_of_range: {type(error).__name__}: {error}"
     return Look(missing / count if count else 0.0, outside, failure)

@@ -6,7 +6,6 @@ seed and k, so the same seed, events and requests give the same decisions, bit f
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection
 from itertools import islice
@@ -15,23 +14,21 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from balancer.core import bounds
-from balancer.core.asking import ask
+from balancer.core.answering import answer
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.kernel import picking
 from balancer.core.kernel.plain import Kernel
+from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Policy, Request, least
-from policies.consistent_hash import ConsistentHash
 from policies.hashing import mix
 
 EXPIRED_PER_TICK = 1000
 """Requests that are given up at once: more would hold up those that wait."""
-STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
-"""Places keyed requests. A key moves only from a worker with twice its share, and enough to fill a batch or two."""
 
 
 class Decision(NamedTuple):
@@ -105,7 +102,6 @@ class Router:
         self.fleet.kernel.seed = mix(seed)
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
-        self._unbounded = ConsistentHash(balance_factor=math.inf)
 
     @property
     def next_number(self) -> int:
@@ -254,14 +250,14 @@ class Router:
         if policy is not choice.policy:
             probabilities, valid = self._ask(policy, request, view)
             return Asked(request, subset, view, policy, probabilities, valid, now_s, "hash"), None
-        answer = steering.ask(choice, request, view, now_s)
-        for name, failure in answer.failed:
+        answered = steering.answer(choice, request, view, now_s)
+        for name, failure in answered.failed:
             self._count_failure(name, failure)
-        valid = answer.probabilities is not None
-        probabilities = least(view.pending, view.eligible) if answer.probabilities is None else answer.probabilities
+        valid = answered.probabilities is not None
+        probabilities = least(view.pending, view.eligible) if answered.probabilities is None else answered.probabilities
         steering.watch(request, view, probabilities)
-        asked = Asked(request, subset, view, answer.policy, probabilities, valid, now_s, answer.role)
-        return asked, answer.ticket
+        asked = Asked(request, subset, view, answered.policy, probabilities, valid, now_s, answered.role)
+        return asked, answered.ticket
 
     def column(self, model: str) -> int:
         """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
@@ -269,15 +265,11 @@ class Router:
 
     def _policy_for(self, request: Request, policy: Policy) -> Policy:
         """The policy, unless a hash places the request's key."""
-        if request.key is None:
-            return policy
-        if request.sequence:
-            return self._unbounded
-        return STICKY if self.settings.sticky_keys and not policy.needs_key else policy
+        return placing(policy, request.key is not None, self.settings.sticky_keys, request.sequence)
 
     def _ask(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
         """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""
-        probabilities, failure = ask(policy, request, view)
+        probabilities, failure = answer(policy, request, view)
         if probabilities is not None:
             return probabilities, True
         self._count_failure(policy.name, failure)
@@ -316,7 +308,7 @@ class Router:
         if not self.settings.limits.any:
             return
         members = view.mask
-        view.mask = self._unbounded.probabilities(request, view) > 0
+        view.mask = OF_SEQUENCES.probabilities(request, view) > 0
         self._within_limits(request, view)
         view.mask = members
 

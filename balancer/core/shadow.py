@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.asking import ask
+from balancer.core.answering import answer
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 
@@ -48,7 +48,7 @@ class Shadow:
     def see(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Answer, and compare with what the serving policy answered, `(n,)`."""
         self.decisions += 1
-        probabilities, failure = ask(self.policy, request, view)
+        probabilities, failure = answer(self.policy, request, view)
         if probabilities is None:
             self.failures += 1
             self.last_failure = failure

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from balancer.core.asking import ask
+from balancer.core.answering import answer
 from balancer.core.guard import Change, Guard, look
 from balancer.core.rollout import Rollout, RolloutChange, RolloutTicket
 from balancer.core.settings import GuardSettings, RolloutSettings
@@ -124,18 +124,18 @@ class Steering:
             return self._seat(new, "rollout", guard, rollout.state == "finished", now_s)
         return self._seat(self.policy, "in_force", self.guard, rollout.state == "returned", now_s)
 
-    def ask(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
+    def answer(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
         """The answer of who was chosen, or of who stands in for it."""
         policy, role, guard, watched = choice
         if guard is None:
-            probabilities, failure = ask(policy, request, view)
+            probabilities, failure = answer(policy, request, view)
         elif role == "baseline":
-            probabilities, failure = ask(policy, request, view)
+            probabilities, failure = answer(policy, request, view)
             if guard.breach is not None and watched is not None and guard.check_due(now_s):
                 self._probe(guard, watched, request, view, now_s)
         else:
             begun_s = self._stopwatch()
-            probabilities, failure = ask(policy, request, view)
+            probabilities, failure = answer(policy, request, view)
             guard.took(self._stopwatch() - begun_s, now_s)
             if failure:
                 guard.failed(failure, now_s)
@@ -215,7 +215,7 @@ class Steering:
     def _second(
         self, policy: Policy, role: Role, failed: tuple[tuple[str, str], ...], request: Request, view: FleetView
     ) -> Answer:
-        probabilities, failure = ask(policy, request, view)
+        probabilities, failure = answer(policy, request, view)
         if failure:
             failed = (*failed, (policy.name, failure))
         return Answer(policy, role, probabilities, failed, None)
@@ -223,7 +223,7 @@ class Steering:
     def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
         """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""
         begun_s = self._stopwatch()
-        _, failure = ask(policy, request, view)
+        _, failure = answer(policy, request, view)
         guard.probed(self._stopwatch() - begun_s)
         found = look(policy, request, view, guard.settings.report_age_s, failure)
         guard.looked(found, now_s, self._stopwatch() - begun_s)

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.base import Policy
-from simulator.guarded import BY_BASELINE, GuardedResult, run_guarded
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
+from simulator.steered import BY_BASELINE, SteeredResult, run_guarded
 
 FloatArray = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -80,7 +80,7 @@ def execute(task: Task) -> Run:
     return Run(measure(result, task.warm_up_share), result.end_s)
 
 
-def watched(guarded: GuardedResult, balancers: int) -> Watch:
+def watched(guarded: SteeredResult, balancers: int) -> Watch:
     """Falls and returns, reduced."""
     end_s = guarded.result.end_s
     falls = np.array([sum(change.fell for change in each) for each in guarded.changes])

@@ -17,7 +17,7 @@ from experiments.held_out.runs import Run, Task, flat, from_flat
 from simulator.arrivals import Arrivals
 
 _ALWAYS = ("simulator.run", "simulator.scoreboard.metrics")
-_GUARD = "simulator.guarded"
+_GUARD = "simulator.steered"
 
 
 class Store:

@@ -75,6 +75,7 @@ STATE: Fields = {
     "snapshot_pending": ("g snapshots m", float, 0),
     "snapshot_executing": ("g snapshots m", float, 0),
     "next": ("e k", np.int32, -1),
+    "heard": ("e k", np.int32, -1),
     "arrived_s": ("e k", float, 0),
     "sent_s": ("e k", float, 0),
     "queued_s": ("e k", float, 0),

@@ -59,8 +59,8 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
 (
     NEXT_ARRIVAL, NEXT_ANSWERED, IN_SYSTEM, REACH_HEAD, REACH_TAIL, OUTCOME_HEAD, OUTCOME_TAIL, DECIDING, ENDED,
-    TIMELINE_ROW, COUNT_COLUMNS,
-) = range(11)  # fmt: skip
+    TIMELINE_ROW, HEARD, COUNT_COLUMNS,
+) = range(12)  # fmt: skip
 
 # States of a slot.
 FREE, ON_HOST, WAITS, RUNS = range(4)
@@ -167,6 +167,8 @@ class State(NamedTuple):
     snapshot_executing: FloatArray
     next: AnyArray
     """Of a request in whatever queue it is, -1 at the end; `(e, k)` as all that follow."""
+    heard: AnyArray
+    """The requests whose outcomes balancers heard, in that order; as many as `counts` says under `HEARD`."""
     arrived_s: FloatArray
     sent_s: FloatArray
     queued_s: FloatArray

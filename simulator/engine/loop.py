@@ -31,6 +31,7 @@ from simulator.engine.layout import (
     EXECUTING,
     FAULT,
     FAULT_END,
+    HEARD,
     HOST_DONE,
     KIND_BITS,
     NEXT_ANSWERED,
@@ -172,6 +173,8 @@ def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
     latency_s = x.resolved_s[e, k] - x.sent_s[e, k]
     if status in (UNAVAILABLE, faults.LOST):
         latency_s = math.nan
+    x.heard[e, x.counts[e, HEARD]] = k
+    x.counts[e, HEARD] += 1
     knowledge.observe_outcome(sim, e, k, latency_s, status == _OK, now_s)
 
 

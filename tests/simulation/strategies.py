@@ -164,10 +164,10 @@ def fleets(draw: Draw, most_workers: int = 4) -> FleetSpec:
 
 
 @st.composite
-def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100) -> Arrivals:
-    """Bursts and pauses of up to `most` requests; open loop or closed."""
+def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> Arrivals:
+    """Bursts and pauses of `least` to `most` requests; open loop or closed."""
     seed, longest_gap = draw(st.integers(0, 1000)), draw(st.sampled_from([1, 4, 16]))
-    bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(1, most)))]
+    bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(least, most)))]
     model = [b % len(fleet.models) for b in bits]
     most_rows = [fleet.models[m].batching.max_batch_rows for m in model]
     return arrivals_of(

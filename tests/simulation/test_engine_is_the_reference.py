@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import reference
+from simulation.equality import assert_equal
 from simulation.strategies import Scenario, scenarios
 
 from policies import BUILTIN, Policy
-from simulator.result import Result
 from simulator.run import run
-
-EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "executions")
-ROUNDED = ("pending_integral_s", "end_s", "busy_s")
-
-
-def assert_equal(engine: Result, plain: Result) -> None:
-    """Bit for bit, but for sums over the run."""
-    for name in EXACT:
-        np.testing.assert_array_equal(getattr(engine, name), getattr(plain, name), err_msg=name, strict=True)
-    for name in ROUNDED:
-        np.testing.assert_allclose(getattr(engine, name), getattr(plain, name), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def compare(scenario: Scenario, policy: Policy, compiled: bool) -> None:

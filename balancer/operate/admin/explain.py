@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core import bounds
-from balancer.core.asking import ask
+from balancer.core.answering import answer
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import RoutingError
 from balancer.core.fleet import ANY_MODEL, Fleet
@@ -157,7 +157,7 @@ def _shadow(router: Router, asked: Asked) -> FloatArray | None:
     """What the shadow would do; None where there is none, or it has no valid answer."""
     if router.steering is None or router.steering.shadow is None:
         return None
-    return ask(router.steering.shadow.policy, asked.request, asked.view)[0]
+    return answer(router.steering.shadow.policy, asked.request, asked.view)[0]
 
 
 def _moved(asked: Asked) -> dict[int, dict[str, float]]:

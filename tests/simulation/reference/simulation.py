@@ -16,10 +16,13 @@ from simulation.reference.world import World
 
 from balancer.core.errors import NoEligibleWorker, Shed
 from balancer.core.events import Finished
+from balancer.core.steering import Plan, Role
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
+
+ALONE = Plan()
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,22 @@ def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, ti
 
 class Simulation:
     def __init__(
-        self, fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0
+        self,
+        fleet: FleetSpec,
+        arrivals: Arrivals,
+        policy: Policy,
+        seed: int,
+        timeline_period_s: float = 0.0,
+        plan: Plan = ALONE,
     ) -> None:
         self.fleet = fleet
         self.arrivals = arrivals
-        self.world = World(fleet, policy, seed)
+        self.world = World(fleet, policy, seed, plan)
         self.clock = self.world.clock
         self.record = Record(arrivals, timeline_period_s)
         self.decided: list[Decided] = []
+        self.roles: list[Role | None] = [None] * len(arrivals)
+        """What the policy that was asked about each request is there for; None: none was."""
         self.executed: list[Executed] = []
         self._reports = Reports(self.world)
         self._faults = Faults(self.world, self._reports, self._lose, self._reschedule)
@@ -117,7 +128,9 @@ class Simulation:
         )
         try:
             decision = self.world.routers[request.balancer].route(asked, self.clock.now_s)
+            self.roles[index] = self.world.watch.role
         except (NoEligibleWorker, Shed) as error:
+            self.roles[index] = self.world.watch.role
             status = Status.SHED if isinstance(error, Shed) else Status.NO_WORKER
             self.record.ended(request, status, -1, self.clock.now_s, 0.0)
             self._answer(request, self.clock.now_s)

@@ -8,8 +8,8 @@ from balancer.core.guard import Change
 from balancer.core.switchback import Finding
 from experiments.held_out.runs import Run, Task, execute, flat, from_flat, joined, watched
 from policies.power_of_two import PowerOfTwo
-from simulator.guarded import BY_BASELINE, BY_POLICY, NOBODY, GuardedResult
 from simulator.scoreboard.metrics import measure
+from simulator.steered import BY_BASELINE, BY_POLICY, NOBODY, SteeredResult
 
 
 def task(*seeds):
@@ -48,7 +48,7 @@ def test_time_out_of_service_lasts_to_the_return_or_the_end():
     decided = np.array([[BY_BASELINE, BY_POLICY, BY_POLICY, NOBODY], [BY_POLICY] * 4], np.int8)
     # Two balancers: one falls at 2 and returns at 5, the other falls at 8 and stays so to the end at 10.
     changes = ((change(2.0, True), change(5.0, False), change(8.0, True, "late")), ())
-    found = watched(GuardedResult(make_result(np.ones((2, 4)), end_s=end_s), decided, changes), balancers=2)
+    found = watched(SteeredResult(make_result(np.ones((2, 4)), end_s=end_s), decided, changes), balancers=2)
     np.testing.assert_allclose(found.fallen, [(3 + 2) / (10 * 2), 0.0])
     np.testing.assert_allclose(found.by_baseline, [0.25, 0.0])
     assert found.falls.tolist() == [2, 0]

@@ -1,4 +1,4 @@
-"""A policy under its guard in the simulator."""
+"""A policy under its guard, or rolled out, in the simulator."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from balancer.core.settings import GuardSettings
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.steering import Plan
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
-from simulator.guarded import BY_BASELINE, BY_POLICY, run_guarded
 from simulator.run import run
 from simulator.scenario import load_scenario
 from simulator.spec import Fault, FleetSpec
+from simulator.steered import BY_BASELINE, BY_NEW, BY_POLICY, run_guarded, run_steered
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
 SCENARIO = load_scenario("heterogeneous-bursty")
@@ -135,6 +136,50 @@ def test_invalid_answers_and_exceptions_cost_no_request(policy: Policy, last_by_
     for changes in guarded.changes:
         assert [change.finding.reason for change in changes] == ["invalid"]
         assert changes[0].fell
+
+
+def test_a_policy_is_asked_once_for_all_environments() -> None:
+    calls, steps = [], []
+
+    class Counted(LeastRequests):
+        def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+            calls.append(fleet.eligible.shape)
+            return super().probabilities(request, fleet)
+
+    arrivals = [SCENARIO.arrivals(seed, 200) for seed in range(3)]
+    run_guarded(SCENARIO.fleet, arrivals, Counted(), settings=QUIET, progress=steps.append)
+    assert calls == [(3, len(SCENARIO.fleet.workers))] * len(steps)
+
+
+def test_a_policy_that_raises_in_one_environment_fails_there_alone() -> None:
+    class Raising(LeastRequests):
+        def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+            if np.any(np.asarray(request.deadline_s) == 123.0):
+                raise RuntimeError("a deadline of 123 s")
+            return super().probabilities(request, fleet)
+
+    arrivals = [SCENARIO.arrivals(seed, 400) for seed in range(2)]
+    arrivals[1].deadline_s[7] = 123.0
+    guarded = run_guarded(SCENARIO.fleet, arrivals, Raising(), settings=QUIET)
+    assert guarded.changes[0] == ()
+    (fell,) = guarded.changes[1]
+    assert fell.finding == ("invalid", "RuntimeError: a deadline of 123 s")
+    assert (guarded.decided[1] == BY_POLICY).nonzero()[0].tolist() == list(range(7))
+
+
+def test_a_rollout_goes_to_its_end_where_the_new_policy_does_as_well_and_returns_where_it_does_worse() -> None:
+    arrivals = [SCENARIO.arrivals(seed, 12_000, load=0.6) for seed in range(2)]
+    windows = GuardSettings(report_age_s=5.0, window_every_s=1.0)
+    settings = RolloutSettings(
+        shares=(0.3, 1.0), step_s=1.0, min_requests=10, watch_s=2.0, watch_pairs=2, guard=windows
+    )
+    for new, ends in ((ExpectedLatency(), "finished"), (Broken(), "returned")):
+        plan = Plan(rollout=settings, new=new)
+        found = run_steered(SCENARIO.fleet, arrivals, ExpectedLatency(), plan)
+        for e, changes in enumerate(found.rollouts):
+            assert changes[-1].state == ends
+            later = found.result.arrival_s[e] > changes[-1].at_s
+            assert (found.decided[e][later] == (BY_NEW if ends == "finished" else BY_POLICY)).all()
 
 
 def test_reports_that_break_off_are_a_breach() -> None:

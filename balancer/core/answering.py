@@ -1,0 +1,74 @@
+"""A policy's answer to a request, or what is wrong with it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from balancer.core.view import LiveView
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+
+
+class OneOfMany:
+    """The view of one fleet among many whose policies answer for all at once, as in the simulator."""
+
+    def answer(self, policy: Policy, request: Request) -> tuple[FloatArray | None, str]:
+        """As `answer` below, for this fleet."""
+        raise NotImplementedError
+
+    def out_of_range(self, policy: Policy, request: Request) -> float:
+        """As `out_of_range` below, for this fleet."""
+        raise NotImplementedError
+
+
+def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:
+    """The probabilities, `(n,)`; or None, and why they are no distribution over the eligible workers.
+
+    All zero is an answer: the policy sheds.
+    """
+    if isinstance(view, LiveView):
+        if (compiled := view.answer(policy, request)) is not None:
+            return compiled, ""
+    elif isinstance(view, OneOfMany):
+        return view.answer(policy, request)
+    return answer_alone(policy, request, view)
+
+
+def out_of_range(policy: Policy, request: Request, view: FleetView) -> float:
+    """As the policy says of one fleet; raises what it raises."""
+    if isinstance(view, OneOfMany):
+        return view.out_of_range(policy, request)
+    return float(np.max(policy.out_of_range(request, view)))
+
+
+def answer_alone(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:
+    """As `answer`, by the policy's own Python, for one fleet."""
+    try:
+        probabilities = policy.probabilities(request, view)
+        if is_distribution(probabilities, view.eligible):
+            return probabilities, ""
+        return None, flaw(probabilities)
+    except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
+        return None, f"{type(error).__name__}: {error}"
+
+
+def is_distribution(probabilities: FloatArray, eligible: BoolArray) -> BoolArray | np.bool_:
+    """Whether they are one over the eligible workers, or all zero; `(...,)` of `(..., n)`.
+
+    Raises ValueError where shapes differ.
+    """
+    if probabilities.shape != eligible.shape:
+        raise ValueError(f"probabilities of shape {probabilities.shape} for workers of shape {eligible.shape}")
+    total = np.add.reduce(probabilities, axis=-1)
+    # Comparisons with NaN are false, so NaN is none here too.
+    sums = (total == 0) | (abs(total - 1) < 1e-6)
+    found: BoolArray | np.bool_ = sums & (np.minimum.reduce(probabilities, axis=-1) >= 0)
+    strays = (probabilities > 0) > eligible
+    if np.count_nonzero(strays):  # seldom, and for one fleet much faster to count
+        found &= ~strays.any(axis=-1)
+    return found
+
+
+def flaw(probabilities: FloatArray) -> str:
+    """Why they are no distribution, `(n,)`; in words."""
+    total = float(np.add.reduce(probabilities))
+    return f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"

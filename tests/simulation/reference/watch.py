@@ -1,0 +1,32 @@
+"""What routers tell of who decides."""
+
+from __future__ import annotations
+
+from balancer.core.errors import RoutingError
+from balancer.core.guard import Change
+from balancer.core.rollout import RolloutChange
+from balancer.core.router import Asked, Decision
+from balancer.core.steering import Role
+from policies.base import Request
+
+
+class Watch:
+    """Witness of the routers, and listener of their steerings."""
+
+    def __init__(self) -> None:
+        self.role: Role | None = None
+        """Of the policy that was asked about the last request; None: none was."""
+        self.guards: list[Change] = []
+        self.rollouts: list[RolloutChange] = []
+
+    def decided(self, asked: Asked, decision: Decision | None) -> None:
+        self.role = asked.role
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        self.role = None
+
+    def guard_changed(self, policy: str, change: Change) -> None:
+        self.guards.append(change)
+
+    def rollout_changed(self, policy: str, change: RolloutChange) -> None:
+        self.rollouts.append(change)
