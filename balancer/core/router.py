@@ -45,7 +45,7 @@ class Decision(NamedTuple):
     at_s: float
 
 
-class Asked(NamedTuple):
+class Answered(NamedTuple):
     """What a decision rests on. The view shows it only until the pick is counted."""
 
     request: Request
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     subset: Collection[str] | None
     view: LiveView
     policy: Policy
-    """That was asked: the one in force, one that stood in for it, or the hash that places the request's key."""
+    """That answered: the one in force, one that stood in for it, or the hash that places the request's key."""
     probabilities: FloatArray
     valid: bool
     """Whether they are the policy's; False: they were replaced by the least pending worker."""
@@ -65,11 +65,11 @@ class Asked(NamedTuple):
 class Witness(Protocol):
     """Is shown what becomes of every request; each number once. Must not raise."""
 
-    def decided(self, asked: Asked, decision: Decision | None) -> None:
-        """The policy was asked; None: it sheds the request."""
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        """The policy has answered; None: it sheds the request."""
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
-        """Nobody was asked, since no worker may serve the request."""
+        """No policy was to answer, since no worker may serve the request."""
 
 
 class _InFlight(NamedTuple):
@@ -175,13 +175,13 @@ class Router:
             if self.witness is not None:
                 self.witness.refused(request, error, now_s)
             raise
-        asked, ticket = self._asked(request, subset, view, now_s)
-        policy, probabilities = asked.policy, asked.probabilities
+        answered, ticket = self._answer(request, subset, view, now_s)
+        policy, probabilities = answered.policy, answered.probabilities
         fleet = self.fleet
         picked = fleet.kernel.pick(fleet, probabilities, request, view)
         if picked is None:
             if self.witness is not None:
-                self.witness.decided(asked, None)
+                self.witness.decided(answered, None)
             raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
         workers = fleet.workers
         decision = Decision(
@@ -193,8 +193,8 @@ class Router:
             at_s=now_s,
         )
         if self.witness is not None:
-            self.witness.decided(asked, decision)
-        chosen = asked.role != "hash" and int(np.count_nonzero(view.mask)) > 1
+            self.witness.decided(answered, decision)
+        chosen = answered.role != "hash" and int(np.count_nonzero(view.mask)) > 1
         self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket, chosen)
         return decision
 
@@ -217,8 +217,8 @@ class Router:
             return view
         return self._within_limits(request, view)
 
-    def asked(self, request: Request, now_s: float) -> Asked:
-        """What would be asked now, and answered; nothing is counted. Raises as `route` does."""
+    def answer_now(self, request: Request, now_s: float) -> Answered:
+        """What would be answered now, and by whom; nothing is counted. Raises as `route` does."""
         request = request.numbered(self._number)
         view = self.view(request, now_s)
         policy: Policy = self.policy
@@ -226,38 +226,37 @@ class Router:
         if self.steering is not None:
             policy, role = self.steering.main()
         placed = self._policy_for(request, policy)
-        probabilities, valid = self._ask(placed, request, view)
-        return Asked(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
+        probabilities, valid = self._answer_of(placed, request, view)
+        return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
 
     def probabilities(self, request: Request, now_s: float) -> FloatArray:
         """What would be answered now, `(n,)`; nothing is counted. Raises as `route` does."""
-        return self.asked(request, now_s).probabilities
+        return self.answer_now(request, now_s).probabilities
 
-    def _asked(
+    def _answer(
         self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
-    ) -> tuple[Asked, Ticket | None]:
-        """Ask who is to decide, and the shadow."""
+    ) -> tuple[Answered, Ticket | None]:
+        """The answer of who is to decide; the shadow answers too."""
         steering = self.steering
         if steering is None:
             policy = self._policy_for(request, self.policy)
-            probabilities, valid = self._ask(policy, request, view)
-            role: Role = "in_force" if policy is self.policy else "hash"
-            return Asked(request, subset, view, policy, probabilities, valid, now_s, role), None
+            probabilities, valid = self._answer_of(policy, request, view)
+            by: Role = "in_force" if policy is self.policy else "hash"
+            return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
         number = request.number
         assert isinstance(number, int)  # arrays are for the simulator's views
         choice = steering.choose(number, now_s)
         policy = self._policy_for(request, choice.policy)
         if policy is not choice.policy:
-            probabilities, valid = self._ask(policy, request, view)
-            return Asked(request, subset, view, policy, probabilities, valid, now_s, "hash"), None
-        answered = steering.answer(choice, request, view, now_s)
-        for name, failure in answered.failed:
+            probabilities, valid = self._answer_of(policy, request, view)
+            return Answered(request, subset, view, policy, probabilities, valid, now_s, "hash"), None
+        policy, role, answer, failed, ticket = steering.answer(choice, request, view, now_s)
+        for name, failure in failed:
             self._count_failure(name, failure)
-        valid = answered.probabilities is not None
-        probabilities = least(view.pending, view.eligible) if answered.probabilities is None else answered.probabilities
+        probabilities = least(view.pending, view.eligible) if answer is None else answer
         steering.watch(request, view, probabilities)
-        asked = Asked(request, subset, view, answered.policy, probabilities, valid, now_s, answered.role)
-        return asked, answered.ticket
+        valid = answer is not None
+        return Answered(request, subset, view, policy, probabilities, valid, now_s, role), ticket
 
     def column(self, model: str) -> int:
         """Of the estimators' state for a model; for one that has none of its own, that of `ANY_MODEL`."""
@@ -267,7 +266,7 @@ class Router:
         """The policy, unless a hash places the request's key."""
         return placing(policy, request.key is not None, self.settings.sticky_keys, request.sequence)
 
-    def _ask(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
+    def _answer_of(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
         """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""
         probabilities, failure = answer(policy, request, view)
         if probabilities is not None:

@@ -14,7 +14,7 @@ from balancer.core.answering import answer
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.errors import RoutingError
 from balancer.core.fleet import ANY_MODEL, Fleet
-from balancer.core.router import Asked, Router
+from balancer.core.router import Answered, Router
 from balancer.core.shown import reasons as why_not
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Request
@@ -89,16 +89,16 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
         return answer | _refused(router, request, f"no worker has model {request.model!r}{version}", named, now_s)
     reasons = why_not(router, request, now_s)
     try:
-        asked = router.asked(request, now_s)
+        answered = router.answer_now(request, now_s)
     except RoutingError as error:
         return answer | _refused(router, request, str(error), reasons, now_s)
-    view, probabilities = asked.view, asked.probabilities
+    view, probabilities = answered.view, answered.probabilities
     columns = _columns(view)
-    moved, shadow = _moved(asked), _shadow(router, asked)
+    moved, shadow = _moved(answered), _shadow(router, answered)
     return answer | {
-        "asked": asked.policy.name,
-        "asked_as": asked.role,
-        **({"moved_by_is_in": asked.policy.score_unit} if moved else {}),
+        "asked": answered.policy.name,
+        "answered_as": answered.role,
+        **({"moved_by_is_in": answered.policy.score_unit} if moved else {}),
         "workers": [
             {
                 "worker": name,
@@ -153,24 +153,24 @@ def steering(router: Router, now_s: float) -> dict[str, Any]:
     return {"decides": router.policy.name, "guards": {}, "shadow": None, "rollout": None}
 
 
-def _shadow(router: Router, asked: Asked) -> FloatArray | None:
+def _shadow(router: Router, answered: Answered) -> FloatArray | None:
     """What the shadow would do; None where there is none, or it has no valid answer."""
     if router.steering is None or router.steering.shadow is None:
         return None
-    return answer(router.steering.shadow.policy, asked.request, asked.view)[0]
+    return answer(router.steering.shadow.policy, answered.request, answered.view)[0]
 
 
-def _moved(asked: Asked) -> dict[int, dict[str, float]]:
+def _moved(answered: Answered) -> dict[int, dict[str, float]]:
     """By row of each eligible worker, what inputs add to its score beyond the mean of them, the few largest first.
 
     Empty where the policy does not say.
     """
-    eligible = asked.view.eligible
+    eligible = answered.view.eligible
     try:
-        contributions = asked.policy.contributions(asked.request, asked.view)
+        contributions = answered.policy.contributions(answered.request, answered.view)
         beyond = {name: values - values[eligible].mean() for name, values in contributions.items()}
     except Exception:  # a third party's policy may raise anything; the rest of the page is true without
-        logger.exception("policy %s cannot say what moved its pick", asked.policy.name)
+        logger.exception("policy %s cannot say what moved its pick", answered.policy.name)
         return {}
     rows = [int(row) for row in eligible.nonzero()[0]] if beyond else []
     return {row: dict(sorted(_rounded(beyond, row), key=lambda item: -abs(item[1]))[:_MOST_MOVED]) for row in rows}

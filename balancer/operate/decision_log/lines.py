@@ -17,7 +17,7 @@ from numpy.lib.introspect import opt_func_info
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
-from balancer.core.router import Asked, Decision
+from balancer.core.router import Answered, Decision
 from balancer.core.steering import Role
 from policies.base import Policy, Request
 
@@ -111,47 +111,47 @@ def service(fleet: Fleet, row: int, at_s: float) -> bytes:
     return line("service", content)
 
 
-def policy(identity: int, asked: Policy, role: Role) -> bytes:
+def policy(identity: int, answered: Policy, role: Role) -> bytes:
     """A policy, under the number that decisions name it by, and what it was there for."""
     content = {
         "id": identity,
-        "name": asked.name,
-        "options": asked.options(),
+        "name": answered.name,
+        "options": answered.options(),
         "in_force": role == "in_force",
         "role": role,
-        "sha256": policy_hash(asked),
+        "sha256": policy_hash(answered),
     }
     return line("policy", content)
 
 
-def policy_hash(asked: Policy) -> str:
+def policy_hash(answered: Policy) -> str:
     """SHA-256, hexadecimal, of the policy's name, options, files, and the source of its class (empty: there is none).
 
     What the class calls in other modules is not in it.
     """
     try:
-        source = inspect.getsource(type(asked))
+        source = inspect.getsource(type(answered))
     except (OSError, TypeError):
         source = ""
-    content = json.dumps([asked.name, asked.options(), asked.digest, source], sort_keys=True)
+    content = json.dumps([answered.name, answered.options(), answered.digest, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def decision(asked: Asked, made: Decision | None, policy_id: int) -> bytes:
+def decision(answered: Answered, made: Decision | None, policy_id: int) -> bytes:
     """A decision with all that it rested on."""
-    view = asked.view
+    view = answered.view
     columns = np.concatenate([getattr(view, name) for name in COLUMNS], dtype="<f8")
     content = {
-        "number": asked.request.number,
-        "at_s": asked.at_s,
-        **_request(asked.request),
-        "subset": None if asked.subset is None else sorted(asked.subset),
+        "number": answered.request.number,
+        "at_s": answered.at_s,
+        **_request(answered.request),
+        "subset": None if answered.subset is None else sorted(answered.subset),
         "policy": policy_id,
-        "valid": asked.valid,
+        "valid": answered.valid,
         "worker": None if made is None else made.worker,
         "propensity": 0.0 if made is None else made.propensity,
         "fallbacks": () if made is None else made.fallbacks,
-        "probabilities": np.asarray(asked.probabilities, "<f8").tobytes().hex(),
+        "probabilities": np.asarray(answered.probabilities, "<f8").tobytes().hex(),
         "eligible": np.asarray(view.eligible).tobytes().hex(),
         "columns": columns.tobytes().hex(),
     }
@@ -159,7 +159,7 @@ def decision(asked: Asked, made: Decision | None, policy_id: int) -> bytes:
 
 
 def refusal(request: Request, error: RoutingError, at_s: float) -> bytes:
-    """A request for which no policy was asked."""
+    """A request for which no policy was answered."""
     content = {"number": request.number, "at_s": at_s, **_request(request), "reason": _REASONS[type(error)]}
     return line("refusal", content)
 

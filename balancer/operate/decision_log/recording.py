@@ -7,7 +7,7 @@ from typing import Protocol
 from balancer.core.errors import RoutingError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
-from balancer.core.router import Asked, Decision, Router
+from balancer.core.router import Answered, Decision, Router
 from balancer.core.steering import Role
 from balancer.operate.decision_log import lines
 from policies.base import Policy, Request
@@ -43,18 +43,18 @@ class Recording:
         """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
         sink.put(lines.header(process, seed, share, now_s, unix_s, router.fleet.kernel.compiled), "header")
 
-    def decided(self, asked: Asked, decision: Decision | None) -> None:
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
         """Record a decision, and whatever in it was not known yet."""
-        if not self._wants(asked.request.number):
+        if not self._wants(answered.request.number):
             return
         self._record_workers(self._router.fleet)
-        asked_as = id(asked.policy), asked.role
-        known = self._numbers.get(asked_as)
+        answered_as = id(answered.policy), answered.role
+        known = self._numbers.get(answered_as)
         if known is None:
-            known = self._numbers[asked_as] = self._record_policy(asked.policy, asked.role), asked.policy
-        self._sink.put(lines.decision(asked, decision, known[0]))
-        if asked.at_s >= self._service_due_s:
-            self._record_service(self._router.fleet, asked.at_s)
+            known = self._numbers[answered_as] = self._record_policy(answered.policy, answered.role), answered.policy
+        self._sink.put(lines.decision(answered, decision, known[0]))
+        if answered.at_s >= self._service_due_s:
+            self._record_service(self._router.fleet, answered.at_s)
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         """Record a request that nobody may serve."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from balancer.core.errors import RoutingError
 from balancer.core.guard import Change
 from balancer.core.rollout import RolloutChange
-from balancer.core.router import Asked, Decision
+from balancer.core.router import Answered, Decision
 from balancer.core.steering import Role
 from policies.base import Request
 
@@ -19,8 +19,8 @@ class Watch:
         self.guards: list[Change] = []
         self.rollouts: list[RolloutChange] = []
 
-    def decided(self, asked: Asked, decision: Decision | None) -> None:
-        self.role = asked.role
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        self.role = answered.role
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         self.role = None

@@ -16,7 +16,7 @@ from support.fleets import make_router, model, report
 
 from balancer.core.errors import RoutingError, Shed
 from balancer.core.events import Finished, Withdrawn, WorkerAdded
-from balancer.core.router import Asked, Decision, Router
+from balancer.core.router import Answered, Decision, Router
 from balancer.operate.decision_log.lines import COLUMNS
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLogError
@@ -35,10 +35,10 @@ class Witness:
         self.seen: list[tuple[Request, dict[str, np.ndarray], np.ndarray, Decision | None]] = []
         self.refusals: list[tuple[Request, str]] = []
 
-    def decided(self, asked: Asked, decision: Decision | None) -> None:
-        columns = {name: getattr(asked.view, name).copy() for name in (*COLUMNS, "eligible", "weight", "name_hash")}
-        self.seen.append((asked.request, columns, asked.probabilities.copy(), decision))
-        self.recording.decided(asked, decision)
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        columns = {name: getattr(answered.view, name).copy() for name in (*COLUMNS, "eligible", "weight", "name_hash")}
+        self.seen.append((answered.request, columns, answered.probabilities.copy(), decision))
+        self.recording.decided(answered, decision)
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
         self.refusals.append((request, str(error)))
