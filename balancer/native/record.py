@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.kernel.books import RECORDS
+
 
 class Record:
     """The block of a record with the fields named; keeps the arrays alive.
@@ -54,5 +56,5 @@ def fields_of(record: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-BOOKS = ("desk", "queue", "service", "latency", "tokens")
+BOOKS = tuple(RECORDS)
 """Fields of `balancer.core.kernel.state.Books`, in order."""
