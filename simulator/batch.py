@@ -12,16 +12,14 @@ from balancer.core.kernel.state import Options
 from balancer.core.router import STICKY
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
-from policies.costs import CostPolicy
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine import loop, truth
+from simulator.engine import loop, rows, truth
 from simulator.engine.allocate import allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
 from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
-from simulator.engine.rows import COMPILED
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
@@ -182,18 +180,18 @@ class Batch:
         view = view or self.view()
         request = self.request()
         if request.key is None:
-            return _answer(policy, request, view)
+            return rows.answer(policy, request, view)
         keyed = np.asarray(request.key) != 0
         with_key = dataclasses.replace(request, key=np.where(keyed, request.key, request.number))
         if policy.needs_key:
-            answer = _answer(policy, with_key, view)
+            answer = rows.answer(policy, with_key, view)
             if keyed.all():
                 return answer
-            return np.where(keyed, answer, _answer(policy, dataclasses.replace(request, key=None), view))
-        answer = _answer(policy, request, view)
+            return np.where(keyed, answer, rows.answer(policy, dataclasses.replace(request, key=None), view))
+        answer = rows.answer(policy, request, view)
         if not self.sticky(policy):
             return answer
-        return np.where(keyed, _answer(STICKY, with_key, view), answer)
+        return np.where(keyed, rows.answer(STICKY, with_key, view), answer)
 
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
@@ -209,7 +207,7 @@ class Batch:
         answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, LOST))
         status = np.where(x.status == LOST, Status.ERROR, x.status).astype(np.int8)
         latency_s = x.resolved_s + np.where(answered, to_client_s, 0.0) - x.arrived_s
-        rows = int(x.counts[:, at.TIMELINE_ROW].min())
+        timeline_rows = int(x.counts[:, at.TIMELINE_ROW].min())
         return Result(
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
@@ -226,15 +224,8 @@ class Batch:
             end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
             busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),
             executions=x.whole[:, at.STARTED].reshape(-1, n).copy(),
-            timeline_s=np.arange(rows, dtype=np.float64) * self._timeline_period_s,
-            timeline_pending=x.timeline[:, :rows].copy(),
+            timeline_s=np.arange(timeline_rows, dtype=np.float64) * self._timeline_period_s,
+            timeline_pending=x.timeline[:, :timeline_rows].copy(),
             workers=tuple(worker.name for worker in self.fleets[0].workers),
             models=tuple(model.name for model in self.fleets[0].models),
         )
-
-
-def _answer(policy: Policy, request: Request, view: FleetView) -> FloatArray:
-    """The policy's probabilities, `(e, n)`."""
-    if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
-        return policy.answer(request, view, COMPILED)
-    return policy.probabilities(request, view)

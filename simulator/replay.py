@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from balancer.core.kernel import picking
 from balancer.operate.decision_log.lines import COLUMNS, arithmetic
-from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy
+from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
 from policies.hashing import mix, unit
+from simulator.engine import rows
 
 _BATCH = 4096
 _MOST_SHOWN = 10
@@ -118,7 +119,7 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     mismatches: list[Mismatch] = []
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
-        again = _decide(asked, batch, [log.runs[decision.run].seed for decision in batch])
+        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch])
         replayed[indices], probability[indices] = again.picks, again.given
         found = list(_differences(indices, batch, again))
         mismatches += found
@@ -144,7 +145,7 @@ def answers(log: DecisionLog, policy: Policy) -> Iterator[tuple[IntArray, Column
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
         view = columns_of(batch)
-        probabilities = _ask(asked, _request(batch), view)
+        probabilities = _ask(asked, _request(batch), view, log.runs[batch[0].run].compiled)
         total = probabilities.sum(axis=-1, keepdims=True)
         yield np.array(indices), view, probabilities / np.where(total > 0, total, 1.0)
 
@@ -168,7 +169,8 @@ def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy |
     for index, decision in enumerate(log):
         q = decision.request
         kind = (q.model, q.version, q.tenant, q.sequence, q.key is None)
-        groups[(decision.policy, decision.valid, len(decision.workers.names), *kind)].append(index)
+        compiled = log.runs[decision.run].compiled
+        groups[(decision.policy, decision.valid, compiled, len(decision.workers.names), *kind)].append(index)
     built: dict[RecordedPolicy, Policy] = {}
     for indices in groups.values():
         first = log.decisions[indices[0]]
@@ -187,15 +189,15 @@ def _answers(policy: Policy, decision: RecordedDecision) -> bool:
     return role == "in_force" or (role == "hash" and policy.needs_key and not decision.request.sequence)
 
 
-def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequence[int]) -> _Again:
+def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
     """As `Router.route` does, for many at once."""
     view = columns_of(batch)
-    probabilities = _ask(asked, _request(batch), view)
+    probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
     picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))
     fallbacks = []
-    for row, (decision, seed) in enumerate(zip(batch, seeds, strict=True)):
+    for row, (decision, run) in enumerate(zip(batch, runs, strict=True)):
         shares = probabilities[row].tolist()
-        pick = picking.draw(shares, unit(mix(mix(seed) ^ int(decision.request.number))))
+        pick = picking.draw(shares, unit(mix(mix(run.seed) ^ int(decision.request.number))))
         total = picking.total_of(shares)
         if pick >= 0:
             picks[row], propensity[row] = pick, shares[pick] / total
@@ -205,8 +207,10 @@ def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], seeds: Sequ
     return _Again(probabilities, picks, propensity, given, fallbacks)
 
 
-def _ask(asked: Policy | None, request: Request, view: Columns) -> FloatArray:
-    return least(view.pending, view.eligible) if asked is None else asked.probabilities(request, view)
+def _ask(asked: Policy | None, request: Request, view: Columns, compiled: bool) -> FloatArray:
+    if asked is None:
+        return least(view.pending, view.eligible)
+    return rows.answer(asked, request, view) if compiled else asked.probabilities(request, view)
 
 
 def _request(batch: Sequence[RecordedDecision]) -> Request:
@@ -231,9 +235,9 @@ def _fallbacks(decision: RecordedDecision, eligible: BoolArray, pending: FloatAr
     """As many as were recorded."""
     line = np.where(eligible, pending, np.inf)
     line[pick] = np.inf
-    rows = [-1] * len(decision.fallbacks)
-    picking.name_least(line.tolist(), len(rows), rows)
-    return tuple(decision.workers.names[row] for row in rows if row >= 0)
+    found = [-1] * len(decision.fallbacks)
+    picking.name_least(line.tolist(), len(found), found)
+    return tuple(decision.workers.names[row] for row in found if row >= 0)
 
 
 def _differences(indices: Sequence[int], batch: Sequence[RecordedDecision], again: _Again) -> Iterator[Mismatch]:

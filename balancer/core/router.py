@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -35,8 +34,7 @@ STICKY = ConsistentHash(balance_factor=2.0, floor=16.0)
 """Places keyed requests. A key moves only from a worker with twice its share, and enough to fill a batch or two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes, and how that came about."""
 
     number: int
@@ -50,8 +48,7 @@ class Decision:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a decision rests on. The view shows it only until the pick is counted."""
 
     request: Request
@@ -292,28 +289,31 @@ class Router:
 
     def pending_limit(self, request: Request) -> float:
         """Requests pending at a worker from which on it is not given this one."""
-        return picking.pending_limit(self.fleet, 0, float(np.max(request.priority)))
+        return picking.pending_limit(self.fleet, 0, float(request.priority))
 
     def _within_limits(self, request: Request, view: LiveView) -> LiveView:
         """The view less the workers that are full, or would be late where that sheds."""
-        limit = self.pending_limit(request)
-        if math.isfinite(limit):
-            view.narrow(view.pending < limit)
-            if not view.mask.any():
-                raise Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
-        if self.settings.limits.shed_late and math.isfinite(float(np.max(request.deadline_s))):
-            best_s = float(view.completion_s[view.mask].min())
-            if best_s > request.deadline_s:
-                raise Shed(
-                    f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
-                    f"the deadline is in {float(np.max(request.deadline_s)) * 1000:.3g} ms"
-                )
+        if self.settings.limits.any:
+            found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
+            view.mask = found.left
+            if found.refused:
+                raise self._shed(request, view)
         return view
+
+    def _shed(self, request: Request, view: LiveView) -> Shed:
+        """Why limits leave nobody: all workers are full, or none of those in the view's mask would be in time."""
+        if not view.mask.any():
+            limit = self.pending_limit(request)
+            return Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
+        best_s = float(view.completion_s[view.mask].min())
+        return Shed(
+            f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
+            f"the deadline is in {float(request.deadline_s) * 1000:.3g} ms"
+        )
 
     def _check_limits_of_sequence(self, request: Request, view: LiveView) -> None:
         """Limits hold for sequences as well, at the one worker that may serve it: no other can take its place."""
-        limits = self.settings.limits
-        if not limits.shed_late and math.isinf(self.pending_limit(request)):
+        if not self.settings.limits.any:
             return
         members = view.mask
         view.mask = self._unbounded.probabilities(request, view) > 0

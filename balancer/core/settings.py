@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Limits:
     """The lower limit that holds for sheddable requests."""
     shed_late: bool = False
     """Whether to shed a request whose deadline no worker is expected to meet."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.shed_late or self.max_pending_per_worker < inf or self.sheddable_max_pending_per_worker < inf
 
 
 @dataclass(frozen=True, slots=True)

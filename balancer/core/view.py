@@ -154,10 +154,6 @@ class LiveView(View):
         self._fleet, self._eligible = fleet, eligible
         self.column, self.rows, self.at_s = column, rows, now_s
 
-    def narrow(self, to: BoolArray) -> None:
-        """Leave only these of the eligible workers, `(n,)`."""
-        self.mask = self._eligible & to
-
     @property
     def mask(self) -> BoolArray:
         """`eligible` as it is kept, not to be written to."""

@@ -24,6 +24,7 @@ from balancer.core.settings import Settings
 from balancer.native.call import new_call
 from balancer.native.compiling import OPTIONS
 from balancer.native.entries import entries
+from balancer.native.header import header_of
 from balancer.native.kinds import Native
 from balancer.native.library import PATH, STAMP, stamp
 from balancer.native.record import BOOKS
@@ -31,22 +32,36 @@ from balancer.native.record import BOOKS
 _CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
 """What any machine of the architecture has that serves today."""
 
+_RESHAPE = """
+#include <stdint.h>
+/* numba's, which is in its Python module; here, for arrays without gaps and of one axis. */
+int numba_attempt_nocopy_reshape(intptr_t axes, const intptr_t *dims, const intptr_t *strides, intptr_t new_axes,
+                                 const intptr_t *new_dims, intptr_t *new_strides, intptr_t itemsize, int is_f_order) {
+  if (axes != 1 || strides[0] != itemsize || is_f_order) return 0;
+  for (intptr_t axis = new_axes - 1, step = itemsize; axis >= 0; step *= new_dims[axis--]) new_strides[axis] = step;
+  return 1;
+}
+"""
+
 
 def build(path: Path = PATH) -> int:
-    """Write the library; returns how many entries it has."""
+    """Write the library, and its header beside it; returns how many entries it has."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     _, call, _ = new_call()
-    arguments = [Native(Fleet(Settings()), BOOKS), Native(Options(np.zeros(1))), Native(call)]
+    fleet = Fleet(Settings())
+    arguments = [Native(fleet, BOOKS), Native(Options(np.zeros(1))), Native(call)]
     signature = types.int64(*(argument.numba_type for argument in arguments))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        objects = []
+        objects, says = [], {}
         for name, function in entries():
+            says[name] = function.__doc__
             objects.append(Path(folder, f"{name}.o"))
             objects[-1].write_bytes(_object(name, function, signature))
         objects.append(_stamped(Path(folder)))
         _link(objects, path)
+    path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
     return len(objects) - 1
 
 
@@ -75,11 +90,11 @@ define i64 @balancer_{name}(ptr %x, ptr %options, ptr %call) {{
 
 
 def _stamped(folder: Path) -> Path:
-    """What tells the library's sources, and the layout of the books."""
+    """What tells the library's sources, and the layout of the books; and what compiled code calls of numba's."""
     source = folder / "stamp.c"
-    source.write_text(f'const char {STAMP}[] = "{stamp()}";\n', encoding="utf-8")
+    source.write_text(f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}', encoding="utf-8")
     made = folder / "stamp.o"
-    subprocess.run(["cc", "-c", "-fPIC", "-o", made, source], check=True)
+    subprocess.run(["cc", "-c", "-O2", "-fPIC", "-o", made, source], check=True)
     return made
 
 

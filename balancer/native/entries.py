@@ -37,7 +37,6 @@ from balancer.native.compiling import from_source, inlined
 from policies import BUILTIN
 from policies.base import Policy
 from policies.hashing import mix_array
-from policies.learned import Learned
 
 Entry = Callable[[Books, Options, Call], int]
 
@@ -46,6 +45,7 @@ _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
+_keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
 _name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
 
@@ -87,6 +87,11 @@ def finish(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
+def keep_within_limits(x: Books, options: Options, call: Call) -> int:
+    """Leave in `Desk.mask` those that the limits permit; returns how many may serve."""
+    return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
+
+
 def count_out(x: Books, options: Options, call: Call) -> int:
     """Count a request out."""
     f, i = call.numbers, call.wholes
@@ -114,7 +119,7 @@ def take_report(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
-FIXED: tuple[Entry, ...] = (pick, count_in, count_out, finish, learn_of_pick, fade, take_report)
+FIXED: tuple[Entry, ...] = (keep_within_limits, pick, count_in, count_out, finish, learn_of_pick, fade, take_report)
 
 
 def entries() -> Iterator[tuple[str, Any]]:
@@ -124,8 +129,6 @@ def entries() -> Iterator[tuple[str, Any]]:
     compiler = Compiler(from_source, inlined)
     seen = set()
     for kind in BUILTIN.values():
-        if kind is Learned:
-            continue  # Its answers in NumPy differ in the last bits, and replays of the decision log are in NumPy.
         for policy in _variants(kind):
             found = answering(policy, compiler)
             if found is not None and found.name not in seen:
@@ -148,6 +151,7 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
 
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
+        """The row that the policy picks among `Desk.mask`, -1: nobody; writes its share and the fallbacks."""
         answer(x, options, 0, 0, _ask(call), call.numbers[NOW_S])
         return _pick(x, call)
 

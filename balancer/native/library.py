@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel.answers import Compiler, answering
+from balancer.core.kernel.answers import Compiler, answering, options_of
 from balancer.core.kernel.block import Memory, ordinary_memory
-from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight
+from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight, Within
 from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
 from balancer.native.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
@@ -104,7 +104,7 @@ class Compiled(Kernel):
         none = Record(Options(np.zeros(1)))
         self._no_options, self._of_none = none, none.address
         self._answers: dict[int, tuple[Policy, _Function | None, Record]] = {}
-        self._pick = self._fixed("pick")
+        self._keep, self._pick = self._fixed("keep_within_limits"), self._fixed("pick")
         self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
         self._finish = self._fixed("finish")
         self._take_report = self._fixed("take_report")
@@ -125,6 +125,7 @@ class Compiled(Kernel):
         if x.desk is not self._desk:
             self._bound = Record(x, BOOKS)
             self._of_books, self._desk, self._masked = self._bound.address, x.desk, None
+            self._answers.clear()  # Their options have room for as many workers as there were.
 
     def _lay_out(self, x: Books, request: Request, view: Sight) -> None:
         """The request, and who may serve it."""
@@ -138,11 +139,19 @@ class Compiled(Kernel):
             # Masks are replaced and never written to, so the same one has the same in it.
             x.desk.mask[0], self._masked = mask, mask
 
+    def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
+        """See `Kernel`."""
+        self._lay_out(x, request, view)
+        count = self._keep(self._of_books, self._of_none, self._of_call)
+        left = self._masked = x.desk.mask[0].copy()
+        return Within(left, not count)
+
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
+        self._bind(x)
         known = self._answers.get(id(policy))
         if known is None:
-            known = self._look_up(policy)
+            known = self._look_up(policy, len(view.mask))
         _, function, options = known
         if function is None:
             return None
@@ -151,14 +160,14 @@ class Compiled(Kernel):
         self._answered = answer = x.desk.shares[0].copy()
         return answer
 
-    def _look_up(self, policy: Policy) -> tuple[Policy, _Function | None, Record]:
+    def _look_up(self, policy: Policy, workers: int) -> tuple[Policy, _Function | None, Record]:
         found = answering(policy, Compiler())
         function = None if found is None else self._library.function(symbol_of(found.name))
-        options = Options(np.array((*(() if found is None else found.options), 0.0)))
+        options = self._no_options if found is None else Record(options_of(found, workers))
         if len(self._answers) >= _MOST_ANSWERS:
             self._answers.clear()
         # The policy is kept, so that no other gets its id.
-        known = self._answers[id(policy)] = policy, function, Record(options)
+        known = self._answers[id(policy)] = policy, function, options
         return known
 
     def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:

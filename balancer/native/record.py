@@ -27,7 +27,8 @@ class Record:
     def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
         self.fields = fields or fields_of(record)
         self.values = [getattr(record, name) for name in self.fields]
-        self._parts: list[Record] = []
+        self.parts: list[Record] = []
+        """Nested records."""
         words: list[int] = []
         self.places: list[int] = []
         """The first word of each field."""
@@ -39,8 +40,9 @@ class Record:
                 words.append(value)
             else:
                 part = self._part(value)
-                self._parts.append(part)
+                self.parts.append(part)
                 words.append(part.address)
+        self.size = len(words)
         self._block = np.array(words, np.int64)
         self.address = int(self._block.ctypes.data)
 

@@ -1,4 +1,4 @@
-"""Choices and facts over the rows of many views, compiled."""
+"""What policies write in loops for one view, compiled and run over the rows of many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from policies.base import BoolArray, FloatArray
+from balancer.core.kernel.state import Options
+from balancer.native.kinds import Native
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.costs import CostPolicy
+from policies.learned import Learned
+from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 from policies.rows import Rows
 from simulator.engine.compiled import from_source, outlined
 
@@ -40,6 +45,28 @@ class _Compiled(Rows):
 COMPILED: Rows = _Compiled()
 
 
+def answer(policy: Policy, request: Request, view: FleetView) -> FloatArray:
+    """The policy's probabilities, `(..., n)`, with the same bits as in the kernel where that has the policy."""
+    if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
+        return policy.answer(request, view, COMPILED)
+    if type(policy) is Learned:
+        return _learned(policy, request, view)
+    return policy.probabilities(request, view)
+
+
+def _learned(policy: Learned, request: Request, view: FleetView) -> FloatArray:
+    shape = view.eligible.shape
+    masks = _flat(view.eligible)
+    columns = [_flat(np.broadcast_to(getattr(view, name), shape)) for name in READS]
+    asked = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in (request.rows, request.deadline_s)]
+    weights = weights_of(policy.loaded.network)
+    options = Native(Options(np.zeros(1), weights, np.zeros(scratch_size(shape[-1], weights))))
+    shares = np.empty(masks.shape)
+    rows, deadline_s = (np.array(one, np.float64) for one in asked)
+    _fill_all_learned()(np.stack(columns, axis=1), masks, rows, deadline_s, options, shares)
+    return shares.reshape(shape)
+
+
 def _flat(array: Any) -> Any:
     return np.ascontiguousarray(array).reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
@@ -66,3 +93,15 @@ def _find_all(of_one: Callable[..., float]) -> Any:
             found[row] = one(column[row], eligible[row], option, scratch)
 
     return outlined(find_all)
+
+
+@functools.cache
+def _fill_all_learned() -> Any:
+    one = from_source(fill_learned)
+
+    def fill_all(columns: Any, eligible: Any, rows: Any, deadline_s: Any, options: Options, shares: Any) -> None:
+        for row in range(len(eligible)):
+            asked = rows[row], deadline_s[row]
+            one(columns[row], eligible[row], *asked, options.weights, options.scratch, shares[row])
+
+    return outlined(fill_all)

@@ -16,6 +16,7 @@ from balancer.core.events import (
     WorkerAdded,
     WorkerRemoved,
 )
+from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.operate.decision_log.files import DecisionFiles
@@ -40,10 +41,15 @@ def write(
 
 
 def recorded(
-    folder: Path, policy: Policy, requests: int = 400, seed: int = 0, settings: Settings | None = None
+    folder: Path,
+    policy: Policy,
+    requests: int = 400,
+    seed: int = 0,
+    settings: Settings | None = None,
+    kernel: Kernel | None = None,
 ) -> DecisionLog:
     """The log of a router under that policy with random requests, reports, outcomes, and workers that come and go."""
-    router = Router(policy, settings, seed)
+    router = Router(policy, settings, seed, kernel)
     files, recording = write(folder, router, seed=seed)
     history(router, recording, np.random.default_rng(seed), requests)
     files.close(wait_s=30)

@@ -26,39 +26,44 @@ MOST_AXES = 3
 BOOKS, OPTIONS = 1, 2
 """Kinds of blocks."""
 
-HEADER = np.dtype(
-    [
-        ("magic", "u8"),
-        ("abi", "u8"),
-        ("stamp", "S16"),
-        ("kind", "u8"),
-        ("bytes", "u8"),
-        ("generation", "u8"),
-        ("in_force", "u8"),
-        ("workers", "u8"),
-        ("models", "u8"),
-        ("room_workers", "u8"),
-        ("room_models", "u8"),
-        ("arrays", "u8"),
-        ("reserved", "u8", 3),
-        ("entry", "S128"),
-    ]
-)
-"""`stamp`: of the sources that the arrays are declared in; `generation` grows with every other layout, over all blocks
-of a fleet; `in_force`: 0 once another block holds the fleet, and 1 before; `room`: what there may be without another
-block; `entry`: of options, the library's function that takes them."""
+Declared = dict[str, tuple[str, int, str]]
+"""Fields: type, how many of it, what it says. Of texts, `how many` are the bytes."""
+OF_HEADER: Declared = {
+    "magic": ("u8", 1, "tells a block; written last"),
+    "abi": ("u8", 1, "of header and table"),
+    "stamp": ("S", 16, "of the sources that declare the arrays; no zero at its end"),
+    "kind": ("u8", 1, "books or options"),
+    "bytes": ("u8", 1, "of the whole block"),
+    "generation": ("u8", 1, "grows whenever arrays are laid out anew, over all blocks of a fleet"),
+    "in_force": ("u8", 1, "0 once another block has taken its place"),
+    "workers": ("u8", 1, "that there are; of options: 0"),
+    "models": ("u8", 1, "columns of models; column 0 is for what has none of its own"),
+    "room_workers": ("u8", 1, "that there may be without another block; of options: that they are for"),
+    "room_models": ("u8", 1, "that there may be without another block"),
+    "arrays": ("u8", 1, "in the table, which follows"),
+    "reserved": ("u8", 3, "zeros"),
+    "entry": ("S", 128, "of options: the function that takes them, without balancer_"),
+}
+OF_ARRAY: Declared = {
+    "offset": ("u8", 1, "bytes from the block's start"),
+    "room_bytes": ("u8", 1, "that the array may take"),
+    "type": ("u8", 1, "'f' double, 'u' uint64_t, 'b' bool of one byte"),
+    "axes": ("u8", 1, "that it has"),
+    "shape": ("i8", MOST_AXES, "0 beyond its axes"),
+    "strides": ("i8", MOST_AXES, "bytes; arrays have no gaps"),
+}
 
-ENTRY = np.dtype(
-    [
-        ("offset", "u8"),
-        ("room_bytes", "u8"),
-        ("type", "u8"),
-        ("axes", "u8"),
-        ("shape", "i8", MOST_AXES),
-        ("strides", "i8", MOST_AXES),
+
+def _dtype_of(declared: Declared) -> np.dtype[Any]:
+    fields: list[Any] = [
+        (name, f"S{count}") if kind == "S" else (name, kind, count) if count > 1 else (name, kind)
+        for name, (kind, count, _) in declared.items()
     ]
-)
-"""One a array: `offset` from the block's start; `type`: the letter of NumPy's kind; `strides` in bytes."""
+    return np.dtype(fields)
+
+
+HEADER, ENTRY = _dtype_of(OF_HEADER), _dtype_of(OF_ARRAY)
+"""A block's header, and what its table has of each array."""
 
 # Arrays at distances of a power of two would all share a few sets of the processor's cache.
 _GAP = 13 * ALIGNED_TO

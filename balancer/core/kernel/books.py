@@ -132,11 +132,11 @@ def books_in(buffer: Any, stamp: str) -> Books:
         BlockError: They do not fit.
     """
     _, arrays = blocks.read(buffer, list(FIELDS), kind=blocks.BOOKS, stamp=stamp)
+    kinds: dict[str, Any] = {"desk": Desk, **_STATES}
     records = {
-        record: SimpleNamespace(**{name: arrays[f"{record}.{name}"] for name in fields})
-        for record, fields in RECORDS.items()
+        record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in kinds.items()
     }
-    books: Any = SimpleNamespace(**records | {"desk": Desk(**vars(records["desk"]))})
+    books: Any = SimpleNamespace(**records)
     found: Books = books
     return found
 
@@ -159,7 +159,7 @@ def options_block(
     views = {name: block.view(name, array.shape) for name, array in arrays.items()}
     for name, view in views.items():
         view[...] = arrays[name]
-    block.lay_out(views, room, 1)
+    block.lay_out(views, Sizes(0, 0), 1)
     return block
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from balancer.core.kernel import counting, picking, reports
 from balancer.core.kernel.block import ordinary_memory
-from balancer.core.kernel.state import MAX_FALLBACKS, Books
+from balancer.core.kernel.state import MAX_FALLBACKS, Ask, Books
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
 
@@ -38,6 +38,14 @@ class Picked(NamedTuple):
     """Workers to try next, best first."""
 
 
+class Within(NamedTuple):
+    """Who is left by the limits."""
+
+    left: BoolArray
+    """`(n,)`; not written to afterwards. Where the best of them would be late, those who would be."""
+    refused: bool
+
+
 class Kernel:
     """The kernel's functions for one fleet, in plain Python. Rows are workers, in the books' order.
 
@@ -53,6 +61,12 @@ class Kernel:
     def memory(self, size_bytes: int) -> Any:
         """For a fleet's block, see `block.Memory`."""
         return ordinary_memory(size_bytes)
+
+    def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
+        """Those in the view's mask that the limits permit, see `picking`."""
+        x.desk.mask[0] = view.mask
+        count = picking.keep_within_limits(x, 0, 0, _asked(request, view), view.at_s)
+        return Within(x.desk.mask[0].copy(), not count)
 
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
         """The policy's probabilities, `(n,)`, where the kernel has them by itself; else None."""
@@ -98,3 +112,14 @@ class Kernel:
     def fade(self, x: Books, share: float) -> None:
         """See `counting`, for all workers."""
         counting.fade(x, 0, 0, x.desk.mask.shape[1], share)
+
+
+def _asked(request: Request, view: Sight) -> Ask:
+    """The request, as the kernel's functions take it."""
+    key, number = request.key, request.number
+    assert isinstance(number, int)  # arrays are for the simulator's views
+    assert key is None or isinstance(key, int)
+    rows, deadline_s, priority = float(request.rows), float(request.deadline_s), float(request.priority)
+    return Ask(
+        view.column, rows, mix(number if key is None else key), float(key is not None), deadline_s, priority, number
+    )

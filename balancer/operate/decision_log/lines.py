@@ -54,8 +54,11 @@ def arithmetic() -> str:
     return ", ".join([f"NumPy {np.__version__}", *chosen])
 
 
-def header(process: str, seed: int, share: float, now_s: float, unix_s: float) -> bytes:
-    """The first line of a file; the two times are one moment, in the router's clock and since 1970."""
+def header(process: str, seed: int, share: float, now_s: float, unix_s: float, compiled: bool) -> bytes:
+    """The first line of a file; the two times are one moment, in the router's clock and since 1970.
+
+    `compiled`: whether shipped policies decide by the compiled kernel.
+    """
     return line(
         "header",
         {
@@ -67,6 +70,7 @@ def header(process: str, seed: int, share: float, now_s: float, unix_s: float) -
             "started_s": now_s,
             "started_unix_s": unix_s,
             "arithmetic": arithmetic(),
+            "compiled": compiled,
             "columns": COLUMNS,
         },
     )

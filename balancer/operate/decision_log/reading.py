@@ -7,7 +7,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,9 @@ class _FileReader:
                 f"{', '.join(content['columns'])}; this balancer reads 1 to {VERSION} with {', '.join(COLUMNS)}: "
                 "use the version of the balancer that wrote it"
             )
-        run = Run(**{field.name: content[field.name] for field in fields(Run)})
+        # Older logs do not have what has a default.
+        given = [field.name for field in fields(Run) if field.name in content or field.default is MISSING]
+        run = Run(**{name: content[name] for name in given})
         if run not in self._log.runs:
             self._log.runs.append(run)
         self._run = self._log.runs.index(run)

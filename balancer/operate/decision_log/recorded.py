@@ -34,6 +34,8 @@ class Run:
     """The same moment, in seconds since 1970."""
     arithmetic: str
     """See `lines.arithmetic`."""
+    compiled: bool = False
+    """Whether the compiled kernel answered for shipped policies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

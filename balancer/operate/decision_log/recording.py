@@ -41,7 +41,7 @@ class Recording:
         """Those that have a line, and what each was there for; a policy's place is its number."""
         self._numbers: dict[tuple[int, Role], tuple[int, Policy]] = {}
         """By identity, which is quicker than equality, and kept, so that no other policy gets the same one."""
-        sink.put(lines.header(process, seed, share, now_s, unix_s), "header")
+        sink.put(lines.header(process, seed, share, now_s, unix_s, router.fleet.kernel.compiled), "header")
 
     def decided(self, asked: Asked, decision: Decision | None) -> None:
         """Record a decision, and whatever in it was not known yet."""

@@ -24,17 +24,18 @@ from balancer.core.settings import EstimatorSettings, GuardSettings, Limits, Rol
 from balancer.core.steering import Plan, Steering
 from balancer.native.library import Compiled, Library
 from policies import BUILTIN
-from policies.base import Policy, Request
+from policies.base import FleetView, FloatArray, Policy, Request
+from policies.learned import Learned
+from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 
 WORKERS, MODELS = 6, ("a", "b")
-_POLICIES = sorted(set(BUILTIN) - {"learned"})
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "token_bucket": [{"when_empty": "shed"}],
     "consistent_hash": [{"load": "in_flight"}],
     "power_of_two": [{"weighted": True, "choices": 3}],
     "expected_latency": [{"temperature": 0.0}, {"temperature": 1.0}],
 }
-_CASES = [(name, options) for name in _POLICIES for options in [{}, *_OPTIONS.get(name, [])]]
+_CASES = [(name, options) for name in sorted(BUILTIN) for options in [{}, *_OPTIONS.get(name, [])]]
 _KINDS = ["route"] * 6 + ["finish"] * 5 + ["report"] * 3 + ["tick", "withdraw", "lose", "add", "remove"]
 _STEPS = st.lists(
     st.tuples(
@@ -48,6 +49,17 @@ _STEPS = st.lists(
     min_size=10,
     max_size=120,
 )
+
+
+class LearnedInLoops(Learned):
+    """`learned` by the loops that the library is made from, in Python; NumPy adds up in another order."""
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        weights, shares = weights_of(self.loaded.network), np.empty(len(fleet.eligible))
+        columns = np.array([getattr(fleet, name) for name in READS])
+        asked = float(request.rows), float(request.deadline_s), weights
+        fill_learned(columns, fleet.eligible, *asked, np.zeros(scratch_size(len(shares), weights)), shares)
+        return shares
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +162,8 @@ def test_the_library_decides_as_python_does(
         estimators=EstimatorSettings(profiles={("", "a"): (0.004, 0.001)}),
         stale_after_s=1.0,
     )
-    hosts = [Host(policy, settings_, kernel, steered) for kernel in (None, Compiled(library))]
+    plain = LearnedInLoops() if name == "learned" else policy
+    hosts = [Host(plain, settings_, None, steered), Host(policy, settings_, Compiled(library), steered)]
     now_s = 0.0
     begin = [(step, worker, 2, 0.001) for worker in range(WORKERS - 1) for step in ("add", "report")]
     for number, (step, worker, draw, later_s) in enumerate([*begin, ("tick", 0, 0, 0.0), *steps]):

@@ -12,6 +12,7 @@ from support.decision_logs import LIMITS, recorded, write
 from support.fleets import make_router
 
 from balancer.core.errors import RoutingError
+from balancer.native.library import Compiled, Library
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision
 from policies import BUILTIN
@@ -25,9 +26,12 @@ from policies.token_bucket import TokenBucket
 from simulator.replay import columns_of, replay
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", sorted(BUILTIN))
-def test_every_policy_decides_the_same_again_in_every_bit(name: str, tmp_path: Path) -> None:
-    log = recorded(tmp_path, BUILTIN[name](), settings=LIMITS, seed=3)
+def test_every_policy_decides_the_same_again_in_every_bit(name: str, compiled: bool, tmp_path: Path) -> None:
+    kernel = Compiled(Library()) if compiled else None
+    log = recorded(tmp_path, BUILTIN[name](), settings=LIMITS, seed=3, kernel=kernel)
+    assert all(run.compiled == compiled for run in log.runs)
     result = replay(log)
     assert result.exact, result.mismatches
     assert not result.mismatches
