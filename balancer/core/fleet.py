@@ -151,10 +151,10 @@ class Fleet:
     def add(self, event: WorkerAdded) -> None:
         """A worker appears, or discovery's word about a known one changes; its state stays then."""
         if event.worker not in self.index:
-            row = self.index[event.worker] = len(self.workers)
-            self.workers.append(Worker(event.worker, device=event.device))
             self._ledger.add(workers=1)
             self._find_arrays()
+            row = self.index[event.worker] = len(self.workers)
+            self.workers.append(Worker(event.worker, device=event.device))
             self.name_hash[row] = key_of(event.worker)
             self._take_profiles((row,), self.models)
             self._fade(0.0)

@@ -12,7 +12,7 @@ from balancer.core.columns import declared
 from balancer.core.kernel import block as blocks
 from balancer.core.kernel.answers import Answering, options_of
 from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
-from balancer.core.kernel.state import DESK, AnyArray, Books, Desk, Options, lengths_of
+from balancer.core.kernel.state import DESK, ROOM, AnyArray, Books, Desk, Options, lengths_of
 from balancer.core.latency import Latency
 from balancer.core.queue import Queue
 from balancer.core.service import Service
@@ -26,6 +26,7 @@ FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for na
 _AXES = {name: axes.split() for name, (axes, _, _) in FIELDS.items()}
 _WORKER = ("n", "r")
 """Axes of workers."""
+_KEPT = FIELDS.keys() - {f"desk.{name}" for name in ROOM}
 _LEAST_ROOM = Sizes(8, 4)
 
 
@@ -81,10 +82,13 @@ class Ledger:
         arrays = {}
         for name, shape in _shapes(sizes).items():
             new = arrays[name] = self.block.view(name, shape)
+            if name not in _KEPT:
+                continue
             old, axes, start = before.arrays[name], _AXES[name], FIELDS[name][2]
             lead = axes[:1] == ["e"]
             if self.block is not before or old.shape[lead + 1 :] != shape[lead + 1 :]:
-                _move(old, new, axes, start, without)
+                assert without is None  # of what is kept, workers are the first axis
+                _move(old, new, start)
             elif without is not None and axes[lead] in _WORKER:
                 _close(old, lead, without)
             else:
@@ -113,16 +117,11 @@ def _close(array: AnyArray, axis: int, row: int) -> None:
     array[(*lead, slice(row, -1))] = array[(*lead, slice(row + 1, None))]
 
 
-def _move(old: AnyArray, new: AnyArray, axes: list[str], start: Any, without: int | None) -> None:
+def _move(old: AnyArray, new: AnyArray, start: Any) -> None:
     """What was in the old array, and `start` elsewhere; both may lie at the same place."""
     kept = old.copy()
-    if without is not None:
-        for axis, name in enumerate(axes):
-            if name in _WORKER:
-                kept = np.delete(kept, without, axis)
     new[...] = start
-    both = tuple([slice(min(lengths)) for lengths in zip(kept.shape, new.shape, strict=True)])
-    new[both] = kept[both]
+    new[tuple([slice(length) for length in kept.shape])] = kept
 
 
 def books_in(buffer: Any, stamp: str) -> Books:

@@ -110,6 +110,8 @@ DESK: Fields = {
     "scratch": ("e scratch", float, 0),
 }
 """The desk's arrays, see `Desk`."""
+ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "scratch")
+"""Those of them in which a decision is worked out, and nothing outlasts it."""
 
 
 def lengths_of(workers: int, models: int) -> dict[str, int]:
