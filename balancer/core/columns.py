@@ -1,8 +1,8 @@
 """Estimator state as named arrays: one row a worker, and where it matters one column a model.
 
 State is a dataclass whose fields are arrays of shape `(..., n)` or `(..., n, m)`. Production holds one fleet and lets
-rows come and go; the simulator allocates `(environments, n, m)` once and passes `state[environment]` views to the same
-update functions, which touch one element at a time and so compile as they are.
+rows come and go (`balancer.core.kernel.books`); the simulator allocates `(environments, n, m)` once and passes
+`state[environment]` views to the same update functions, which touch one element at a time and so compile as they are.
 """
 
 from __future__ import annotations
@@ -41,6 +41,19 @@ def per_model(fill: float = 0.0) -> Any:
     return dataclasses.field(metadata={"fill": fill, "model_axis": True})
 
 
+Fields = dict[str, tuple[str, type, Any]]
+"""Arrays of a record, declared: their axes, type, and value at the start. One letter of an axis has one meaning
+everywhere: `e` a fleet, `n` its workers, `r` workers as one balancer knows them, `m` models."""
+
+
+def declared(kind: type[Any]) -> Fields:
+    """The arrays of a state."""
+    return {
+        f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
+        for f in dataclasses.fields(kind)
+    }
+
+
 def allocate(kind: type[State], workers: int, models: int, batch: tuple[int, ...] = ()) -> State:
     """A state of `workers` rows and `models` columns behind the leading axes `batch`, all at their fill values."""
     arrays = {
@@ -50,29 +63,6 @@ def allocate(kind: type[State], workers: int, models: int, batch: tuple[int, ...
         for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # every State is a dataclass; TypeVar cannot say so
     }
     return kind(**arrays)
-
-
-def add_worker(state: Any) -> None:
-    """Append a row at fill values to every array."""
-    for f in dataclasses.fields(state):
-        array = getattr(state, f.name)
-        row = np.full((1, *array.shape[1:]), f.metadata["fill"])
-        setattr(state, f.name, np.concatenate([array, row]))
-
-
-def remove_worker(state: Any, worker: int) -> None:
-    """Delete a row from every array; later workers move up by one."""
-    for f in dataclasses.fields(state):
-        setattr(state, f.name, np.delete(getattr(state, f.name), worker, axis=0))
-
-
-def add_models(state: Any, count: int) -> None:
-    """Append `count` columns at fill values to every per-model array."""
-    for f in dataclasses.fields(state):
-        if f.metadata["model_axis"]:
-            array = getattr(state, f.name)
-            added = np.full((*array.shape[:-1], count), f.metadata["fill"])
-            setattr(state, f.name, np.concatenate([array, added], axis=-1))
 
 
 def clear_model(state: Any, model: int) -> None:

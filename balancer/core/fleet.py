@@ -9,12 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from balancer.core import bounds, columns, latency, queue, service, tokens
+from balancer.core import bounds, columns
 from balancer.core.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
+from balancer.core.kernel.block import Block
+from balancer.core.kernel.books import Ledger
 from balancer.core.kernel.plain import Kernel
-from balancer.core.kernel.state import desk_of
+from balancer.core.kernel.state import settings_row
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, objections
 from policies.base import BoolArray, UintArray
@@ -54,17 +56,12 @@ class Fleet:
         self.workers: list[Worker] = []
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
-        self.queue = columns.allocate(queue.Queue, 0, 0)
-        self.service = columns.allocate(service.Service, 0, 0)
-        self.latency = columns.allocate(latency.Latency, 0, 0)
-        self.tokens = columns.allocate(tokens.Tokens, 0, 0)
-        self.reported_s: FloatArray = np.zeros(0)
-        """When each worker's last report was received; minus infinity: none, or its stream broke."""
-        self.weight: FloatArray = np.zeros(0)
-        self.name_hash: UintArray = np.zeros(0, np.uint64)
+        self._ledger = Ledger(self.kernel.memory, self.kernel.stamp)
+        self.queue, self.service = self._ledger.queue, self._ledger.service
+        self.latency, self.tokens = self._ledger.latency, self._ledger.tokens
+        self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
-        self._lay_out()
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
@@ -92,13 +89,23 @@ class Fleet:
         """Swap the settings; the estimators' state stays, and what is not measured yet follows the new priors."""
         self.settings = settings
         self._forget_masks()
-        self._lay_out()
+        self.desk.settings[0] = settings_row(settings)
         self._take_profiles(range(len(self.workers)), self.models)
         self._fade(0.0)
 
-    def _lay_out(self) -> None:
-        """Make the desk anew, which is what tells a kernel that arrays were replaced."""
-        self.desk = desk_of(self.settings, self.weight, self.name_hash, self.reported_s)
+    @property
+    def block(self) -> Block:
+        """What all arrays lie in; another one once there is no room for more workers or models."""
+        return self._ledger.block
+
+    def _find_arrays(self) -> None:
+        """Take the ledger's, which laid them out anew. A kernel is told by the desk, which is another one then."""
+        self.desk = self._ledger.desk
+        self.desk.settings[0] = settings_row(self.settings)
+        self.reported_s: FloatArray = self.desk.reported_s
+        """When each worker's last report was received; minus infinity: none, or its stream broke."""
+        self.weight: FloatArray = self.desk.weight[0]
+        self.name_hash: UintArray = self.desk.name_hash[0]
 
     def add_models(self, models: Collection[str]) -> None:
         """Give each of the models, which have none yet, a column, as far as there may be more."""
@@ -109,9 +116,8 @@ class Fleet:
         made = max(len(new) - len(self._free), 0)
         if made:
             size = self.service.fixed_s.shape[1]
-            for state in (self.queue, self.service):
-                columns.add_models(state, made)
-            self._lay_out()
+            self._ledger.add(models=made)
+            self._find_arrays()
             self._free.extend(range(size + made - 1, size - 1, -1))
         for model in new:
             self.models[model] = self._free.pop()
@@ -144,14 +150,11 @@ class Fleet:
     def add(self, event: WorkerAdded) -> None:
         """A worker appears, or discovery's word about a known one changes; its state stays then."""
         if event.worker not in self.index:
+            self._ledger.add(workers=1)
+            self._find_arrays()
             row = self.index[event.worker] = len(self.workers)
             self.workers.append(Worker(event.worker, device=event.device))
-            for state in (self.queue, self.service, self.latency, self.tokens):
-                columns.add_worker(state)
-            self.reported_s = np.append(self.reported_s, -np.inf)
-            self.weight = np.append(self.weight, event.weight)
-            self.name_hash = np.append(self.name_hash, np.uint64(key_of(event.worker)))
-            self._lay_out()
+            self.name_hash[row] = key_of(event.worker)
             self._take_profiles((row,), self.models)
             self._fade(0.0)
         row = self.index[event.worker]
@@ -170,12 +173,9 @@ class Fleet:
             return
         del self.workers[row]
         self.index = {worker.name: i for i, worker in enumerate(self.workers)}
-        for state in (self.queue, self.service, self.latency, self.tokens):
-            columns.remove_worker(state, row)
-        self.reported_s, self.weight = np.delete(self.reported_s, row), np.delete(self.weight, row)
-        self.name_hash = np.delete(self.name_hash, row)
+        self._ledger.remove_worker(row)
+        self._find_arrays()
         self.changes += 1
-        self._lay_out()
         self._forget_masks()
 
     def lose(self, name: str) -> None:

@@ -24,6 +24,7 @@ from balancer.core.settings import Settings
 from balancer.native.call import new_call
 from balancer.native.compiling import OPTIONS
 from balancer.native.entries import entries
+from balancer.native.header import header_of
 from balancer.native.kinds import Native
 from balancer.native.library import PATH, STAMP, stamp
 from balancer.native.record import BOOKS
@@ -44,20 +45,23 @@ int numba_attempt_nocopy_reshape(intptr_t axes, const intptr_t *dims, const intp
 
 
 def build(path: Path = PATH) -> int:
-    """Write the library; returns how many entries it has."""
+    """Write the library, and its header beside it; returns how many entries it has."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     _, call, _ = new_call()
-    arguments = [Native(Fleet(Settings()), BOOKS), Native(Options(np.zeros(1))), Native(call)]
+    fleet = Fleet(Settings())
+    arguments = [Native(fleet, BOOKS), Native(Options(np.zeros(1))), Native(call)]
     signature = types.int64(*(argument.numba_type for argument in arguments))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        objects = []
+        objects, says = [], {}
         for name, function in entries():
+            says[name] = function.__doc__
             objects.append(Path(folder, f"{name}.o"))
             objects[-1].write_bytes(_object(name, function, signature))
         objects.append(_stamped(Path(folder)))
         _link(objects, path)
+    path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
     return len(objects) - 1
 
 

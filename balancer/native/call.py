@@ -16,6 +16,28 @@ from balancer.native.record import Record
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
     PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, PROPENSITY, FALLBACKS,
 ) = range(19)  # fmt: skip
+DECLARED = {
+    "MODEL": ("q", "column of the request's model, below `models`"),
+    "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
+    "KEY": ("Q", "routing key"),
+    "KEYED": ("d", "1 where it has a key, else 0"),
+    "DEADLINE_S": ("d", "seconds from now; infinite: none"),
+    "PRIORITY": ("d", "as Triton counts: 1 is the highest, 0 the default"),
+    "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it tells the lot"),
+    "NOW_S": ("d", "the balancer's clock, seconds"),
+    "SEED": ("Q", "of the lots, mixed"),
+    "PICKED": ("q", "row of the worker that was picked, or that reports; below `workers`"),
+    "SERVED": ("q", "row of the worker that answered; -1: nobody known"),
+    "LATENCY_S": ("d", "seconds; not a number: none"),
+    "OK": ("d", "0: it failed"),
+    "SHARE": ("d", "of what was observed, to be forgotten, 0 to 1"),
+    "LINES": ("q", "how many of the lines hold"),
+    "BATCHES": ("q", "how many of the batches hold"),
+    "BALANCERS": ("q", "that the worker's agent counts"),
+    "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
+    "FALLBACKS": ("q", "written: rows of the workers to try next, best first; -1: none"),
+}
+"""The slots in order: type as `struct` writes it, and what is in there. The last is `MAX_FALLBACKS` slots."""
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS

@@ -160,6 +160,7 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
 
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
+        """The row that the policy picks among `Desk.mask`, -1: nobody; writes its share and the fallbacks."""
         answer(x, options, 0, 0, _ask(call), call.numbers[NOW_S])
         return _pick(x, call)
 

@@ -44,7 +44,7 @@ class Native(Record):
 
     def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
         super().__init__(record, fields)
-        parts = iter(self._parts)
+        parts = iter(self.parts)
         found = [(name, _kind(value, parts)) for name, value in zip(self.fields, self.values, strict=True)]
         kinds = tuple((name, kind, place) for (name, kind), place in zip(found, self.places, strict=True))
         self.numba_type = self._numba_type_ = RecordType(kinds)

@@ -6,11 +6,13 @@ import ctypes
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel.answers import Compiler, answering, options_of
+from balancer.core.kernel.block import Memory, ordinary_memory
 from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight, Within
 from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
@@ -56,7 +58,9 @@ class Library:
             made_from = ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(self._functions, STAMP))).value
         except (OSError, ValueError) as error:
             raise LibraryError(f"{path.name} cannot be loaded: {error}; {_BUILD}") from error
-        if made_from != stamp().encode():
+        self.stamp = stamp()
+        """Of the sources that it was made from."""
+        if made_from != self.stamp.encode():
             raise LibraryError(f"{path.name} was built from other sources; {_BUILD}")
 
     def function(self, name: str) -> _Function | None:
@@ -84,8 +88,9 @@ class Compiled(Kernel):
 
     compiled = True
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, memory: Memory = ordinary_memory) -> None:
+        """`memory`: for the block of the fleet whose kernel it is."""
+        self._library, self._memory, self.stamp = library, memory, library.stamp
         self._slots, self._call, self._record = new_call()
         self._of_call = self._record.address
         self._desk: Desk | None = None
@@ -105,6 +110,10 @@ class Compiled(Kernel):
         self._finish = self._fixed("finish")
         self._take_report = self._fixed("take_report")
         self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
+
+    def memory(self, size_bytes: int) -> Any:
+        """See `Kernel`."""
+        return self._memory(size_bytes)
 
     def _fixed(self, name: str) -> _Function:
         function = self._library.function(name)

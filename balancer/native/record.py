@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.kernel.books import RECORDS
+
 
 class Record:
     """The block of a record with the fields named; keeps the arrays alive.
@@ -25,7 +27,8 @@ class Record:
     def __init__(self, record: Any, fields: tuple[str, ...] = ()) -> None:
         self.fields = fields or fields_of(record)
         self.values = [getattr(record, name) for name in self.fields]
-        self._parts: list[Record] = []
+        self.parts: list[Record] = []
+        """Nested records."""
         words: list[int] = []
         self.places: list[int] = []
         """The first word of each field."""
@@ -37,8 +40,9 @@ class Record:
                 words.append(value)
             else:
                 part = self._part(value)
-                self._parts.append(part)
+                self.parts.append(part)
                 words.append(part.address)
+        self.size = len(words)
         self._block = np.array(words, np.int64)
         self.address = int(self._block.ctypes.data)
 
@@ -54,5 +58,5 @@ def fields_of(record: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-BOOKS = ("desk", "queue", "service", "latency", "tokens")
+BOOKS = tuple(RECORDS)
 """Fields of `balancer.core.kernel.state.Books`, in order."""

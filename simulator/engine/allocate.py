@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core import latency, queue, service, tokens
+from balancer.core import columns, latency, queue, service, tokens
+from balancer.core.columns import Fields
 from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
-from balancer.core.kernel.state import MOST_COLUMNS, MOST_FACTS, SETTING_COLUMNS, Desk
+from balancer.core.kernel.state import DESK, Desk, lengths_of
 from simulator.engine import layout as at
 from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
-from simulator.engine.fields import ASKED, DEMAND, DESK, HEAP, KNOWN, PLAN, STATE, TOGETHER, Fields
+from simulator.engine.fields import ASKED, DEMAND, HEAP, KNOWN, PLAN, STATE, TOGETHER
 from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
 from simulator.spec import FleetSpec
 
@@ -74,11 +75,11 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     # A request on its way with jitter is in the heap, and so is a client's next one.
     most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
     return {
-        **{"e": e, "n": n, "m": m, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
+        **lengths_of(n, m),
+        **{"e": e, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "t": timeline, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": _PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
-        **{"settings": SETTING_COLUMNS, "columns": MOST_COLUMNS, "facts": MOST_FACTS, "scratch": 3 * n + 1},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
         "samples": max(map(samples, fleets)),
@@ -155,18 +156,10 @@ def _padded(count: int) -> int:
     return -(-count // 64) * 64 + 13 * 64
 
 
-def _estimator(kind: type[Any]) -> Fields:
-    """The arrays of one of the core's records."""
-    return {
-        f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
-        for f in dataclasses.fields(kind)
-    }
-
-
 def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> Sim:
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, requests)
-    estimators = {kind: _estimator(kind) for kind in _ESTIMATORS}
+    estimators = {kind: columns.declared(kind) for kind in _ESTIMATORS}
     records = PLAN, DEMAND, STATE, ASKED, HEAP, KNOWN, DESK, *estimators.values()
     arena = _Arena(_lengths(z, fleets, timeline), records)
     return Sim(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from balancer.core.columns import Fields
 from simulator.engine import layout as at
 from simulator.result import Status
 
 TOGETHER = ("e k", "g log")
 """Axes of what is looked up one entry at a time, and lies together for it."""
-Fields = dict[str, tuple[str, type, Any]]
 # Of each array: its axes (`allocate._lengths` says how long), type, and value at the start of a run. The first axis
 # tells which part belongs to one environment.
 PLAN: Fields = {
@@ -86,20 +84,6 @@ STATE: Fields = {
     "attempts": ("e k", np.int8, 0),
     "fallback": ("e k fallbacks", np.int16, -1),
     "timeline": ("e t n", float, 0),
-}
-DESK: Fields = {
-    "settings": ("e settings", float, 0),
-    "weight": ("e n", float, 1),
-    "name_hash": ("e n", np.uint64, 0),
-    "reported_s": ("r", float, -np.inf),
-    "mask": ("e n", np.bool_, False),
-    "candidate": ("e n", np.bool_, False),
-    "columns": ("e columns n", float, 0),
-    "facts": ("e facts", float, 0),
-    "cost": ("e n", float, 0),
-    "shares": ("e n", float, 0),
-    "pending": ("e n", float, 0),
-    "scratch": ("e scratch", float, 0),
 }
 ASKED: Fields = {
     "model": ("e", int, 0),

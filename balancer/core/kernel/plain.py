@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from balancer.core.kernel import counting, eligibility, picking, reports
+from balancer.core.kernel.block import ordinary_memory
 from balancer.core.kernel.state import MAX_FALLBACKS, Ask, Books
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.hashing import mix, unit
@@ -54,6 +55,12 @@ class Kernel:
     compiled = False
     seed = 0
     """Of the lots, mixed."""
+    stamp = ""
+    """Of the compiled functions, for blocks that hold what they work on."""
+
+    def memory(self, size_bytes: int) -> Any:
+        """For a fleet's block, see `block.Memory`."""
+        return ordinary_memory(size_bytes)
 
     def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
         """Those of the workers, `(n,)`, that are eligible, see `eligibility`."""

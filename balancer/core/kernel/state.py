@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.columns import Fields
 from balancer.core.settings import Settings
 from policies.learned.loops import Weights, weights_of
 from policies.learned.network import untrained
@@ -92,6 +93,38 @@ class Desk(NamedTuple):
     """`(e, 3 n + 1)`."""
 
 
+MOST_COLUMNS, MOST_FACTS = 16, 4
+"""That a policy may read."""
+DESK: Fields = {
+    "settings": ("e settings", float, 0),
+    "weight": ("e n", float, 1),
+    "name_hash": ("e n", np.uint64, 0),
+    "reported_s": ("r", float, -np.inf),
+    "mask": ("e n", np.bool_, False),
+    "candidate": ("e n", np.bool_, False),
+    "columns": ("e columns n", float, 0),
+    "facts": ("e facts", float, 0),
+    "cost": ("e n", float, 0),
+    "shares": ("e n", float, 0),
+    "pending": ("e n", float, 0),
+    "scratch": ("e scratch", float, 0),
+}
+"""The desk's arrays, see `Desk`."""
+ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "scratch")
+"""Those of them in which a decision is worked out, and nothing outlasts it."""
+
+
+def lengths_of(workers: int, models: int) -> dict[str, int]:
+    """How long axes are, for one fleet as one balancer knows it."""
+    axes = {"e": 1, "n": workers, "r": workers, "m": models}
+    return axes | {
+        "settings": SETTING_COLUMNS,
+        "columns": MOST_COLUMNS,
+        "facts": MOST_FACTS,
+        "scratch": 3 * workers + 1,
+    }
+
+
 NO_WEIGHTS = weights_of(untrained(hidden=1))
 """Stands for the network in other policies' options, so that all are of one type."""
 
@@ -104,10 +137,6 @@ class Options(NamedTuple):
     """Of the learned policy."""
     scratch: FloatArray = NO_WEIGHTS.beta
     """Of the learned policy, for one decision after the other."""
-
-
-MOST_COLUMNS, MOST_FACTS = 16, 4
-"""That a policy may read."""
 
 
 class Books(Protocol):
@@ -132,22 +161,3 @@ class Books(Protocol):
     @property
     def tokens(self) -> Any:
         """See `balancer.core.tokens.Tokens`."""
-
-
-def desk_of(settings: Settings, weight: FloatArray, name_hash: AnyArray, reported_s: FloatArray) -> Desk:
-    """The desk of one fleet; the arrays of its workers, `(n,)`, are not copied."""
-    n = len(weight)
-    return Desk(
-        settings=np.array([settings_row(settings)]),
-        weight=weight[None],
-        name_hash=name_hash[None],
-        reported_s=reported_s,
-        mask=np.zeros((1, n), bool),
-        candidate=np.zeros((1, n), bool),
-        columns=np.zeros((1, MOST_COLUMNS, n)),
-        facts=np.zeros((1, MOST_FACTS)),
-        cost=np.zeros((1, n)),
-        shares=np.zeros((1, n)),
-        pending=np.zeros((1, n)),
-        scratch=np.zeros((1, 3 * n + 1)),
-    )

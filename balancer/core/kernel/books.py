@@ -1,0 +1,168 @@
+"""The books of one fleet in a block: the desk and the estimators' states, while workers and models come and go."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from balancer.core.columns import declared
+from balancer.core.kernel import block as blocks
+from balancer.core.kernel.answers import Answering, options_of
+from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
+from balancer.core.kernel.state import DESK, ROOM, AnyArray, Books, Desk, Options, lengths_of
+from balancer.core.latency import Latency
+from balancer.core.queue import Queue
+from balancer.core.service import Service
+from balancer.core.tokens import Tokens
+
+_STATES: dict[str, type[Any]] = {"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens}
+RECORDS = {"desk": DESK, **{name: declared(kind) for name, kind in _STATES.items()}}
+"""All arrays of the books, by the fields of `Books`."""
+FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
+"""The same, in the order in which they lie in a block."""
+_AXES = {name: axes.split() for name, (axes, _, _) in FIELDS.items()}
+_WORKER = ("n", "r")
+"""Axes of workers."""
+_KEPT = FIELDS.keys() - {f"desk.{name}" for name in ROOM}
+_LEAST_ROOM = Sizes(8, 4)
+
+
+def _shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Of all arrays."""
+    lengths = lengths_of(*sizes)
+    return {name: tuple([lengths[axis] for axis in axes]) for name, axes in _AXES.items()}
+
+
+class Ledger:
+    """The books of a fleet that begins without workers and models, and the block that they lie in.
+
+    All arrays are replaced when workers or models come or go, and `desk` with them, which tells who keeps them. The
+    memory is the same as long as there is room in it.
+    """
+
+    desk: Desk
+    queue: Queue
+    service: Service
+    latency: Latency
+    tokens: Tokens
+
+    def __init__(self, memory: Memory = ordinary_memory, stamp: str = "") -> None:
+        self._memory, self._stamp = memory, stamp
+        self.sizes = Sizes(0, 0)
+        self.block = self._new_block(_LEAST_ROOM)
+        self.block.arrays = {name: self.block.view(name, shape) for name, shape in _shapes(self.sizes).items()}
+        for name, kind in _STATES.items():
+            setattr(self, name, kind(**dict.fromkeys(RECORDS[name])))
+        self.resize(self.sizes)
+
+    def _new_block(self, room: Sizes) -> Block:
+        parts = {}
+        for name, shape in _shapes(room).items():
+            dtype: np.dtype[Any] = np.dtype(FIELDS[name][1])
+            parts[name] = Part(dtype, math.prod(shape) * dtype.itemsize)
+        return Block(parts, room, self._memory, stamp=self._stamp)
+
+    def add(self, *, workers: int = 0, models: int = 0) -> None:
+        """Append rows and columns, at their start values."""
+        self.resize(Sizes(self.sizes.workers + workers, self.sizes.models + models))
+
+    def remove_worker(self, row: int) -> None:
+        """Later workers move up by one."""
+        self.resize(Sizes(self.sizes.workers - 1, self.sizes.models), without=row)
+
+    def resize(self, sizes: Sizes, without: int | None = None) -> None:
+        """Lay all arrays out anew; `without`: the row of a worker that goes."""
+        before, generation = self.block, self.block.generation + 1
+        room = Sizes(*(_doubled(there, size) for there, size in zip(before.room, sizes, strict=True)))
+        if room != before.room:
+            self.block = self._new_block(room)
+        arrays = {}
+        for name, shape in _shapes(sizes).items():
+            new = arrays[name] = self.block.view(name, shape)
+            if name not in _KEPT:
+                continue
+            old, axes, start = before.arrays[name], _AXES[name], FIELDS[name][2]
+            lead = axes[:1] == ["e"]
+            if self.block is not before or old.shape[lead + 1 :] != shape[lead + 1 :]:
+                assert without is None  # of what is kept, workers are the first axis
+                _move(old, new, start)
+            elif without is not None and axes[lead] in _WORKER:
+                _close(old, lead, without)
+            else:
+                new[(slice(None),) * lead + (slice(old.shape[lead], None),)] = start
+        self.block.lay_out(arrays, sizes, generation)
+        if self.block is not before:
+            before.replaced()
+        self.sizes = sizes
+        for record, fields in RECORDS.items():
+            parts = {name: arrays[f"{record}.{name}"] for name in fields}
+            if record == "desk":
+                self.desk = Desk(**parts)
+            else:
+                vars(getattr(self, record)).update(parts)
+
+
+def _doubled(room: int, size: int) -> int:
+    while room < size:
+        room *= 2
+    return room
+
+
+def _close(array: AnyArray, axis: int, row: int) -> None:
+    """Let later rows move up by one, over this one."""
+    lead = (slice(None),) * axis
+    array[(*lead, slice(row, -1))] = array[(*lead, slice(row + 1, None))]
+
+
+def _move(old: AnyArray, new: AnyArray, start: Any) -> None:
+    """What was in the old array, and `start` elsewhere; both may lie at the same place."""
+    kept = old.copy()
+    new[...] = start
+    new[tuple([slice(length) for length in kept.shape])] = kept
+
+
+def books_in(buffer: Any, stamp: str) -> Books:
+    """The books in a block that another process laid out; to be looked up anew when the block's generation changes.
+
+    Raises:
+        BlockError: They do not fit.
+    """
+    _, arrays = blocks.read(buffer, list(FIELDS), kind=blocks.BOOKS, stamp=stamp)
+    kinds: dict[str, Any] = {"desk": Desk, **_STATES}
+    records = {
+        record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in kinds.items()
+    }
+    books: Any = SimpleNamespace(**records)
+    found: Books = books
+    return found
+
+
+def options_block(
+    found: Answering, room: Sizes, entry: str, memory: Memory = ordinary_memory, stamp: str = ""
+) -> Block:
+    """What a policy's answer is told, in a block of its own, which never changes but for its scratch.
+
+    Args:
+        found: The policy's answer.
+        room: For fleets of at most so many workers.
+        entry: The library's function for it.
+        memory: Where it lies.
+        stamp: Of the sources.
+    """
+    arrays = arrays_of(options_of(found, room.workers))
+    parts = {name: Part(array.dtype, array.nbytes) for name, array in arrays.items()}
+    block = Block(parts, room, memory, kind=blocks.OPTIONS, stamp=stamp, entry=entry)
+    views = {name: block.view(name, array.shape) for name, array in arrays.items()}
+    for name, view in views.items():
+        view[...] = arrays[name]
+    block.lay_out(views, Sizes(0, 0), 1)
+    return block
+
+
+def arrays_of(options: Options) -> dict[str, AnyArray]:
+    """All arrays, in order; those of the weights stand between."""
+    weights = {f"weights.{name}": array for name, array in options.weights._asdict().items()}
+    return {"values": options.values, **weights, "scratch": options.scratch}

@@ -1,0 +1,212 @@
+"""A fleet's arrays in one block: where they lie, what stays when workers and models come and go, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.core.events import WorkerAdded, WorkerRemoved
+from balancer.core.kernel.answers import Compiler, answering, options_of
+from balancer.core.kernel.block import (
+    ALIGNED_TO,
+    BOOKS,
+    ENTRY,
+    HEADER,
+    MOST_AXES,
+    OPTIONS,
+    BlockError,
+    Sizes,
+    ordinary_memory,
+    read,
+)
+from balancer.core.kernel.books import FIELDS, Ledger, arrays_of, books_in, options_block
+from balancer.core.router import Router
+from balancer.core.settings import Settings
+from policies.learned import Learned
+from policies.round_robin import RoundRobin
+
+
+def addresses(ledger: Ledger) -> dict[str, int]:
+    return {name: array.ctypes.data for name, array in ledger.block.arrays.items()}
+
+
+def filled(workers: int, models: int) -> Ledger:
+    """Each number another."""
+    ledger = Ledger(stamp="here")
+    ledger.add(workers=workers, models=models)
+    for place, array in enumerate(ledger.block.arrays.values()):
+        if array.dtype == np.float64:
+            array[...] = 1e6 * place + np.arange(array.size).reshape(array.shape)
+    return ledger
+
+
+def test_every_array_lies_in_the_block_for_itself_and_aligned() -> None:
+    ledger = filled(5, 3)
+    start = np.frombuffer(ledger.block.buffer, np.uint8).ctypes.data
+    end = HEADER.itemsize + len(FIELDS) * ENTRY.itemsize
+    for name, address in addresses(ledger).items():
+        assert (address - start) % ALIGNED_TO == 0
+        assert address - start >= end, name
+        end = address - start + ledger.block.arrays[name].nbytes
+    assert start % ALIGNED_TO == 0
+    assert end <= ledger.block.header["bytes"] == memoryview(ledger.block.buffer).nbytes
+
+
+def test_the_table_tells_place_shape_and_strides() -> None:
+    ledger = filled(5, 3)
+    buffer = ledger.block.buffer
+    table = np.frombuffer(buffer, ENTRY, len(FIELDS), HEADER.itemsize)
+    start = np.frombuffer(buffer, np.uint8).ctypes.data
+    for entry, (name, array) in zip(table, ledger.block.arrays.items(), strict=True):
+        axes = int(entry["axes"])
+        assert start + int(entry["offset"]) == array.ctypes.data, name
+        assert tuple(entry["shape"]) == (*array.shape, *(0,) * (MOST_AXES - axes))
+        assert tuple(entry["strides"][:axes]) == array.strides
+        assert chr(entry["type"]) == array.dtype.kind
+    header = np.frombuffer(buffer, HEADER, 1)[0]
+    assert (header["workers"], header["models"], header["in_force"]) == (5, 3, 1)
+    assert tuple(header[["room_workers", "room_models"]]) == ledger.block.room == (8, 4)
+
+
+def test_as_long_as_there_is_room_the_block_and_its_rows_stay() -> None:
+    ledger = filled(5, 3)
+    block, before, generation, desk = ledger.block, addresses(ledger), ledger.block.generation, ledger.desk
+    ledger.add(workers=3, models=1)
+    assert ledger.block is block
+    assert addresses(ledger) == before
+    assert block.generation == generation + 1
+    assert ledger.desk is not desk
+
+
+def test_a_block_without_room_is_replaced_and_says_so() -> None:
+    ledger = filled(8, 4)
+    block, kept = ledger.block, ledger.queue.own_rows.copy()
+    ledger.add(workers=1)
+    assert ledger.block is not block
+    assert not block.header["in_force"]
+    assert ledger.block.header["in_force"]
+    assert ledger.block.generation == block.generation + 1
+    assert ledger.block.room == (16, 4)
+    np.testing.assert_array_equal(ledger.queue.own_rows[:8], kept)
+
+
+def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
+    given_: list[int] = []
+
+    def memory(size_bytes: int) -> object:
+        given_.append(size_bytes)
+        return ordinary_memory(size_bytes)
+
+    ledger = Ledger(memory)
+    for _ in range(1000):
+        ledger.add(workers=1)
+    assert len(given_) == 8
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["add", "add", "models", "remove"]), st.integers(1, 4)), max_size=20),
+)
+def test_numbers_stay_with_their_worker_and_model(steps: Sequence[tuple[str, int]]) -> None:
+    ledger, number = Ledger(), 1.0
+    model: dict[str, np.ndarray] = {"queue.own_rows": np.zeros((0, 0)), "tokens.level": np.zeros(0)}
+    for step, count in steps:
+        workers, models = ledger.sizes
+        own_rows, level = model.values()
+        if step == "add":
+            ledger.add(workers=count)
+            own_rows = np.concatenate([own_rows, np.zeros((count, models))])
+            level = np.append(level, [np.inf] * count)
+        elif step == "models":
+            ledger.add(models=count)
+            own_rows = np.concatenate([own_rows, np.zeros((workers, count))], axis=1)
+        elif workers:
+            ledger.remove_worker(count % workers)
+            own_rows, level = np.delete(own_rows, count % workers, 0), np.delete(level, count % workers)
+        model = {"queue.own_rows": own_rows, "tokens.level": level}
+        np.testing.assert_array_equal(ledger.queue.own_rows, own_rows)
+        np.testing.assert_array_equal(ledger.tokens.level, level)
+        for array in (ledger.queue.own_rows, own_rows, ledger.tokens.level, level):
+            array[...] += number
+        number *= 2
+
+
+def test_new_rows_begin_at_their_start_values_where_others_were() -> None:
+    ledger = filled(6, 2)
+    for _ in range(3):
+        ledger.remove_worker(1)
+    ledger.add(workers=3, models=2)
+    fresh = Ledger()
+    fresh.add(workers=6, models=4)
+    for record in ("queue", "service", "latency", "tokens"):
+        for name, array in vars(getattr(ledger, record)).items():
+            np.testing.assert_array_equal(array[3:], getattr(getattr(fresh, record), name)[3:], err_msg=name)
+    np.testing.assert_array_equal(ledger.desk.reported_s[3:], -np.inf)
+
+
+def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
+    router = Router(RoundRobin(), Settings(reports_required=False))
+    fleet = router.fleet
+    for number in range(20):
+        router.observe(WorkerAdded(f"w{number}", weight=float(number)), 0.0)
+        assert fleet.weight.base is not None
+        assert len(fleet.weight) == len(fleet.queue.in_flight) == fleet.desk.mask.shape[1] == number + 1
+    router.observe(WorkerRemoved("w3"), 0.0)
+    assert fleet.weight.tolist() == [float(number) for number in range(20) if number != 3]
+    assert fleet.block.header["workers"] == 19
+    assert np.shares_memory(fleet.weight, np.frombuffer(fleet.block.buffer, np.uint8))
+
+
+def test_another_process_finds_the_same_numbers_at_another_address() -> None:
+    ledger = filled(5, 3)
+    found = books_in(bytearray(ledger.block.buffer), "here")
+    for name, array in ledger.block.arrays.items():
+        record, field = name.split(".")
+        np.testing.assert_array_equal(getattr(getattr(found, record), field), array, err_msg=name)
+
+
+def test_options_have_a_block_with_the_weights_and_room_to_work() -> None:
+    found = answering(Learned(), Compiler())
+    assert found is not None
+    block = options_block(found, Sizes(16, 0), "answer_learned", stamp="here")
+    options = arrays_of(options_of(found, 16))
+    header, arrays = read(bytearray(block.buffer), list(options), kind=OPTIONS, stamp="here")
+    assert header["entry"] == b"answer_learned"
+    for name, array in options.items():
+        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("magic", 0, "no block"),
+        ("abi", 99, "version 99"),
+        ("stamp", b"elsewhere", "elsewhere"),
+        ("kind", OPTIONS, "kind 2"),
+        ("bytes", 1 << 40, "of which"),
+    ],
+)
+def test_what_does_not_fit_is_refused(field: str, value: object, words: str) -> None:
+    buffer = bytearray(filled(5, 3).block.buffer)
+    np.frombuffer(buffer, HEADER, 1)[field] = value
+    with pytest.raises(BlockError, match=words):
+        read(buffer, list(FIELDS), kind=BOOKS, stamp="here")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("offset", 1 << 63), ("offset", 1 << 30), ("shape", -1), ("shape", 1 << 40), ("axes", 9), ("type", 0)],
+)
+def test_arrays_that_leave_the_block_are_refused(field: str, value: int) -> None:
+    buffer = bytearray(filled(5, 3).block.buffer)
+    np.frombuffer(buffer, ENTRY, len(FIELDS), HEADER.itemsize)[field][3] = value
+    with pytest.raises(BlockError):
+        read(buffer, list(FIELDS), kind=BOOKS, stamp="here")
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(BlockError, match="no block"):
+        books_in(b"", "here")

@@ -1,0 +1,270 @@
+"""A process in C decides over a fleet's block as the balancer does, in every bit; what does not fit is refused."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.kernel.answers import Compiler, answering
+from balancer.core.kernel.block import ENTRY, HEADER, BlockError
+from balancer.core.kernel.books import books_in, options_block
+from balancer.core.kernel.plain import Kernel, Picked
+from balancer.core.router import Router
+from balancer.core.settings import Settings
+from balancer.native import call
+from balancer.native.call import symbol_of
+from balancer.native.header import header_of
+from balancer.native.library import PATH, Compiled, Library, stamp
+from balancer.native.shared import in_file
+from policies import BUILTIN
+from policies.base import Policy, Request
+
+WORKERS, DECISIONS = 21, 400
+HEADER_FILE = PATH.with_suffix(".h")
+MODELS = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def decide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, compiled as strictly as Envoy's module will be."""
+    made = tmp_path_factory.mktemp("c") / "decide"
+    strict = ("-std=c11", "-D_DEFAULT_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
+    source = Path(__file__).with_name("decide.c")
+    subprocess.run(["cc", *strict, "-I", PATH.parent, "-o", made, source, "-ldl"], check=True)
+    return made
+
+
+def begin(router: Router) -> None:
+    """Workers with reports, requests in flight, outcomes, errors; some that went."""
+    for number in range(WORKERS):
+        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3), 0.0)
+    for k in range(1, 4):
+        for number in range(WORKERS):
+            models = tuple(
+                ModelReport(
+                    model,
+                    "1",
+                    ready=True,
+                    pending=float((number + k) % 5),
+                    executing=0.5 * (number % 3),
+                    succeeded=30 * k,
+                    max_batch_rows=4,
+                    instances=1 + number % 2,
+                    batches=((1, 20 * k, 0.02 * k * (1 + number % 7)), (4, 5 * k, 0.03 * k)),
+                )
+                for model in MODELS
+            )
+            router.observe(Report(f"w{number}", 1, k, True, models=models, balancers=1 + number % 3), 0.1 * k)
+    router.tick(0.35)
+    for k in range(60):
+        now_s = 0.4 + 0.001 * k
+        decision = router.route(Request(MODELS[k % 3], rows=1.0 + k % 4), now_s)
+        if k % 3 == 0:
+            router.observe(Finished(decision.number, decision.worker, 0.004 * (1 + k % 5), k % 4 != 0), now_s)
+
+
+class Shared(NamedTuple):
+    """A fleet whose block is a file, and one alike that is not."""
+
+    books: Path
+    shared: Router
+    own: Router
+
+
+def fleets(folder: Path, kernel: Kernel) -> Shared:
+    policy, settings = BUILTIN["least_requests"](), Settings()
+    shared = Router(policy, settings, seed=5, kernel=Compiled(Library(), in_file(folder / "books")))
+    own = Router(policy, settings, seed=5, kernel=kernel)
+    begin(shared)
+    begin(own)
+    return Shared(folder / "books", shared, own)
+
+
+def write_options(folder: Path, policy: Policy, router: Router) -> Path:
+    found = answering(policy, Compiler())
+    assert found is not None
+    path = folder / policy.name
+    options_block(found, router.fleet.block.room, symbol_of(found.name), in_file(path), stamp())
+    return path
+
+
+def asked(number: int) -> tuple[Request, float, set[str]]:
+    """A request, when, and who may serve it."""
+    request = Request(
+        MODELS[number % 3],
+        rows=1.0 + number % 5,
+        key=number * 0x9E3779B97F4A7C15 % 2**64 if number % 4 == 0 else None,
+        deadline_s=0.05 if number % 7 == 0 else math.inf,
+        priority=number % 3,
+        number=2**40 + number,
+    )
+    return request, 0.5 + 0.0007 * number, {f"w{w}" for w in range(WORKERS) if (number + w) % 5 or w % 2}
+
+
+def decided(router: Router, policies: Sequence[Policy]) -> tuple[list[str], list[Picked | None]]:
+    """Each policy in turn: what C is to be asked, and what Python picks; counted in."""
+    lines, picks = [], []
+    fleet, kernel = router.fleet, router.fleet.kernel
+    for number in range(DECISIONS):
+        request, now_s, subset = asked(number)
+        which = number % len(policies)
+        view = router.view(request, now_s, subset)
+        key, mask = request.key or 0, "".join("01"[int(may)] for may in view.mask)
+        numbers = (request.rows.hex(), key, int(request.key is not None), request.deadline_s.hex(), request.priority)
+        lines.append(" ".join(map(str, (which, view.column, *numbers, request.number, now_s.hex(), kernel.seed, mask))))
+        shares, failure = answer(policies[which], request, view)
+        assert shares is not None, failure
+        picked = kernel.pick(fleet, shares, request, view)
+        picks.append(picked)
+        if picked is not None:
+            fleet.sent(fleet.names[picked.worker], view.column, request.rows, now_s)
+    return lines, picks
+
+
+def text_of(picked: Picked | None) -> tuple[object, ...]:
+    return (-1,) if picked is None else (picked.worker, picked.propensity, *picked.fallbacks)
+
+
+def read(line: str) -> tuple[object, ...]:
+    row, *rest = line.split()
+    return (int(row), *(float.fromhex(p) for p in rest[:1]), *map(int, rest[1:]))
+
+
+def run(decide: Path, *arguments: Path, asked: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    told = "\n".join(asked)
+    return subprocess.run([decide, *arguments], input=told, capture_output=True, text=True, check=False)
+
+
+# In NumPy, `learned` adds up in another order.
+@pytest.mark.parametrize(
+    ("kernel", "names"),
+    [(Kernel, sorted(set(BUILTIN) - {"learned"})), (lambda: Compiled(Library()), sorted(BUILTIN))],
+    ids=["as plain Python", "as compiled"],
+)
+def test_c_decides_and_counts_as_python_does(
+    decide: Path, tmp_path: Path, kernel: Callable[[], Kernel], names: list[str]
+) -> None:
+    policies = [BUILTIN[name]() for name in names]
+    books, shared, own = fleets(tmp_path, kernel())
+    options = [write_options(tmp_path, policy, shared) for policy in policies]
+    lines, picks = decided(own, policies)
+    done = run(decide, PATH, books, *options, asked=lines)
+    assert done.returncode == 0, done.stderr
+    assert [read(line) for line in done.stdout.splitlines()] == [text_of(picked) for picked in picks]
+    assert len({picked.worker for picked in picks if picked}) > WORKERS // 2
+    # What C counted in, the fleet whose block it is has, without being told.
+    assert shared.fleet.queue.in_flight.sum() == 40 + sum(picked is not None for picked in picks)
+    for record in ("queue", "service", "latency", "tokens"):
+        for name, array in vars(getattr(own.fleet, record)).items():
+            np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), name), array, err_msg=name)
+
+
+def test_another_process_in_python_calls_the_same_functions(tmp_path: Path) -> None:
+    books, shared, own = fleets(tmp_path, Compiled(Library()))
+    with books.open("r+b") as file:
+        there = books_in(mmap.mmap(file.fileno(), 0), stamp())
+    assert there.queue.in_flight.ctypes.data != shared.fleet.queue.in_flight.ctypes.data
+    Compiled(Library()).count_in(there, 3, 1, 2.0, 0.6)
+    own.fleet.sent("w3", 1, 2.0, 0.6)
+    for name, array in vars(own.fleet.queue).items():
+        np.testing.assert_array_equal(getattr(shared.fleet.queue, name), array, err_msg=name)
+
+
+def change(path: Path, dtype: np.dtype[Any], start: int, /, **fields: object) -> None:
+    content = bytearray(path.read_bytes())
+    for name, value in fields.items():
+        np.frombuffer(content, dtype, 1, start)[name] = value
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"magic": 1}, "no block"),
+        ({"abi": 2}, "a block of another version"),
+        ({"stamp": b"0123456789abcdef"}, "a block of other sources"),
+        ({"kind": 2}, "a block of another kind"),
+        ({"bytes": 1 << 62}, "a block longer than its memory"),
+        ({"workers": WORKERS + 1}, "an array is not within the block"),
+        ({"models": 1 << 31}, "an array is not within the block"),
+    ],
+)
+def test_c_refuses_a_block_that_does_not_fit(decide: Path, tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    books, shared, _ = fleets(tmp_path, Kernel())
+    options = write_options(tmp_path, BUILTIN["wlpr"](), shared)
+    change(books, HEADER, 0, **fields)
+    done = run(decide, PATH, books, options)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offset": 1 << 62},
+        {"offset": 2**64 - 8},
+        {"offset": 12},
+        {"shape": (-1, 0, 0)},
+        {"shape": (1 << 60, 1 << 60, 0)},
+        {"strides": (8, 8, 8)},
+        {"axes": 3},
+        {"type": ord("b")},
+    ],
+)
+@pytest.mark.parametrize("kind", ["books", "options"])
+def test_c_refuses_arrays_that_leave_the_block(decide: Path, tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
+    books, shared, _ = fleets(tmp_path, Kernel())
+    options = write_options(tmp_path, BUILTIN["learned"](), shared)
+    # An array of two axes in each.
+    place, path = (13, books) if kind == "books" else (1, options)
+    change(path, ENTRY, HEADER.itemsize + place * ENTRY.itemsize, **fields)
+    done = run(decide, PATH, books, options)
+    assert done.returncode == 3
+    assert "an array is not within the block" in done.stderr
+
+
+def test_c_refuses_options_for_fewer_workers(decide: Path, tmp_path: Path) -> None:
+    books, shared, _ = fleets(tmp_path, Kernel())
+    options = write_options(tmp_path, BUILTIN["wlpr"](), shared)
+    change(options, HEADER, 0, room_workers=WORKERS - 1)
+    assert "for fewer workers" in run(decide, PATH, books, options).stderr
+
+
+def test_a_fleet_that_outgrows_its_block_takes_the_path_with_another(tmp_path: Path) -> None:
+    books, shared, _ = fleets(tmp_path, Kernel())
+    with books.open("r+b") as file:
+        before = mmap.mmap(file.fileno(), 0)
+    for number in range(WORKERS, 2 * WORKERS):
+        shared.observe(WorkerAdded(f"w{number}"), 1.0)
+    assert not np.frombuffer(before, HEADER, 1)[0]["in_force"]
+    found = books_in(bytearray(books.read_bytes()), stamp())
+    np.testing.assert_array_equal(found.queue.in_flight, shared.fleet.queue.in_flight)
+    assert list(tmp_path.iterdir()) == [books]
+    assert books.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_is_no_block_before_it_is_filled(tmp_path: Path) -> None:
+    memory = in_file(tmp_path / "books")(8192)
+    with pytest.raises(BlockError, match="no block"):
+        books_in(memory, stamp())
+
+
+def test_the_header_is_of_the_present_declarations() -> None:
+    text = HEADER_FILE.read_text(encoding="utf-8")
+    begin = text[: text.index("/* Of the library")]
+    assert header_of({}, stamp(), Router(BUILTIN["wlpr"](), Settings()).fleet).startswith(begin)
+
+
+def test_every_slot_of_a_call_is_declared_where_it_lies() -> None:
+    assert [getattr(call, name) for name in call.DECLARED] == list(range(call.FALLBACKS + 1))
+    text = HEADER_FILE.read_text(encoding="utf-8")
+    assert f"int64_t fallbacks[{call.SLOTS - call.FALLBACKS}];" in text
+    assert f"double report_batches[{call.MOST_BATCHES}]" in text
