@@ -94,7 +94,7 @@ def by_the_library() -> Kernel:
 
 
 @pytest.mark.parametrize("kernel", [in_python, by_the_library])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     steps=steps,
     policy=st.sampled_from(sorted(BUILTIN)),

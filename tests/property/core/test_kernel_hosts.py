@@ -230,7 +230,7 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
 
 @pytest.mark.parametrize("steered", [False, True])
 @pytest.mark.parametrize(("name", "options"), _CASES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(steps=STEPS, settings_=SETTINGS)
 def test_the_library_decides_as_python_does(
     library: Library, name: str, options: dict[str, Any], steered: bool, steps: list[Any], settings_: Settings
@@ -241,7 +241,7 @@ def test_the_library_decides_as_python_does(
 
 
 @pytest.mark.parametrize(("name", "options"), _CASES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
 def test_what_is_compiled_decides_as_numpy_does(
     name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, steered: bool
