@@ -1,6 +1,11 @@
-"""The compiled engine does what the plain reference does: the same decisions and the same latencies, bit for bit."""
+"""The compiled engine does what the plain reference does: the same decisions and the same latencies, bit for bit.
+
+In the end every balancer knows the same of every worker, bit for bit as well.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -9,9 +14,11 @@ from hypothesis import strategies as st
 from simulation import reference
 from simulation.strategies import Scenario, scenarios
 
+from balancer.core.fleet import Fleet
 from policies import BUILTIN, Policy
+from simulator.batch import Batch
 from simulator.result import Result
-from simulator.run import run
+from simulator.spec import FleetSpec
 
 EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "executions")
 ROUNDED = ("pending_integral_s", "end_s", "busy_s")
@@ -25,10 +32,33 @@ def assert_equal(engine: Result, plain: Result) -> None:
         np.testing.assert_allclose(getattr(engine, name), getattr(plain, name), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
+def assert_known_alike(batch: Batch, balancer: int, fleet: Fleet, spec: FleetSpec) -> None:
+    """What the estimators of one balancer hold of the workers that it was told of, bit for bit."""
+    first = balancer * len(spec.workers)
+    rows = [first + w for w, worker in enumerate(spec.workers) if worker.name in fleet.index]
+    own_rows = [fleet.index[worker.name] for worker in spec.workers if worker.name in fleet.index]
+    columns = [fleet.models[model.name] for model in spec.models]
+    for part in ("queue", "service", "latency", "tokens"):
+        engines, plain = getattr(batch.sim, part), getattr(fleet, part)
+        for field in dataclasses.fields(plain):
+            found, expected = getattr(engines, field.name)[rows], getattr(plain, field.name)[own_rows]
+            if expected.ndim > 1:
+                expected = expected[:, columns]
+            np.testing.assert_array_equal(found, expected, err_msg=f"balancer {balancer}: {part}.{field.name}")
+    np.testing.assert_array_equal(batch.sim.desk.reported_s[rows], fleet.reported_s[own_rows])
+
+
 def compare(scenario: Scenario, policy: Policy, compiled: bool) -> None:
     fleet, arrivals, seed = scenario
-    engine = run(fleet, [arrivals], policy, seeds=[seed], compiled=compiled)
-    assert_equal(engine, reference.simulate(fleet, arrivals, policy, seed))
+    batch = Batch([fleet], [arrivals], [seed])
+    if not compiled or not batch.run_inside(policy):
+        waiting = batch.start()
+        while waiting:
+            waiting = batch.step(batch.draw(batch.probabilities(policy)))
+    plain = reference.Simulation(fleet, arrivals, policy, seed)
+    assert_equal(batch.result(), plain.run())
+    for balancer, router in enumerate(plain.world.routers):
+        assert_known_alike(batch, balancer, router.fleet, fleet)
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
