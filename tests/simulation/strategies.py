@@ -132,7 +132,7 @@ settings = st.builds(
     limits=limits,
     estimators=estimators,
     reports_required=st.sampled_from([True, True, True, False]),
-    stale_after_s=st.sampled_from([1.0, 0.1]),
+    stale_after_s=st.sampled_from([1.0, 0.1, 0.03]),
     sticky_keys=st.booleans(),
     max_fallbacks=st.integers(0, 3),
 )

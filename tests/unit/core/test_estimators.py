@@ -211,14 +211,19 @@ class TestQueue:
         queue.sent(q, s, 0, 0, 1, now_s=0.75)
         assert (q.others[0], q.others_work_s[0]) == (3.5 + 2, 0.25)
 
+    def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
+        q.own_work_s[0] = 1.0
+        queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        queue.sent(q, s, 0, 0, 1, now_s=0.5)
+        assert (q.others[0], q.others_work_s[0]) == (8 * 0.75 + 1, 0.75)
+
     def test_a_report_replaces_what_was_reckoned_of_others(self) -> None:
         q = columns.allocate(Queue, 1, 1)
         queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
         queue.reported(q, 0, pending=2, executing=0, work_s=0.2, balancers=2, now_s=5.0)
         assert (q.reported_pending[0], pending_now(q, 5.0)[0]) == (2, 2)
         assert pending_now(q, 5.1)[0] == pytest.approx(1)
-        queue.reported(q, 0, pending=0, executing=0, work_s=0.0, balancers=2, now_s=5.1)
-        assert pending_now(q, 5.1)[0] == 0
 
     def test_what_executes_began_no_sooner_than_the_last_sign_of_progress(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
