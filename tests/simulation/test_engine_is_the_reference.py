@@ -58,6 +58,7 @@ def compare(scenario: Scenario, policy: Policy, compiled: bool) -> None:
     plain = reference.Simulation(fleet, arrivals, policy, seed)
     assert_equal(batch.result(), plain.run())
     for balancer, router in enumerate(plain.world.routers):
+        assert batch.sim.known.number[0, balancer] == router.next_number
         assert_known_alike(batch, balancer, router.fleet, fleet)
 
 
