@@ -168,14 +168,18 @@ autoscales = st.one_of(
 @st.composite
 def fleets(draw: Draw) -> FleetSpec:
     names = tuple(f"m{m}" for m in range(draw(st.integers(1, 3))))
-    workers = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
+    count = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
+    workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
+    troubles = draw(st.lists(faults(count), max_size=5))
+    if not workers[-1].present and draw(st.booleans()):
+        troubles.append(Fault("join", workers[-1].name, draw(quanta(0, 256)), draw(quanta(0, 64)), 1.0))
     return FleetSpec(
         models=tuple(draw(model_specs(name)) for name in names),
-        workers=tuple(draw(worker_specs(w, names, 0 < w == workers - 1)) for w in range(workers)),
+        workers=workers,
         balancers=draw(st.integers(1, 3)),
         reports=draw(reports),
         network=draw(networks),
-        faults=tuple(draw(st.lists(faults(workers), max_size=5))),
+        faults=tuple(troubles),
         cold=draw(st.sampled_from([Cold(), Cold(3, 4.0)])),
         autoscale=draw(autoscales),
         cache=draw(st.sampled_from([Cache(), Cache(2, 0.5)])),

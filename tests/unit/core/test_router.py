@@ -234,13 +234,11 @@ def test_a_worker_that_returns_under_its_name_has_nothing_of_what_it_had_before(
     router.observe(WorkerAdded("w0"), 0.3)
     router.observe(report("w0"), 0.3)
     router.route(M, 0.4)
-    router.observe(Withdrawn(old.number), 0.5)
-    router.tick(1000.0)
-    assert router.outcomes["expired"] == 1
-    router.route(M, 1000.0)
-    router.observe(Finished(old.number, "w0", 0.1, True), 1000.1)
-    assert router.outcomes == {"expired": 1, "unmatched": 1}
+    router.observe(Finished(old.number, "w0", 0.1, True), 0.5)
+    router.observe(Withdrawn(old.number), 0.6)
     assert router.fleet.queue.in_flight.tolist() == [1]
+    router.tick(1000.0)
+    assert router.outcomes == {"unmatched": 1, "expired": 1}
 
 
 def test_a_request_counts_with_all_its_rows_under_its_own_model() -> None:
