@@ -172,7 +172,7 @@ def fleets(draw: Draw) -> FleetSpec:
     workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
     troubles = draw(st.lists(faults(count), max_size=5))
     if not workers[-1].present and draw(st.booleans()):
-        troubles.append(Fault("join", workers[-1].name, draw(quanta(0, 256)), draw(quanta(0, 64)), 1.0))
+        troubles.append(Fault("join", workers[-1].name, draw(quanta(64, 640)), draw(quanta(0, 64)), 1.0))
     return FleetSpec(
         models=tuple(draw(model_specs(name)) for name in names),
         workers=workers,
