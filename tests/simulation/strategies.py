@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
-from balancer.core.settings import Limits, Settings
+from balancer.core.settings import EstimatorSettings, Limits, Settings, TokenSettings
 from policies.hashing import mix
 from simulator.arrivals import Arrivals
 from simulator.spec import (
@@ -29,6 +29,7 @@ from simulator.spec import (
 )
 
 Draw = st.DrawFn
+Value = TypeVar("Value")
 
 
 class Scenario(NamedTuple):
@@ -42,7 +43,7 @@ def quanta(least: int, most: int) -> st.SearchStrategy[float]:
     return st.integers(least, most).map(lambda count: count / 1024)
 
 
-def maybe(strategy: st.SearchStrategy[float], default: float) -> st.SearchStrategy[float]:
+def maybe(strategy: st.SearchStrategy[Value], default: Value) -> st.SearchStrategy[Value]:
     return st.one_of(st.just(default), strategy)
 
 
@@ -95,6 +96,8 @@ def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: boo
     )
 
 
+moments = st.one_of(quanta(0, 256), quanta(0, 256), quanta(0, 3072))
+"""While requests come, or when those have come that come slowly."""
 kinds: st.SearchStrategy[Any] = st.sampled_from(["slow", "stall", "crash", "errors", "join", "leave", "silent"])
 
 
@@ -102,16 +105,34 @@ kinds: st.SearchStrategy[Any] = st.sampled_from(["slow", "stall", "crash", "erro
 def faults(draw: Draw, workers: int) -> Fault:
     kind = draw(kinds)
     # Stalls end, so that requests do.
-    duration_s = draw(quanta(0, 256) if kind == "stall" else maybe(quanta(0, 256), math.inf))
+    duration_s = draw(quanta(0, 256) if kind == "stall" else maybe(moments, math.inf))
     amount = draw(st.sampled_from([2.0, 4.0] if kind == "slow" else [0.5, 1.0]))
-    return Fault(kind, f"w{draw(st.integers(0, workers - 1))}", draw(quanta(0, 256)), duration_s, amount)
+    return Fault(kind, f"w{draw(st.integers(0, workers - 1))}", draw(moments), duration_s, amount)
 
 
+profiles: st.SearchStrategy[Any] = st.dictionaries(
+    st.tuples(st.sampled_from(["", "fast"]), st.sampled_from(["m0", "m1"])), st.tuples(quanta(0, 64), quanta(1, 16))
+)
+"""Of the two kinds of devices, where any are known beforehand."""
+estimators = st.builds(
+    EstimatorSettings,
+    latency_decay_s=st.sampled_from([10.0, 0.125]),
+    error_decay_s=st.sampled_from([10.0, 0.5]),
+    service_memory=st.sampled_from([200.0, 8.0]),
+    service_memory_s=st.sampled_from([30.0, 1.0]),
+    default_service_s=st.sampled_from([0.01, 0.1]),
+    tokens=st.sampled_from([TokenSettings(), TokenSettings(capacity=4.0, refill_per_s=16.0, target_pending=4.0)]),
+    profiles=maybe(profiles, {}),
+)
+limits = st.sampled_from(
+    [Limits(), Limits(), Limits(8.0), Limits(6.0, 2, 3.0), Limits(4.0, 1, 6.0), Limits(shed_late=True)]
+)
 settings = st.builds(
     Settings,
-    limits=st.sampled_from([Limits(), Limits(), Limits(8.0), Limits(6.0, 2, 3.0), Limits(shed_late=True)]),
+    limits=limits,
+    estimators=estimators,
     reports_required=st.sampled_from([True, True, True, False]),
-    stale_after_s=st.sampled_from([1.0, 0.1]),
+    stale_after_s=st.sampled_from([1.0, 0.1, 0.03]),
     sticky_keys=st.booleans(),
     max_fallbacks=st.integers(0, 3),
 )
@@ -145,16 +166,20 @@ autoscales = st.one_of(
 
 
 @st.composite
-def fleets(draw: Draw, most_workers: int = 4) -> FleetSpec:
+def fleets(draw: Draw) -> FleetSpec:
     names = tuple(f"m{m}" for m in range(draw(st.integers(1, 3))))
-    workers = draw(st.integers(1, most_workers))
+    count = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
+    workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
+    troubles = draw(st.lists(faults(count), max_size=5))
+    if not workers[-1].present and draw(st.booleans()):
+        troubles.append(Fault("join", workers[-1].name, draw(quanta(64, 640)), draw(quanta(0, 64)), 1.0))
     return FleetSpec(
         models=tuple(draw(model_specs(name)) for name in names),
-        workers=tuple(draw(worker_specs(w, names, 0 < w == workers - 1)) for w in range(workers)),
+        workers=workers,
         balancers=draw(st.integers(1, 3)),
         reports=draw(reports),
         network=draw(networks),
-        faults=tuple(draw(st.lists(faults(workers), max_size=5))),
+        faults=tuple(troubles),
         cold=draw(st.sampled_from([Cold(), Cold(3, 4.0)])),
         autoscale=draw(autoscales),
         cache=draw(st.sampled_from([Cache(), Cache(2, 0.5)])),
@@ -165,9 +190,10 @@ def fleets(draw: Draw, most_workers: int = 4) -> FleetSpec:
 
 @st.composite
 def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> Arrivals:
-    """Bursts and pauses of `least` to `most` requests; open loop or closed."""
-    seed, longest_gap = draw(st.integers(0, 1000)), draw(st.sampled_from([1, 4, 16]))
-    bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(least, most)))]
+    """Bursts and pauses of `least` to `most` requests, or a few over several seconds; open loop or closed."""
+    gaps = [1, 4, 16, 400] if least == 1 else [1, 4, 16]
+    seed, longest_gap = draw(st.integers(0, 1000)), draw(st.sampled_from(gaps))
+    bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(least, most if longest_gap < 400 else 20)))]
     model = [b % len(fleet.models) for b in bits]
     most_rows = [fleet.models[m].batching.max_batch_rows for m in model]
     return arrivals_of(

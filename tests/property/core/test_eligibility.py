@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import report
 
@@ -23,10 +23,14 @@ events = st.one_of(
 steps = st.tuples(st.integers(0, 10).map(lambda eighths: eighths / 8), st.none() | events)
 
 
+@settings(deadline=None)
 @given(st.lists(steps, max_size=30))
 def test_the_kept_mask_is_the_one_found_anew(history: list[tuple[float, Event | None]]) -> None:
     router = Router(LeastRequests(), Settings(stale_after_s=1.0))
     fleet, now_s = router.fleet, 0.0
+    for name in "abc":
+        router.observe(WorkerAdded(name), now_s)
+        router.observe(report(name, -1), now_s)
     for wait_s, event in history:
         now_s += wait_s
         if event is not None:

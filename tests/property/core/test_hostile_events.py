@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.core import bounds
 from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.core.shown import snapshot
+from balancer.native.library import Compiled, Library, LibraryError
 from policies import BUILTIN
 from policies.base import Request
 
@@ -78,7 +82,19 @@ steps = st.lists(st.one_of(reports, reports, membership, finishes, requests, req
 gaps = st.lists(st.sampled_from([0.0, 1e-9, 0.05, 2.0, 400.0, 1e6]), min_size=50, max_size=50)
 
 
-@settings(max_examples=300, deadline=None)
+def in_python() -> Kernel:
+    return Kernel()
+
+
+def by_the_library() -> Kernel:
+    try:
+        return Compiled(Library())
+    except LibraryError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("kernel", [in_python, by_the_library])
+@settings(max_examples=200, deadline=None)
 @given(
     steps=steps,
     policy=st.sampled_from(sorted(BUILTIN)),
@@ -86,9 +102,9 @@ gaps = st.lists(st.sampled_from([0.0, 1e-9, 0.05, 2.0, 400.0, 1e6]), min_size=50
     limits=st.sampled_from([Limits(), Limits(max_pending_per_worker=3, shed_late=True)]),
 )
 def test_estimators_stay_finite_and_honest_requests_are_served(
-    steps: list[Event | Request], policy: str, gaps: list[float], limits: Limits
+    kernel: Callable[[], Kernel], steps: list[Event | Request], policy: str, gaps: list[float], limits: Limits
 ) -> None:
-    router = Router(BUILTIN[policy](), Settings(limits=limits))
+    router = Router(BUILTIN[policy](), Settings(limits=limits), kernel=kernel())
     now_s = 0.0
     for name in NAMES:
         router.observe(WorkerAdded(name), now_s)

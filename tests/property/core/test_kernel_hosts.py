@@ -1,34 +1,49 @@
-"""Production decides the same by the compiled library as by Python: every pick, refusal and number, bit for bit."""
+"""Production decides the same whoever runs the kernel: every pick, refusal and number, bit for bit.
+
+NumPy over the view's columns is held to the kernel's own source, worker by worker, and to the compiled library.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernel import FromSource
 
 from balancer.core.errors import RoutingError
 from balancer.core.events import (
+    Event,
     Finished,
     ModelReport,
     Report,
     ReportsLost,
+    Sent,
     Withdrawn,
     WorkerAdded,
     WorkerRemoved,
 )
+from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, GuardSettings, Limits, RolloutSettings, Settings
+from balancer.core.settings import (
+    EstimatorSettings,
+    GuardSettings,
+    Limits,
+    ModelSettings,
+    RolloutSettings,
+    Settings,
+    TokenSettings,
+)
 from balancer.core.steering import Plan, Steering
 from balancer.native.library import Compiled, Library
 from policies import BUILTIN
-from policies.base import FleetView, FloatArray, Policy, Request
-from policies.learned import Learned
-from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
+from policies.base import Policy, Request
+from policies.hashing import mix
 
-WORKERS, MODELS = 6, ("a", "b")
+WORKERS, MODELS, DEVICES = 7, ("a", "b"), ("", "slow", "fast")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "token_bucket": [{"when_empty": "shed"}],
     "consistent_hash": [{"load": "in_flight"}],
@@ -36,18 +51,48 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "expected_latency": [{"temperature": 0.0}, {"temperature": 1.0}],
 }
 _CASES = [(name, options) for name in sorted(BUILTIN) for options in [{}, *_OPTIONS.get(name, [])]]
-_KINDS = ["route"] * 6 + ["finish"] * 5 + ["report"] * 3 + ["tick", "withdraw", "lose", "add", "remove"]
-_STEPS = st.lists(
+_IN_NUMPY = [case for case in _CASES if case[0] != "learned"]
+"""Policies with the same bits in NumPy; `learned` adds up in another order there."""
+_KINDS = ["route"] * 8 + ["finish"] * 5 + ["report"] * 5 + ["tick"] * 2
+_KINDS += ["withdraw", "lose", "add", "remove", "old report", "restart", "sent", "configure"]
+STEPS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["route"] * 6 + ["finish"] * 5 + ["report"] * 3 + ["tick", "withdraw", "lose", "add", "remove"]
-        ),
+        st.sampled_from(_KINDS),
         st.integers(0, WORKERS - 1),
         st.integers(0, 2**64 - 1),
-        st.sampled_from([0.0, 0.0001, 0.004, 0.3, 1.1]),
+        st.sampled_from([0.0, 0.0, 0.0001, 0.004, 0.3, 1.1]),
+        st.sampled_from([1, 1, 3, 10]),
     ),
     min_size=10,
-    max_size=120,
+    max_size=80,
+)
+"""What happens, to which worker, a number that says the rest, how much later, and how often (requests alone)."""
+
+_ESTIMATORS = st.builds(
+    EstimatorSettings,
+    latency_decay_s=st.sampled_from([10.0, 0.5]),
+    error_decay_s=st.sampled_from([10.0, 2.0]),
+    service_memory=st.sampled_from([200.0, 20.0]),
+    service_memory_s=st.sampled_from([30.0, 2.0]),
+    tokens=st.sampled_from([TokenSettings(), TokenSettings(capacity=3.0, refill_per_s=2.0, target_pending=4.0)]),
+    profiles=st.sampled_from(
+        [{}, {("", "a"): (0.004, 0.001)}, {("slow", "a"): (0.2, 0.01), ("fast", "a"): (0.001, 0.002)}]
+    ),
+)
+SETTINGS = st.builds(
+    Settings,
+    models=st.sampled_from(
+        [{}, {}, {"a": ModelSettings(versions=("1",))}, {"b": ModelSettings(devices=("slow",), memory_bytes=5)}]
+    ),
+    limits=st.sampled_from(
+        [Limits(), Limits(), Limits(3.0), Limits(6.0, 2, 2.0), Limits(sheddable_priority=1), Limits(shed_late=True)]
+    ),
+    estimators=_ESTIMATORS,
+    reports_required=st.sampled_from([True, True, True, False]),
+    stale_after_s=st.sampled_from([1.0, 1.0, 5.0]),
+    sticky_keys=st.sampled_from([True, True, False]),
+    max_fallbacks=st.sampled_from([0, 2, 2, 9]),
+    outcome_timeout_s=st.sampled_from([300.0, 2.0]),
 )
 
 
@@ -70,7 +115,7 @@ def library() -> Library:
 class Host:
     """One router, told of everything in the same words."""
 
-    def __init__(self, policy: Policy, settings: Settings, kernel: Compiled | None, steered: bool) -> None:
+    def __init__(self, policy: Policy, settings: Settings, kernel: Kernel | None, steered: bool) -> None:
         self.router = Router(policy, settings, seed=7, kernel=kernel)
         if steered:
             plan = Plan(
@@ -84,64 +129,94 @@ class Host:
             self.router.configure(policy, settings, Steering(policy, plan, seed=3))
         self.sent: list[tuple[int, str]] = []
         self._reports = [0] * WORKERS
+        self._starts = [1] * WORKERS
 
-    def route(self, draw: int, now_s: float) -> object:
+    def do(self, step: str, worker: int, draw: int, now_s: float) -> object:
+        """What came of a step: a decision or a refusal."""
+        if step == "route":
+            return self._route(draw, now_s)
+        if step == "tick":
+            self.router.tick(now_s)
+        elif step == "configure":
+            old = self.router.settings
+            limits = dataclasses.replace(old.limits, max_pending_per_worker=[3.0, 9.0, float("inf")][draw % 3])
+            changed = dataclasses.replace(old, limits=limits, max_fallbacks=draw % 4)
+            self.router.configure(self.router.policy, changed, self.router.steering)
+        else:
+            event = self._event(step, worker, draw)
+            if event is not None:
+                self.router.observe(event, now_s)
+        return None
+
+    def _route(self, draw: int, now_s: float) -> object:
         request = Request(
-            model=MODELS[draw % 2],
+            model=(*7 * MODELS, "", "unknown")[draw % 16],
+            version=("", "", "", "1", "1", "1", "10")[draw // 8 % 7],
             rows=float(1 + draw % 5),
             key=draw if draw % 7 == 0 else None,
             sequence=draw % 21 == 0,
-            deadline_s=0.02 if draw % 11 == 0 else float("inf"),
+            deadline_s=(0.02, 0.1)[draw % 2] if draw % 11 < 3 else float("inf"),
             priority=draw % 3,
         )
+        subset = {f"w{w}" for w in range(WORKERS) if draw >> w & 1} if draw % 19 == 0 else None
         try:
-            decision = self.router.route(request, now_s)
+            decision = self.router.route(request, now_s, subset)
         except RoutingError as error:
             return type(error), str(error)
         self.sent.append((decision.number, decision.worker))
         return decision
 
-    def do(self, step: str, worker: int, draw: int, now_s: float) -> object:
+    def _event(self, step: str, worker: int, draw: int) -> Event | None:
         name = f"w{worker}"
-        if step == "route":
-            return self.route(draw, now_s)
+        event: Event | None = None
         if step == "finish" and self.sent:
-            number, picked = self.sent.pop(draw % len(self.sent))
-            served = picked if draw % 5 else f"w{draw % WORKERS}"
-            latency_s = None if draw % 13 == 0 else (draw % 1000) / 1e4
-            self.router.observe(Finished(number, served if draw % 17 else "", latency_s, draw % 3 != 0), now_s)
+            event = self._outcome(draw)
         elif step == "withdraw" and self.sent:
-            self.router.observe(Withdrawn(self.sent.pop()[0]), now_s)
-        elif step == "report":
-            self.router.observe(self.report(worker, draw), now_s)
+            event = Withdrawn(self.sent.pop()[0])
+        elif step == "sent" and name in self.router.fleet.index:
+            event = Sent(-1 - draw % 9, name, MODELS[draw % 2], 1.0 + draw % 3)
+        elif step in ("report", "restart", "old report"):
+            event = self._report(step, worker, draw)
         elif step == "lose":
-            self.router.observe(ReportsLost(name), now_s)
+            event = ReportsLost(name)
         elif step == "add":
-            self.router.observe(WorkerAdded(name, weight=1.0 + draw % 3, draining=draw % 4 == 0), now_s)
+            event = WorkerAdded(name, 1.0 + draw % 3, DEVICES[worker % 3], draw // 3 % 8, draining=draw % 4 == 0)
         elif step == "remove" and draw % 3 == 0:
-            self.router.observe(WorkerRemoved(name), now_s)
-        elif step == "tick":
-            self.router.tick(now_s)
-        return None
+            event = WorkerRemoved(name)
+        return event
 
-    def report(self, worker: int, draw: int) -> Report:
-        self._reports[worker] += 1
-        n = self._reports[worker]
+    def _outcome(self, draw: int) -> Finished:
+        number, picked = self.sent.pop(draw % len(self.sent))
+        served = picked if draw % 5 else f"w{draw % WORKERS}"
+        latency_s = None if draw % 13 == 0 else (draw % 1000) / 1e4
+        void: Any = ("", "", "", "", "client", "deadline", "request")[draw % 7]
+        return Finished(number, served if draw % 17 else "", latency_s, draw % 3 != 0, void)
+
+    def _report(self, step: str, worker: int, draw: int) -> Report:
+        """A report; an old one repeats the last number, a restarted worker counts from another speed on."""
+        self._starts[worker] += step == "restart"
+        self._reports[worker] += 0 if step == "old report" else 1 + draw // 64 % 2
+        n, starts = self._reports[worker], self._starts[worker]
         models = tuple(
             ModelReport(
                 model,
-                "1",
-                ready=True,
-                pending=float(draw % 6),
-                executing=(draw % 20) / 10,
+                version,
+                ready=draw % 23 != 0,
+                pending=float((draw >> 8 * i) % 6),
+                executing=(draw >> 8 * i) % 20 / 10,
                 succeeded=30 * n,
-                max_batch_rows=4,
-                instances=1 + worker % 2,
-                batches=((1, 20 * n, 0.02 * n * (1 + worker)), (4, 5 * n, 0.011 * n)),
+                max_batch_rows=4 + worker % 2,
+                instances=1 + (worker + i) % 3,
+                batches=((1, 20 * n, 0.02 * n * (1 + worker) * starts), (4, 5 * n, 0.011 * n * (1 + draw % 3))),
             )
-            for model in MODELS
+            for i, model in enumerate(MODELS)
+            for version in (("1", "10") if draw % 10 == 0 else ("1",))
         )
-        return Report(f"w{worker}", 1, n, ready=True, models=models, balancers=1 + worker % 3)
+        known = models if draw % 9 else models[:1]
+        device = DEVICES[draw % 3] if draw % 29 == 0 else ""
+        stopping = draw % 31 == 0
+        ready = draw % 37 != 0
+        return Report(f"w{worker}", starts, n, ready, known, balancers=1 + worker % 3, device=device, draining=stopping)
 
     def state(self) -> dict[str, np.ndarray]:
         fleet = self.router.fleet
@@ -149,27 +224,41 @@ class Host:
         return {f"{type(part).__name__}.{name}": array for part in parts for name, array in vars(part).items()}
 
 
-@pytest.mark.parametrize("steered", [False, True])
-@pytest.mark.parametrize(("name", "options"), _CASES)
-@settings(deadline=None, max_examples=25)
-@given(steps=_STEPS, limits=st.sampled_from([Limits(), Limits(max_pending_per_worker=3.0), Limits(shed_late=True)]))
-def test_the_library_decides_as_python_does(
-    library: Library, name: str, options: dict[str, Any], steered: bool, steps: list[Any], limits: Limits
-) -> None:
-    policy = BUILTIN[name](**options)
-    settings_ = Settings(
-        limits=limits,
-        estimators=EstimatorSettings(profiles={("", "a"): (0.004, 0.001)}),
-        stale_after_s=1.0,
-    )
-    plain = LearnedInLoops() if name == "learned" else policy
-    hosts = [Host(plain, settings_, None, steered), Host(policy, settings_, Compiled(library), steered)]
+def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, int, float, int]]) -> None:
     now_s = 0.0
-    begin = [(step, worker, 2, 0.001) for worker in range(WORKERS - 1) for step in ("add", "report")]
-    for number, (step, worker, draw, later_s) in enumerate([*begin, ("tick", 0, 0, 0.0), *steps]):
+    begin = [(step, worker, 2, 0.001, 1) for worker in range(WORKERS - 1) for step in ("add", "report")]
+    for number, (step, worker, draw, later_s, times) in enumerate([*begin, ("tick", 0, 0, 0.0, 1), *steps]):
         now_s += later_s
-        one, other = (host.do(step, worker, draw, now_s) for host in hosts)
-        assert one == other, f"step {number}: {step}"
-    states = [host.state() for host in hosts]
+        for i in range(times if step in ("route", "finish") else 1):
+            each = mix(draw + i) if i else draw
+            came = one.do(step, worker, each, now_s), other.do(step, worker, each, now_s)
+            assert came[0] == came[1], f"step {number}: {step}"
+    assert one.router.outcomes == other.router.outcomes
+    assert one.router.failures == other.router.failures
+    states = one.state(), other.state()
     for field, array in states[0].items():
         np.testing.assert_array_equal(states[1][field], array, err_msg=field)
+
+
+@pytest.mark.parametrize("steered", [False, True])
+@pytest.mark.parametrize(("name", "options"), _CASES)
+@settings(deadline=None, max_examples=15)
+@given(steps=STEPS, settings_=SETTINGS)
+def test_the_library_decides_as_python_does(
+    library: Library, name: str, options: dict[str, Any], steered: bool, steps: list[Any], settings_: Settings
+) -> None:
+    policy = BUILTIN[name](**options)
+    kernels = FromSource() if name == "learned" else None, Compiled(library)
+    plain, compiled = (Host(policy, settings_, kernel, steered) for kernel in kernels)
+    assert_equal_all_along(plain, compiled, steps)
+
+
+@pytest.mark.parametrize(("name", "options"), _IN_NUMPY)
+@settings(deadline=None, max_examples=10)
+@given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
+def test_what_is_compiled_decides_as_numpy_does(
+    name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, steered: bool
+) -> None:
+    policy = BUILTIN[name](**options)
+    plain, source = (Host(policy, settings_, kernel, steered) for kernel in (None, FromSource()))
+    assert_equal_all_along(plain, source, steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from support.fleets import model, report
 
 from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
-from balancer.core.router import Router
+from balancer.core.router import Decision, Router
 from balancer.core.settings import Settings
 from balancer.core.shown import reasons
 from policies import BUILTIN
@@ -24,7 +26,7 @@ reports = st.builds(
     lambda worker, number, incarnation, ready, pending, balancers, some: report(
         worker,
         number,
-        [model(name, pending=pending, executing=1.0, max_batch_rows=4, batches=some) for name in MODELS],
+        [model(name, pending=pending, executing=1.0, max_batch_rows=4, batches=some, instances=2) for name in MODELS],
         incarnation=incarnation,
         ready=ready,
         balancers=balancers,
@@ -54,6 +56,37 @@ requests = st.builds(
 steps = st.lists(st.one_of(reports, membership, finishes, requests, requests, requests), max_size=60)
 
 
+def work_s(router: Router) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the device for the own rows that execute and for those that wait, by worker and model, from nothing.
+
+    What waits goes in full batches. What executes is a batch in each instance, as far as there are rows for them.
+    """
+    q, s = router.fleet.queue, router.fleet.service
+    rows = q.own_rows - q.waiting_rows
+    batches = np.maximum(np.ceil(rows / s.max_batch_rows), np.minimum(rows, s.instances))
+    executing_s = (batches * s.fixed_s + rows * s.per_row_s) / s.instances
+    full = np.ceil(q.waiting_rows / s.max_batch_rows)
+    return executing_s, (full * s.fixed_s + q.waiting_rows * s.per_row_s) / s.instances
+
+
+def assert_books_balance(router: Router, open_at: Mapping[int, str]) -> None:
+    q = router.fleet.queue
+    counts = [sum(worker == name for worker in open_at.values()) for name in router.fleet.names]
+    np.testing.assert_array_equal(q.in_flight, counts)
+    executing_s, waiting_s = work_s(router)
+    np.testing.assert_allclose(q.executing_s, executing_s.sum(axis=1), atol=1e-6)
+    np.testing.assert_allclose(q.own_work_s, (executing_s + waiting_s).sum(axis=1), atol=1e-6)
+    assert (q.own_work_s >= -1e-9).all()
+    assert not router.failures
+
+
+def decided(router: Router, request: Request, now_s: float) -> Decision | str:
+    try:
+        return router.route(request, now_s)
+    except RoutingError as error:
+        return str(error)
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps=steps, policy=st.sampled_from(sorted(BUILTIN)), gaps=st.lists(st.floats(0, 0.3), min_size=60, max_size=60))
 def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], policy: str, gaps: list[float]) -> None:
@@ -64,17 +97,14 @@ def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], pol
     for name in NAMES:
         for each in (router, twin):
             each.observe(WorkerAdded(name), now_s)
-            each.observe(report(name, 0, [model(m) for m in MODELS]), now_s)
+            each.observe(report(name, 0, [model(m, max_batch_rows=4, instances=2) for m in MODELS]), now_s)
     for step, gap in zip(steps, gaps, strict=False):
         now_s += gap
+        for each in (router, twin):
+            each.tick(now_s)
         if isinstance(step, Request):
             legal = {name for name, why in reasons(router, step, now_s).items() if not why}
-            outcomes = []
-            for each in (router, twin):
-                try:
-                    outcomes.append(each.route(step, now_s))
-                except RoutingError as error:
-                    outcomes.append(str(error))
+            outcomes = [decided(each, step, now_s) for each in (router, twin)]
             assert outcomes[0] == outcomes[1]
             if not isinstance(outcomes[0], str):
                 decision = outcomes[0]
@@ -89,9 +119,4 @@ def test_books_balance_and_decisions_are_legal(steps: list[Event | Request], pol
                 open_at = {number: worker for number, worker in open_at.items() if worker != step.worker}
             if isinstance(step, Finished):
                 open_at.pop(step.number, None)
-        q = router.fleet.queue
-        counts = [sum(worker == name for worker in open_at.values()) for name in router.fleet.names]
-        np.testing.assert_array_equal(q.in_flight, counts)
-        np.testing.assert_allclose(q.own_work_s, q.own_work_model_s.sum(axis=1), atol=1e-6)
-        assert (q.own_work_s >= -1e-9).all()
-        assert not router.failures
+        assert_books_balance(router, open_at)

@@ -64,6 +64,51 @@ class TestService:
         service.fade(s, 0, len(s.weight), 0.0, default_s=0.5)
         np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
 
+    def test_what_takes_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
+        for time_s, weight in ((0.005, 1.0), (0.010, 1.0), (0.011, 0.25)):
+            s = columns.allocate(Service, 1, 1)
+            s.fixed_s[:], s.per_row_s[:] = 0.006, 0.002  # 10 ms for two rows
+            service.observe(s, 0, 0, 2, 1, time_s, memory=1000)
+            assert s.weight[0, 0] == pytest.approx(weight, rel=0.001)
+            assert s.seconds[0, 0] == pytest.approx(weight * time_s, rel=0.001)
+
+    def test_forgetting_takes_the_share_of_every_sum(self) -> None:
+        s = columns.allocate(Service, 1, 1)
+        for rows in (1, 4):
+            service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100)
+        before = {name: float(array[0, 0]) for name, array in vars(s).items()}
+        service.forget(s, (0, 0), 0.25)
+        sums = {"weight", "rows", "rows_squared", "seconds", "rows_seconds"}
+        for name in sums:
+            assert getattr(s, name)[0, 0] == pytest.approx(0.75 * before[name])
+        for name in before.keys() - sums:
+            np.testing.assert_array_equal(getattr(s, name)[0, 0], before[name])
+
+    def test_only_a_worker_that_is_well_known_is_a_prior_for_others(self) -> None:
+        s = columns.allocate(Service, 2, 1)
+        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000)
+        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        assert s.fixed_s[1, 0] + s.per_row_s[1, 0] == pytest.approx(0.1)
+        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000)
+        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.03
+
+    def test_models_are_known_apart_and_so_are_fleets(self) -> None:
+        s = columns.allocate(Service, 4, 2)
+        for w, m, time_s in ((0, 0, 0.001), (1, 0, 0.3), (1, 1, 0.02), (2, 0, 0.7)):
+            service.observe(s, w, m, 1, 1000, 1000 * time_s, memory=1000)
+        for first in (0, 2):  # two fleets of two workers each
+            service.fade(s, first, 2, 0.0, default_s=0.1)
+        prior_s = s.prior_fixed_s + s.prior_per_row_s
+        np.testing.assert_allclose(prior_s[:, 0], [0.001, 0.001, 0.7, 0.7], rtol=0.05)
+        np.testing.assert_allclose(prior_s[:, 1], [0.02, 0.02, 0.1, 0.1], rtol=0.05)
+
+    def test_rows_beyond_a_batch_need_another(self) -> None:
+        s = make_service(fixed_s=0.08, per_row_s=0.01, max_batch=4)
+        times_s = [float(service.alone_s(s, (0, 0), float(rows))) for rows in (1, 4, 5, 8, 9)]
+        assert times_s == pytest.approx([0.09, 0.12, 0.21, 0.24, 0.33])
+
     def test_one_slow_execution_is_forgiven_with_time(self) -> None:
         s = columns.allocate(Service, 2, 1)
         service.observe(s, 0, 0, 1, 100, 0.5, memory=100)
@@ -144,6 +189,70 @@ class TestQueue:
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 3
 
+    def test_what_others_have_is_their_share_of_the_work_that_lies_there(self) -> None:
+        q = columns.allocate(Queue, 1, 1)
+        q.in_flight[0] = 4
+        queue.reported(q, 0, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
+        assert (q.others[0], q.others_work_s[0]) == (4, 1.0)
+
+    def test_the_device_works_for_others_and_us_by_what_lies_there(self) -> None:
+        q = columns.allocate(Queue, 1, 1)
+        q.own_work_s[0] = 1.0
+        queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        assert pending_now(q, 0.5)[0] == pytest.approx(8 * 0.75)
+        assert pending_now(q, 2.0)[0] == 0
+
+    def test_what_others_send_adds_to_what_is_left_of_theirs_now(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
+        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=3, now_s=0.0)
+        queue.sent(q, s, 0, 0, 1, now_s=0.5)
+        # Of the ten half are left, and two others send one each as we do.
+        assert (q.others[0], q.others_work_s[0]) == (5 + 2, 0.5)
+        queue.sent(q, s, 0, 0, 1, now_s=0.75)
+        assert (q.others[0], q.others_work_s[0]) == (3.5 + 2, 0.25)
+
+    def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
+        q.own_work_s[0] = 1.0
+        queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        queue.sent(q, s, 0, 0, 1, now_s=0.5)
+        assert (q.others[0], q.others_work_s[0]) == (8 * 0.75 + 1, 0.75)
+
+    def test_a_report_replaces_what_was_reckoned_of_others(self) -> None:
+        q = columns.allocate(Queue, 1, 1)
+        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
+        queue.reported(q, 0, pending=2, executing=0, work_s=0.2, balancers=2, now_s=5.0)
+        assert (q.reported_pending[0], pending_now(q, 5.0)[0]) == (2, 2)
+        assert pending_now(q, 5.1)[0] == pytest.approx(1)
+
+    def test_what_executes_began_no_sooner_than_the_last_sign_of_progress(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        s.instances[:] = 2
+        for _ in range(2):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        queue.ended(q, s, 0, 0, 1, now_s=1.0)
+        assert q.progress_s[0] == 1.0
+        queue.sent(q, s, 0, 0, 1, now_s=1.0)
+        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
+
+    def test_the_rows_of_a_request_that_ended_go_and_those_of_others_stay(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service()
+        for rows in (3, 2, 4):
+            queue.sent(q, s, 0, 0, rows, now_s=0.0)
+        queue.ended(q, s, 0, 0, 3, now_s=0.1)
+        assert (q.own_rows[0, 0], q.waiting_rows[0, 0]) == (6, 2)
+
+    def test_a_request_that_joins_a_batch_that_waits_adds_its_rows_alone(self) -> None:
+        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=4)
+        s.instances[:] = 2
+        for _ in range(3):
+            queue.sent(q, s, 0, 0, 1, now_s=0.0)
+        backlog_s = float(backlog_now_s(q, 0.0)[0])
+        assert backlog_s == pytest.approx(3 * 0.09 / 2)
+        # Three rows more make a batch of four with the one that waits; a fourth needs a batch of its own.
+        assert queue.completion_now_s(q, s, (0, 0), 3.0, backlog_s) == pytest.approx(backlog_s + 3 * 0.01 / 2)
+        assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + (0.08 + 4 * 0.01) / 2)
+
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = columns.allocate(Queue, 1, 1), make_service()
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
@@ -179,6 +288,27 @@ class TestLatency:
         assert latency.error_rate_now(x, ..., 150.0, 10.0)[0] < 0.001
         assert x.latency_s[0] == 0
 
+    def test_one_outcome_has_at_least_a_hundredth_of_the_weight(self) -> None:
+        x = columns.allocate(Latency, 1, 0)
+        for _ in range(2):
+            self.observe(x, 0.1, False, 5.0)
+        one = 1 - np.exp(-0.5)
+        assert x.errors[0] == pytest.approx(one * np.exp(-0.01) + 1 - np.exp(-0.01))
+        self.observe(x, 0.1, True, 5.0)
+        assert x.errors[0] == pytest.approx((one * np.exp(-0.01) + 1 - np.exp(-0.01)) * np.exp(-0.01))
+
+    def test_what_is_learned_of_one_worker_is_not_of_another(self) -> None:
+        x = columns.allocate(Latency, 3, 0)
+        latency.observe(x, 1, 0.2, False, 1.0, decay_s=10.0, error_decay_s=10.0)
+        assert x.latency_s.tolist() == [0, 0.2, 0]
+        assert x.errors[0] == x.errors[2] == 0 < x.errors[1]
+
+    def test_the_average_and_the_error_rate_are_forgotten_each_by_its_own_time(self) -> None:
+        x = columns.allocate(Latency, 1, 0)
+        latency.observe(x, 0, 0.2, False, 1.0, decay_s=2.0, error_decay_s=4.0)
+        assert latency.latency_now_s(x, 0, 3.0, 2.0) == pytest.approx(0.2 / np.e)
+        assert latency.error_rate_now(x, 0, 5.0, 4.0) == pytest.approx((1 - np.exp(-0.25)) / np.e)
+
 
 class TestTokens:
     settings = TokenSettings(capacity=10, refill_per_s=100, target_pending=4)
@@ -195,6 +325,16 @@ class TestTokens:
         t.level[0] = 0
         tokens.advance(t, 0, pending, self.settings, 0.0)
         assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(refilled)
+
+    def test_what_was_refilled_stays_when_the_queue_grows(self) -> None:
+        t = columns.allocate(Tokens, 1, 0)
+        t.level[0] = 0
+        tokens.advance(t, 0, 0, self.settings, 0.0)
+        tokens.advance(t, 0, 9, self.settings, 0.05)  # 100 a second till now, and nothing from here on
+        assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(5)
+        assert tokens.level_now(t, ..., self.settings, 1.0)[0] == pytest.approx(5)
+        tokens.advance(t, 0, 2, self.settings, 1.0)
+        assert tokens.level_now(t, ..., self.settings, 1.01)[0] == pytest.approx(5.5)
 
     def test_never_above_capacity_nor_below_zero(self) -> None:
         t = columns.allocate(Tokens, 1, 0)

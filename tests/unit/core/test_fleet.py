@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.fleets import make_router, model, report
 
@@ -9,10 +10,11 @@ from balancer.core import bounds
 from balancer.core.errors import NoEligibleWorker, UnknownModel
 from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
-from balancer.core.settings import ModelSettings, Settings
+from balancer.core.settings import EstimatorSettings, ModelSettings, Settings
 from balancer.core.shown import reasons
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
+from policies.hashing import key_of
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
 
@@ -35,8 +37,24 @@ def test_stale_workers_are_avoided_while_others_are_fresh_and_used_when_none_is(
     assert {router.route(M, 50.0).worker for _ in range(20)} == {"w0", "w1"}
 
 
+def test_a_worker_that_reports_again_after_a_pause_is_fresh_at_once() -> None:
+    router = make_router(2)
+    router.observe(report("w0", 2), 5.0)
+    assert router.route(M, 5.1).worker == "w0"
+    router.observe(report("w1", 2), 5.2)
+    assert {router.route(M, 5.3).worker for _ in range(4)} == {"w0", "w1"}
+
+
+def test_a_report_that_is_just_as_old_as_it_may_be_is_fresh() -> None:
+    router = make_router(2)
+    router.observe(report("w0", 2), 1.0)
+    assert {router.route(M, 1.0).worker for _ in range(4)} == {"w0", "w1"}
+    assert {router.route(M, 1.0001).worker for _ in range(4)} == {"w0"}
+
+
 def test_a_broken_report_stream_makes_a_worker_stale_at_once() -> None:
     router = make_router(2)
+    assert {router.route(M, 0.1).worker for _ in range(2)} == {"w0", "w1"}
     router.observe(ReportsLost("w0"), 0.1)
     assert {router.route(M, 0.1).worker for _ in range(4)} == {"w1"}
     assert "its report stream broke" in reasons(router, M, 0.1)["w0"][0]
@@ -65,6 +83,65 @@ def test_a_new_incarnation_starts_its_counters_anew() -> None:
     router = make_router(1, models=[model(batches=((1, 100, 1.0),))])
     router.observe(report("w0", 1, [model(batches=((1, 3, 0.3),))], incarnation=2), 1.0)
     assert router.fleet.workers[0].batches["m", "1", 1] == (3, 0.3)
+
+
+def test_what_an_older_incarnation_executed_is_no_part_of_what_the_new_one_did() -> None:
+    router = make_router(1, models=[model(batches=((1, 100, 1.0), (4, 100, 1.0)))])
+    router.observe(report("w0", 0, [model(batches=((1, 10, 0.1),))], incarnation=2), 1.0)
+    assert router.fleet.workers[0].batches == {("m", "1", 1): (10, 0.1)}
+
+
+def executions_learned(router: Router, batches: tuple[tuple[int, int, float], ...]) -> float:
+    """From one more report of the first worker."""
+    before = float(router.fleet.service.weight.sum())
+    number = router.fleet.workers[0].number + 1
+    router.observe(report("w0", number, [model(batches=batches)]), 1.0)
+    return float(router.fleet.service.weight.sum()) - before
+
+
+def test_a_model_is_measured_from_its_fourth_execution_on_and_by_what_is_new() -> None:
+    router = make_router(1)
+    assert executions_learned(router, ((1, 3, 0.001),)) == 0
+    assert executions_learned(router, ((1, 3, 0.001), (2, 1, 0.001))) == pytest.approx(1, rel=0.01)
+    assert executions_learned(router, ((1, 3, 0.001), (2, 1, 0.001))) == 0
+    assert executions_learned(router, ((1, 5, 0.002), (2, 1, 0.001))) == pytest.approx(2, rel=0.03)
+
+
+def test_counters_that_fall_are_no_measure_but_a_new_beginning() -> None:
+    router = make_router(1)
+    assert executions_learned(router, ((1, 10, 0.01),)) > 0
+    assert executions_learned(router, ((1, 12, 0.001),)) == 0  # less time for more executions
+    assert executions_learned(router, ((1, 8, 0.002),)) == 0
+    assert executions_learned(router, ((1, 9, 0.003),)) == pytest.approx(1, rel=0.1)
+
+
+def test_service_times_fade_once_a_second_and_no_more_than_ten_seconds_worth_after_a_pause() -> None:
+    router = make_router(1, settings=Settings(estimators=EstimatorSettings(service_memory_s=30.0)))
+    router.tick(0.0)
+    router.observe(report("w0", 2, [model(batches=((1, 100, 1.0),))]), 0.0)
+    weight = router.fleet.service.weight[0, router.fleet.models["m"]]
+    kept = []
+    for now_s in (0.9, 1.0, 1.9, 3.0, 1003.0):
+        router.tick(now_s)
+        kept.append(router.fleet.service.weight[0, router.fleet.models["m"]] / weight)
+    assert kept == pytest.approx([1, *np.exp(np.array([-1, -1, -3, -13]) / 30)])
+
+
+def test_rows_stay_with_their_workers_when_one_leaves() -> None:
+    router = make_router(0)
+    for i in range(4):
+        router.observe(WorkerAdded(f"w{i}", weight=1.0 + i), 0.0)
+        router.observe(report(f"w{i}", models=[model(pending=10.0 * i)]), 0.1 * i)
+    router.observe(WorkerRemoved("w1"), 1.0)
+    fleet = router.fleet
+    assert fleet.names == ["w0", "w2", "w3"]
+    assert [fleet.index[name] for name in fleet.names] == [0, 1, 2]
+    assert fleet.weight.tolist() == [1, 3, 4]
+    assert fleet.name_hash.tolist() == [key_of(name) for name in fleet.names]
+    assert fleet.reported_s.tolist() == pytest.approx([0.0, 0.2, 0.3])
+    assert fleet.queue.reported_pending.tolist() == [0, 20, 30]
+    for array in (fleet.desk.weight[0], fleet.desk.name_hash[0], fleet.desk.reported_s):
+        assert len(array) == 3
 
 
 def test_without_reports_every_worker_serves_every_model() -> None:

@@ -14,6 +14,7 @@ from balancer.core.router import Router
 from balancer.core.settings import Limits, ModelSettings, Settings
 from balancer.core.shown import reasons
 from policies.base import FleetView, FloatArray, Policy, Request
+from policies.consistent_hash import ConsistentHash
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
@@ -115,6 +116,24 @@ def test_late_requests_are_shed_where_asked_for() -> None:
         router.route(Request("m", deadline_s=0.05), 0.1)
 
 
+def test_only_an_eligible_worker_can_save_a_request_from_being_late() -> None:
+    router = make_router(2, settings=Settings(limits=Limits(shed_late=True)))
+    router.observe(WorkerAdded("w1", draining=True), 0.0)
+    router.route(M, 0.1)
+    with pytest.raises(Shed, match="would take 20 ms at best"):
+        router.route(Request("m", deadline_s=0.015), 0.1)
+
+
+def test_a_pin_is_held_against_the_latest_version_by_number() -> None:
+    router = make_router(1, settings=Settings(models={"m": ModelSettings(versions=("10",))}))
+    router.observe(report("w0", 2, [model(version="9"), model(version="10")]), 0.1)
+    assert router.route(M, 0.1).worker == "w0"
+    router.configure(router.policy, Settings(models={"m": ModelSettings(versions=("9",))}))
+    with pytest.raises(NoEligibleWorker):
+        router.route(M, 0.1)
+    assert router.route(Request("m", version="9"), 0.1).worker == "w0"
+
+
 def test_a_subset_is_honoured_and_an_empty_one_means_nobody() -> None:
     router = make_router(3)
     assert {router.route(M, 0.1, subset={"w2"}).worker for _ in range(3)} == {"w2"}
@@ -145,6 +164,12 @@ def test_a_routing_key_sticks_under_any_policy_unless_told_not_to() -> None:
     assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(2)}) == 1
     router.configure(RoundRobin(), dataclasses.replace(router.settings, sticky_keys=False))
     assert len({router.route(Request("m", key=11), 0.1).worker for _ in range(5)}) == 5
+
+
+def test_a_policy_that_places_keys_itself_is_asked_to() -> None:
+    router = make_router(5, ConsistentHash(floor=0.0, balance_factor=1.01))
+    workers = {router.route(Request("m", key=11), 0.1).worker for _ in range(5)}
+    assert len(workers) > 1  # it has no room for more of one key, where a sticky key would stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +227,27 @@ def test_a_retry_elsewhere_counts_as_an_error_of_the_worker_picked() -> None:
     assert errors[other] == 0
 
 
+def test_a_worker_that_returns_under_its_name_has_nothing_of_what_it_had_before() -> None:
+    router = make_router(1)
+    old = router.route(M, 0.1)
+    router.observe(WorkerRemoved("w0"), 0.2)
+    router.observe(WorkerAdded("w0"), 0.3)
+    router.observe(report("w0"), 0.3)
+    router.route(M, 0.4)
+    router.observe(Finished(old.number, "w0", 0.1, True), 0.5)
+    router.observe(Withdrawn(old.number), 0.6)
+    assert router.fleet.queue.in_flight.tolist() == [1]
+    router.tick(1000.0)
+    assert router.outcomes == {"unmatched": 1, "expired": 1}
+
+
+def test_a_request_counts_with_all_its_rows_under_its_own_model() -> None:
+    router = make_router(1, models=[model("m"), model("n")])
+    router.route(Request("n", rows=5), 0.1)
+    rows = router.fleet.queue.own_rows[0]
+    assert rows[router.fleet.models["n"]] == rows.sum() == 5
+
+
 def test_a_withdrawn_request_no_longer_counts_and_speaks_against_nobody() -> None:
     router = make_router(1)
     decision = router.route(M, 0.1)
@@ -230,6 +276,11 @@ def _placed(router: Router, key: int) -> str:
         return router.fleet.names[int(router.probabilities(in_sequence(key), 0.1).argmax())]
     except Shed:
         return ""
+
+
+def test_limits_of_a_sequence_do_not_change_who_its_members_are() -> None:
+    router = make_router(3, settings=Settings(limits=Limits(max_pending_per_worker=2)))
+    assert router.view(in_sequence(7), 0.1).eligible.all()
 
 
 def test_a_sequence_that_would_be_late_is_shed_like_any_other() -> None:

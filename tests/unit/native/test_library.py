@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.fleets import model, report
 
 from balancer.app import App
 from balancer.config.config import Config
@@ -70,3 +71,12 @@ def test_serving_imports_no_compiler_and_no_training() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_new_column_changes_nobody_s_eligibility() -> None:
+    router = Router(RoundRobin(), kernel=Compiled(Library()))
+    router.observe(WorkerAdded("w0"), 0.0)
+    router.observe(report("w0", 1), 0.0)
+    assert router.route(Request("m"), 0.0).worker == "w0"
+    router.observe(report("w0", 2, [model(), model("loading", ready=False)]), 0.1)
+    assert router.route(Request("m"), 0.1).worker == "w0"
