@@ -306,12 +306,9 @@ class Fleet:
 
     def finished(self, sent: InFlight, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
         """Count a request of ours out, and learn latency and error rate from its outcome."""
-        row, by = self.index.get(sent.worker, -1), self.index.get(served, -1)
+        row, by = self.index[sent.worker], self.index.get(served, -1)
         seconds = math.nan if latency_s is None else latency_s
-        if row >= 0:
-            self.kernel.finish(self, row, sent.column, sent.rows, by, seconds, ok, now_s)
-        else:
-            self.kernel.learn_of_pick(self, by, by, seconds, ok, now_s)
+        self.kernel.finish(self, row, sent.column, sent.rows, by, seconds, ok, now_s)
 
     def outcome(self, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
         """Learn from the outcome of a request that is not known; nor need the worker be."""

@@ -77,7 +77,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     return {
         **lengths_of(n, m),
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
-        **{"k": z.requests, "t": timeline, "four": 4, "heap": events, "faults": faults},
+        **{"k": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": _PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},

@@ -18,6 +18,7 @@ PLAN: Fields = {
     "preferred": ("em preferred", int, 0),
     "worker": ("g worker", float, 1),
     "table": ("g m", int, -1),
+    "permitted": ("g m two", bool, True),
     "instances": ("g m", int, 0),
     "device_s": ("tables rows", float, 0),
     "host_s": ("tables rows", float, 0),

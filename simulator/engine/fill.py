@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 
 from balancer.core.kernel.state import settings_row
+from balancer.core.worker import Worker, objections
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
@@ -14,6 +16,9 @@ from simulator.engine.allocate import reset, samples
 from simulator.engine.layout import Demand, Plan, Sim
 from simulator.engine.tables import service_table
 from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+
+_VERSION = "1"
+"""Of every model, as reports tell it."""
 
 
 def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
@@ -154,6 +159,7 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         sim.desk.name_hash[e, w] = key_of(worker.name)
         for m, model in enumerate(fleet.models):
             service_time = _service(model, worker)
+            plan.permitted[g, m] = _permitted(fleet, worker, model)
             loaded = not worker.models or model.name in worker.models
             if loaded and service_time is not None:
                 plan.table[g, m] = tables.row(service_time)
@@ -162,6 +168,16 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         there = w < len(fleet.workers) and fleet.workers[w].present
         sim.plan.worker[e * n + w, at.W_PRESENT] = there
         sim.plan.worker[e * n + w, at.W_EXISTS] = w < len(fleet.workers)
+
+
+def _permitted(fleet: FleetSpec, worker: WorkerSpec, model: ModelSpec) -> tuple[bool, bool]:
+    """Whether the model table permits the model there: to a worker that never reported, and to one that has."""
+    silent = Worker(worker.name, device=_told(worker))
+    versions = {model.name: frozenset({_VERSION})}
+    heard = Worker(worker.name, device=_told(worker), ready=True, number=0, versions=versions)
+    unheard_of = dataclasses.replace(fleet.settings, reports_required=False)
+    before = not any(objections(silent, unheard_of, model.name, ""))
+    return before, not any(objections(heard, fleet.settings, model.name, ""))
 
 
 def _told(worker: WorkerSpec) -> str:

@@ -93,12 +93,12 @@ def fade_all(sim: Sim, e: int) -> None:
 @inlined
 def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
     """`Fleet.objections`; without required reports, one that never reported is believed to have every model."""
-    known = sim.known
+    known, g = sim.known, e * sim.sizes.workers + w
     if known.draining[r] or not known.added[r]:
         return False
     if not known.ready[r]:
-        return not sim.desk.settings[e, REPORTS_REQUIRED]
-    return sim.plan.table[e * sim.sizes.workers + w, m] >= 0
+        return not sim.desk.settings[e, REPORTS_REQUIRED] and sim.plan.permitted[g, m, 0]
+    return sim.plan.table[g, m] >= 0 and sim.plan.permitted[g, m, 1]
 
 
 @outlined

@@ -89,6 +89,8 @@ class Plan(NamedTuple):
     worker: FloatArray
     table: AnyArray
     """Row of the service tables; `(e * n, m)`, -1 where the model is not loaded."""
+    permitted: AnyArray
+    """Whether the settings' model table permits it, `(e * n, m, 2)`: before the worker's first report, and after."""
     instances: AnyArray
     device_s: FloatArray
     """`(tables, most rows + 1)`."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
-from balancer.core.settings import EstimatorSettings, Limits, Settings, TokenSettings
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from policies.hashing import mix
 from simulator.arrivals import Arrivals
 from simulator.spec import (
@@ -127,8 +127,19 @@ estimators = st.builds(
 limits = st.sampled_from(
     [Limits(), Limits(), Limits(8.0), Limits(6.0, 2, 3.0), Limits(4.0, 1, 6.0), Limits(shed_late=True)]
 )
+tables: st.SearchStrategy[Any] = st.dictionaries(
+    st.sampled_from(["m0", "m1"]),
+    st.builds(
+        ModelSettings,
+        devices=st.sampled_from([(), ("fast",), ("other",)]),
+        versions=st.sampled_from([(), ("1",), ("2",)]),
+    ),
+    max_size=1,
+)
+"""What workers may have a model: pins to versions, and devices."""
 settings = st.builds(
     Settings,
+    models=maybe(maybe(tables, {}), {}),
     limits=limits,
     estimators=estimators,
     reports_required=st.sampled_from([True, True, True, False]),

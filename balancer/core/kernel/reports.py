@@ -40,13 +40,15 @@ def take_report(
     pending, executing, work_s = 0.0, 0.0, 0.0
     for line in range(count):
         m = int(lines[line, MODEL])
-        s.max_batch_rows[r, m], s.instances[r, m] = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
-        before = done
+        most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
+        changed = most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
+        s.max_batch_rows[r, m], s.instances[r, m] = most, instances
         while done < executed and batches[done, LINE] == line:
             rows, executions, seconds = batches[done, ROWS], batches[done, EXECUTIONS], batches[done, SECONDS]
             observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY])
             done += 1
-        if done > before:
+            changed = True
+        if changed:
             recount(x.queue, s, r, m)
         pending += lines[line, PENDING]
         executing += lines[line, EXECUTING]
