@@ -96,17 +96,6 @@ SETTINGS = st.builds(
 )
 
 
-class LearnedInLoops(Learned):
-    """`learned` by the loops that the library is made from, in Python; NumPy adds up in another order."""
-
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        weights, shares = weights_of(self.loaded.network), np.empty(len(fleet.eligible))
-        columns = np.array([getattr(fleet, name) for name in READS])
-        asked = float(request.rows), float(request.deadline_s), weights
-        fill_learned(columns, fleet.eligible, *asked, np.zeros(scratch_size(len(shares), weights)), shares)
-        return shares
-
-
 @pytest.fixture(scope="module")
 def library() -> Library:
     return Library()

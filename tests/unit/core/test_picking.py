@@ -48,11 +48,11 @@ def busy(limits: Limits, in_flight: tuple[int, ...] = (3, 2, 0, 1)) -> Router:
 def left(router: Router, request: Request, eligible: tuple[int, ...]) -> tuple[int, list[int]]:
     """How many the kernel leaves of those that are eligible, and whom."""
     fleet, now_s = router.fleet, 0.1
+    request = request.numbered(0)
+    view = router.view(request, now_s)
     mask = np.zeros(len(fleet.workers), bool)
     mask[list(eligible)] = True
     fleet.desk.mask[0] = mask
-    request = request.numbered(0)
-    view = router.view(request, now_s)
     count = picking.keep_within_limits(fleet, 0, 0, ask_of(request, view), now_s)
     return count, np.flatnonzero(fleet.desk.mask[0]).tolist()
 
@@ -140,7 +140,7 @@ def test_the_pick_has_its_fallbacks_in_the_same_order_and_a_propensity_that_sums
     router = busy(Limits())
     request = Request("m").numbered(router.next_number)
     view = router.view(request, 0.1)
-    view.narrow(np.array([True, True, False, True]))
+    view.mask = np.array([True, True, False, True])
     picked = router.fleet.kernel.pick(router.fleet, np.array([0.0, 0.0, 0.0, 0.5]), request, view)
     assert picked is not None
     assert (picked.worker, picked.propensity, picked.fallbacks) == (3, 1.0, (1, 0))

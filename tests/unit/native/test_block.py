@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from balancer.core.answering import answer
 from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.block import ENTRY, HEADER, BlockError
