@@ -18,7 +18,7 @@ from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
-from balancer.core.steering import Steering
+from balancer.core.trials.steering import Steering
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.guard import Change
 from balancer.core.keys import placing
-from balancer.core.rollout import RolloutChange
 from balancer.core.settings import GuardSettings
-from balancer.core.steering import Plan, Role, Steering, Ticket
+from balancer.core.trials.guard import Change
+from balancer.core.trials.rollout import RolloutChange
+from balancer.core.trials.steering import Plan, Role, Steering, Ticket
 from policies.base import FloatArray, Policy, Request, least
 from policies.expected_latency import ExpectedLatency
 from policies.hashing import mix

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.queue import work_of_all_s
+from balancer.core.estimators.queue import work_of_all_s
 from balancer.core.settings import EstimatorSettings
 from balancer.core.view import View
 from policies.base import FloatArray, UintArray

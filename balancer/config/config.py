@@ -31,7 +31,7 @@ from balancer.config.sections import (
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
 from balancer.gateway.bootstrap import BootstrapOptions

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from balancer.core import bounds, columns
-from balancer.core.columns import FloatArray
+from balancer.core import bounds
+from balancer.core.estimators import columns
+from balancer.core.estimators.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.block import Block

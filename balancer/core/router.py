@@ -22,7 +22,7 @@ from balancer.core.kernel import picking
 from balancer.core.kernel.plain import Kernel
 from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
-from balancer.core.steering import Role, Steering, Ticket
+from balancer.core.trials.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Policy, Request, least
 from policies.hashing import mix

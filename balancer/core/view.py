@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core import latency, queue, service, tokens
-from balancer.core.columns import At
+from balancer.core.estimators import latency, queue, service, tokens
+from balancer.core.estimators.columns import At
+from balancer.core.estimators.latency import Latency
+from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.service import Service
+from balancer.core.estimators.tokens import Tokens
 from balancer.core.fleet import Fleet
-from balancer.core.latency import Latency
-from balancer.core.queue import Queue
-from balancer.core.service import Service
 from balancer.core.settings import EstimatorSettings
-from balancer.core.tokens import Tokens
 from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 
 Value = TypeVar("Value")

@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import platformdirs
 
-from balancer.core.columns import exp
+from balancer.core.estimators.columns import exp
 from balancer.native.sources import SOURCES, digest_of
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from balancer.core.estimators.latency import Latency
+from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.service import Service
+from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
 from balancer.core.kernel.books import FIELDS, arrays_of
 from balancer.core.kernel.state import Desk, Options, lengths_of
-from balancer.core.latency import Latency
-from balancer.core.queue import Queue
-from balancer.core.service import Service
-from balancer.core.tokens import Tokens
 from balancer.native import call as slots
 from balancer.native.record import BOOKS, Record
 from policies.learned.network import Network

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from balancer.core.guard import Change
-from balancer.core.rollout import RolloutChange
-from balancer.core.steering import Steering
+from balancer.core.trials.guard import Change
+from balancer.core.trials.rollout import RolloutChange
+from balancer.core.trials.steering import Steering
 from balancer.operate.metrics import Metrics
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core import columns, latency, queue, service, tokens
-from balancer.core.columns import Fields
+from balancer.core.estimators import columns, latency, queue, service, tokens
+from balancer.core.estimators.columns import Fields
 from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.core.kernel.state import DESK, Desk, lengths_of
 from simulator.engine import layout as at

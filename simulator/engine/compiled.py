@@ -7,7 +7,7 @@ import pathlib
 from collections import namedtuple
 from dataclasses import fields
 
-from balancer.core import latency, queue, service, tokens
+from balancer.core.estimators import latency, queue, service, tokens
 from balancer.native.compiling import compiled, from_source, inlined, keep_in_cache, outlined
 from policies import hashing
 

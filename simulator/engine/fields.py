@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.columns import Fields
+from balancer.core.estimators.columns import Fields
 from simulator.engine import layout as at
 from simulator.result import Status
 

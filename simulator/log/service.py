@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import brentq
 
-from balancer.core.service import ROW_SHARE
+from balancer.core.estimators.service import ROW_SHARE
 from balancer.operate.decision_log.lines import COLUMNS
 from balancer.operate.decision_log.recorded import DecisionLog, RecordedService
 from policies.base import FloatArray
@@ -103,7 +103,7 @@ def estimated(log: DecisionLog, largest: Mapping[str, int]) -> dict[str, dict[st
     """By worker and model, what balancers took the service time of each size to be, as one execution of that size.
 
     Medians over the last half of the decisions. They err on the short side where executions vary
-    (`balancer.core.service`), and for a worker that never executed the model they are what was assumed.
+    (`balancer.core.estimators.service`), and for a worker that never executed the model they are what was assumed.
 
     Args:
         log: From `read_log`.
@@ -190,7 +190,7 @@ def service_time(executions: Executions) -> ServiceTime:
     """Isotonic through the means of the sizes seen (`service.fit`); a straight line to 1 row and to the largest batch.
 
     The less the sizes differ that were seen, the more the line has the share of rows that the estimator assumes, as
-    there (`balancer.core.service.fit`).
+    there (`balancer.core.estimators.service.fit`).
     """
     sizes = sorted(executions.batches)
     count = np.array([executions.batches[rows][0] for rows in sizes], np.float64)

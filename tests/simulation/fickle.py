@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, least, option
 

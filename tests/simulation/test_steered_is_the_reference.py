@@ -16,7 +16,7 @@ from simulation.reference import Simulation
 from simulation.strategies import Scenario, arrivals, fleets
 
 from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from policies import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.power_of_two import PowerOfTwo

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from balancer.core.events import Finished
-from balancer.core.guard import Change
-from balancer.core.rollout import RolloutChange
 from balancer.core.router import Router
 from balancer.core.settings import GuardSettings
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.guard import Change
+from balancer.core.trials.rollout import RolloutChange
+from balancer.core.trials.steering import Plan, Steering
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.columns import declared
+from balancer.core.estimators.columns import declared
+from balancer.core.estimators.latency import Latency
+from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.service import Service
+from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
 from balancer.core.kernel.answers import Answering, options_of
 from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
 from balancer.core.kernel.state import DESK, ROOM, AnyArray, Books, Desk, Options, lengths_of
-from balancer.core.latency import Latency
-from balancer.core.queue import Queue
-from balancer.core.service import Service
-from balancer.core.tokens import Tokens
 
 _STATES: dict[str, type[Any]] = {"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens}
 RECORDS = {"desk": DESK, **{name: declared(kind) for name, kind in _STATES.items()}}

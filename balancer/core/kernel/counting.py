@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from balancer.core.estimators.latency import observe
+from balancer.core.estimators.queue import ended, recount_worker, sent
+from balancer.core.estimators.service import fade as forget_some
+from balancer.core.estimators.tokens import advance, take
 from balancer.core.kernel.of_worker import token_limits
 from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, LATENCY_DECAY_S, Books
-from balancer.core.latency import observe
-from balancer.core.queue import ended, recount_worker, sent
-from balancer.core.service import fade as forget_some
-from balancer.core.tokens import advance, take
 
 
 def refill(x: Books, e: int, r: int, now_s: float) -> None:

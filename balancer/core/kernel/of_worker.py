@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from balancer.core.estimators.latency import error_rate_now, latency_now_s
+from balancer.core.estimators.queue import backlog_now_s, completion_now_s, others_left, pending_now
+from balancer.core.estimators.service import alone_s
+from balancer.core.estimators.tokens import TokenLimits, level_now
 from balancer.core.kernel.state import (
     CAPACITY,
     ERROR_DECAY_S,
@@ -18,10 +22,6 @@ from balancer.core.kernel.state import (
     Ask,
     Books,
 )
-from balancer.core.latency import error_rate_now, latency_now_s
-from balancer.core.queue import backlog_now_s, completion_now_s, others_left, pending_now
-from balancer.core.service import alone_s
-from balancer.core.tokens import TokenLimits, level_now
 from policies.costs import LOT, ONE
 from policies.hashing import lot_of
 

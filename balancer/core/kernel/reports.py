@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request
+from balancer.core.estimators.service import observe
 from balancer.core.kernel.counting import refill
 from balancer.core.kernel.state import SERVICE_MEMORY, Books, FloatArray
-from balancer.core.queue import batch_work_s, recount, reported, rows_per_request
-from balancer.core.service import observe
 
 # Columns of the lines: one of a model each.
 MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, LINE_COLUMNS = range(8)

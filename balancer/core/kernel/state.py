@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.columns import Fields
+from balancer.core.estimators.columns import Fields
 from balancer.core.settings import Settings
 from policies.learned.loops import Weights, weights_of
 from policies.learned.network import untrained
@@ -148,16 +148,16 @@ class Books(Protocol):
 
     @property
     def queue(self) -> Any:
-        """See `balancer.core.queue.Queue`."""
+        """See `balancer.core.estimators.queue.Queue`."""
 
     @property
     def service(self) -> Any:
-        """See `balancer.core.service.Service`."""
+        """See `balancer.core.estimators.service.Service`."""
 
     @property
     def latency(self) -> Any:
-        """See `balancer.core.latency.Latency`."""
+        """See `balancer.core.estimators.latency.Latency`."""
 
     @property
     def tokens(self) -> Any:
-        """See `balancer.core.tokens.Tokens`."""
+        """See `balancer.core.estimators.tokens.Tokens`."""

@@ -18,7 +18,7 @@ from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownMo
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Answered, Decision
-from balancer.core.steering import Role
+from balancer.core.trials.steering import Role
 from policies.base import Policy, Request
 
 FORMAT = "balancer decision log"

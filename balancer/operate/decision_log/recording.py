@@ -8,7 +8,7 @@ from balancer.core.errors import RoutingError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Answered, Decision, Router
-from balancer.core.steering import Role
+from balancer.core.trials.steering import Role
 from balancer.operate.decision_log import lines
 from policies.base import Policy, Request
 from policies.hashing import mix, unit

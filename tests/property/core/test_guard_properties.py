@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.guarded import NO_WINDOWS, guarded
 
 from balancer.core.events import Finished
-from balancer.core.guard import Guard, Look
 from balancer.core.settings import GuardSettings
-from balancer.core.steering import Plan
+from balancer.core.trials.guard import Guard, Look
+from balancer.core.trials.steering import Plan
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

@@ -37,7 +37,7 @@ from balancer.core.settings import (
     Settings,
     TokenSettings,
 )
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.steering import Plan, Steering
 from balancer.native.library import Compiled, Library
 from policies import BUILTIN
 from policies.base import Policy, Request

@@ -17,9 +17,9 @@ from support.fleets import make_router
 from support.guarded import Heard
 
 from balancer.core.events import Finished
-from balancer.core.rollout import Rollout
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.rollout import Rollout
+from balancer.core.trials.steering import Plan, Steering
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice

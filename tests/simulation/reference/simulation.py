@@ -16,7 +16,7 @@ from simulation.reference.world import World
 
 from balancer.core.errors import NoEligibleWorker, Shed
 from balancer.core.events import Finished
-from balancer.core.steering import Plan, Role
+from balancer.core.trials.steering import Plan, Role
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from balancer.core.errors import RoutingError
-from balancer.core.guard import Change
-from balancer.core.rollout import RolloutChange
 from balancer.core.router import Answered, Decision
-from balancer.core.steering import Role
+from balancer.core.trials.guard import Change
+from balancer.core.trials.rollout import RolloutChange
+from balancer.core.trials.steering import Role
 from policies.base import Request
 
 

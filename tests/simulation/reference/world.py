@@ -8,7 +8,7 @@ from simulation.reference.worker import Worker
 
 from balancer.core.events import Event
 from balancer.core.router import Router
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.steering import Plan, Steering
 from policies.base import Policy
 from policies.hashing import mix
 from simulator.spec import FleetSpec

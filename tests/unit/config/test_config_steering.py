@@ -7,7 +7,7 @@ import pytest
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
 from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from policies import BUILTIN
 
 

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from balancer.core import columns, latency, queue, service, tokens
-from balancer.core.latency import Latency
-from balancer.core.queue import Queue
-from balancer.core.service import Service
+from balancer.core.estimators import columns, latency, queue, service, tokens
+from balancer.core.estimators.latency import Latency
+from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.service import Service
+from balancer.core.estimators.tokens import Tokens
 from balancer.core.settings import TokenSettings
-from balancer.core.tokens import Tokens
 
 
 def pending_now(q: Queue, now_s: float) -> np.ndarray:

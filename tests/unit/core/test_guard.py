@@ -10,10 +10,10 @@ from support.guarded import NO_WINDOWS, Heard, Moody, guarded
 
 from balancer.core.errors import Shed
 from balancer.core.events import Finished
-from balancer.core.guard import Guard, Look
 from balancer.core.settings import GuardSettings
-from balancer.core.steering import Plan, Steering
-from balancer.core.switchback import Arm
+from balancer.core.trials.guard import Guard, Look
+from balancer.core.trials.steering import Plan, Steering
+from balancer.core.trials.switchback import Arm
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.fleets import model, report
 
-from balancer.core import columns, service
+from balancer.core.estimators import columns, service
+from balancer.core.estimators.service import Service
 from balancer.core.events import WorkerAdded
 from balancer.core.router import Router
-from balancer.core.service import Service
 from balancer.core.settings import EstimatorSettings, Settings
 from balancer.core.view import LiveView
 from policies.expected_latency import ExpectedLatency

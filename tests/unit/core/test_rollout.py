@@ -11,9 +11,9 @@ import pytest
 from support.guarded import NO_WINDOWS, Moody, guarded
 
 from balancer.core.events import Finished
-from balancer.core.rollout import Rollout, RolloutChange
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.rollout import Rollout, RolloutChange
+from balancer.core.trials.steering import Plan, Steering
 from policies.base import Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
@@ -183,7 +183,7 @@ def test_the_windows_of_the_watch_get_longer_where_requests_are_few(rate_per_s: 
 
 def test_equal_policies_are_called_unequal_no_more_often_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a promise of one false alarm in 20 observations and more, so that there are some to count."""
-    monkeypatch.setattr("balancer.core.rollout._FALSE_ALARM_BLOCKS", 20.0)
+    monkeypatch.setattr("balancer.core.trials.rollout._FALSE_ALARM_BLOCKS", 20.0)
     settings = RolloutSettings(shares=(0.5,), step_s=1e9)
     returns, blocks = 0, 0.0
     for seed in range(10):

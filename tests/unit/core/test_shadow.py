@@ -7,8 +7,8 @@ from support.fleets import make_router
 from support.guarded import Moody, guarded
 from support.views import make_view
 
-from balancer.core.shadow import Shadow
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.shadow import Shadow
+from balancer.core.trials.steering import Plan, Steering
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice

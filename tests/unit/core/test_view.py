@@ -14,7 +14,7 @@ from support.guarded import guarded
 from balancer.core.events import Finished, WorkerAdded
 from balancer.core.router import Router
 from balancer.core.settings import Limits, RolloutSettings, Settings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from policies.base import FleetView, FloatArray, Policy, Request, option
 from policies.columns import Columns
 from policies.least_requests import LeastRequests

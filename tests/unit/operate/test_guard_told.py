@@ -16,7 +16,7 @@ from support.fleets import make_router, report
 from support.guarded import NO_WINDOWS, Moody, guarded
 
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.steering import Plan, Steering
+from balancer.core.trials.steering import Plan, Steering
 from balancer.operate.admin.explain import explain
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.steering import Plan
+from balancer.core.trials.steering import Plan
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests

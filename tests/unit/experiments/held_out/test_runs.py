@@ -4,8 +4,8 @@ import numpy as np
 from support.results import make_result
 from unit.experiments.held_out.synthetic import make_scenario, make_watch
 
-from balancer.core.guard import Change
-from balancer.core.switchback import Finding
+from balancer.core.trials.guard import Change
+from balancer.core.trials.switchback import Finding
 from experiments.held_out.runs import Run, Task, execute, flat, from_flat, joined, watched
 from policies.power_of_two import PowerOfTwo
 from simulator.scoreboard.metrics import measure

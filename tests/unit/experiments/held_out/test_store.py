@@ -109,5 +109,5 @@ def _forget():
 
 def test_a_run_rests_on_engine_core_and_policy():
     found = sources._closure(["simulator.run", "policies.prequal"])
-    assert {"simulator.engine.loop", "balancer.core.queue", "policies.base", "policies.prequal"} <= found
+    assert {"simulator.engine.loop", "balancer.core.estimators.queue", "policies.base", "policies.prequal"} <= found
     assert "policies.peak_ewma" not in found

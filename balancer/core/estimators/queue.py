@@ -6,7 +6,7 @@ of `balancers` sees about one share of the traffic) and that the device works th
 second, divided among own and others' work as it lies there.
 
 Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
-share that cost (see `balancer.core.service`).
+share that cost (see `balancer.core.estimators.service`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.columns import At, FloatArray, per_model, per_worker
-from balancer.core.service import Service, alone_s
+from balancer.core.estimators.columns import At, FloatArray, per_model, per_worker
+from balancer.core.estimators.service import Service, alone_s
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)

@@ -31,9 +31,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from balancer.core.evidence import Evidence
 from balancer.core.settings import RolloutSettings
-from balancer.core.switchback import METRICS, Arm, Finding, Switchback, WindowTicket
+from balancer.core.trials.evidence import Evidence
+from balancer.core.trials.switchback import METRICS, Arm, Finding, Switchback, WindowTicket
 from policies.hashing import mix, unit
 
 State = Literal["running", "watched", "finished", "returned"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from balancer.core.columns import At, FloatArray, per_worker
+from balancer.core.estimators.columns import At, FloatArray, per_worker
 from balancer.core.settings import TokenSettings
 
 

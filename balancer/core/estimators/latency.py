@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.columns import At, FloatArray, exp, per_worker
+from balancer.core.estimators.columns import At, FloatArray, exp, per_worker
 
 
 @dataclass

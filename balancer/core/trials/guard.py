@@ -1,8 +1,8 @@
 """The guard: replaces a policy by a baseline while something is wrong with it or with what it sees.
 
 A state machine, pure: time is an argument, and so is all that it is told of. Who decides asks `arm`, tells what came of
-it, and has the inputs looked at when `check_due`; `balancer.core.steering` does so. The states and their reasons are
-drawn in README.md.
+it, and has the inputs looked at when `check_due`; `steering.py` does so. The states and their reasons are drawn in the
+README of `balancer/core`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from balancer.core.answering import out_of_range
 from balancer.core.settings import GuardSettings
-from balancer.core.switchback import Arm, Finding, Switchback, WindowTicket
+from balancer.core.trials.switchback import Arm, Finding, Switchback, WindowTicket
 from policies.base import FleetView, Policy, Request
 
 CHECK_EVERY_S = 0.02

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from balancer.core.answering import answer
-from balancer.core.guard import Change, Guard, look
-from balancer.core.rollout import Rollout, RolloutChange, RolloutTicket
 from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.shadow import Shadow
-from balancer.core.switchback import Arm, Finding, WindowTicket
+from balancer.core.trials.guard import Change, Guard, look
+from balancer.core.trials.rollout import Rollout, RolloutChange, RolloutTicket
+from balancer.core.trials.shadow import Shadow
+from balancer.core.trials.switchback import Arm, Finding, WindowTicket
 from policies.base import FleetView, FloatArray, Policy, Request
 
 Role = Literal["in_force", "hash", "baseline", "rollout"]

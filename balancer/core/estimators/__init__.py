@@ -1,0 +1,1 @@
+"""What is known of each worker, estimated: queues, service times, latencies, tokens. Arrays, and rules for them."""

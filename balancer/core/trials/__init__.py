@@ -1,0 +1,1 @@
+"""Who decides where it is not always the policy in force: guard, shadow, rollout, switchback, and their evidence."""
