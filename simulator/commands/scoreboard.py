@@ -11,7 +11,6 @@ from simulator.commands import inputs
 from simulator.commands.simulate import SWEEP
 from simulator.scenario import scenario_names
 from simulator.scoreboard import table
-from simulator.scoreboard.advice import ADVICE
 from simulator.scoreboard.compare import REFERENCE, Plan, compare
 from simulator.scoreboard.document import Report, as_json
 from simulator.scoreboard.page import page
@@ -59,8 +58,8 @@ def scoreboard(quick: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> No
     console.print(table.aggregate_table(report))
     for name, content in (
         ("scoreboard.json", json.dumps(as_json(report), indent=1) + "\n"),
-        ("index.html", page(report, ADVICE)),
-        ("README.md", table.markdown(report, ADVICE)),
+        ("index.html", page(report)),
+        ("README.md", table.markdown(report)),
     ):
         (out / name).write_text(content, encoding="utf-8")
     console.print(f"Written: {out / 'index.html'} (open it), scoreboard.json, README.md", highlight=False)

@@ -127,7 +127,7 @@ def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
     x, plan = sim.state, sim.plan
     faults = int(plan.env[e, E_FAULTS])
     if i >= faults:
-        _come_up(sim, e, i - faults, now_s)
+        _be_ready(sim, e, i - faults, now_s)
         return
     kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
     g = e * sim.sizes.workers + w
@@ -139,8 +139,8 @@ def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
         _come_up(sim, e, w, now_s)
     elif kind == ERRORS:
         x.real[g, ERROR_SHARE] = 0.0
-    elif kind == JOIN and x.whole[g, JOINED] and not x.whole[g, READY]:
-        _come_up(sim, e, w, now_s)
+    elif kind == JOIN:
+        _be_ready(sim, e, w, now_s)
     elif kind == SILENT and x.whole[g, IS_SILENT]:
         x.whole[g, IS_SILENT] = 0
         report_again(sim, e, w, now_s)
@@ -152,6 +152,14 @@ def _come_up(sim: Sim, e: int, w: int, now_s: float) -> None:
     sim.state.whole[g, READY] = 1
     sim.state.whole[g, UP] = 1
     report_again(sim, e, w, now_s)
+
+
+@outlined
+def _be_ready(sim: Sim, e: int, w: int, now_s: float) -> None:
+    """One that is loading has loaded; a fault and the autoscaler may both have had it join."""
+    x, g = sim.state, e * sim.sizes.workers + w
+    if x.whole[g, JOINED] and not x.whole[g, READY]:
+        _come_up(sim, e, w, now_s)
 
 
 @inlined

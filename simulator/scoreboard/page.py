@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-from markdown_it import MarkdownIt
 
 from simulator.scoreboard import plots, statistics, summary, table, text
 from simulator.scoreboard.compare import Board
@@ -31,8 +30,8 @@ _TIMELINE = (
 )
 
 
-def page(report: Report, advice: str = "") -> str:
-    """The page; `advice` is Markdown that goes first."""
+def page(report: Report) -> str:
+    """The page."""
     boards = report.boards
     style = plots.styles(report.policies)
     title = f"{len(report.policies)} routing policies in {_counted(len(boards), 'scenario')}"
@@ -49,7 +48,6 @@ def page(report: Report, advice: str = "") -> str:
 <h1>{html.escape(title)}</h1>
 <p class="soft">Simulated fleets of Triton servers; {_counted(len(boards[0].seeds), "seed")}, equal arrivals for every
 policy. Latency is that of requests answered well; less is better everywhere but where a heading says otherwise.</p>
-{MarkdownIt().render(advice) if advice else ""}
 {_overall(report, style) if len(boards) > 1 else ""}
 {"<h2>By scenario</h2>" if len(boards) > 1 else ""}
 {"".join(sections)}

@@ -113,11 +113,10 @@ def aggregate_lines(report: Report) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def markdown(report: Report, advice: str = "") -> str:
-    """Aggregate, and mean and p99 by policy and scenario, beside the best; `advice` is Markdown that goes first."""
+def markdown(report: Report) -> str:
+    """Aggregate, and mean and p99 by policy and scenario, beside the best."""
     parts = [
         "# Scoreboard",
-        *([advice.strip()] if advice else []),
         "## Over all scenarios",
         _markdown(*aggregate_lines(report)),
         aggregate_caption(report),

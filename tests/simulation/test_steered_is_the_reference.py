@@ -5,6 +5,7 @@ changes when and why, and what is known at the end.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +57,16 @@ def compare(scenario: Scenario, policy: Policy, plan: Plan) -> SteeredResult:
         assert found.rollouts[e] == tuple(watch.rollouts)
         for steering, router in zip(found.steerings[e], plain.world.routers, strict=True):
             assert router.steering is not None
-            np.testing.assert_equal(steering.explain(_LATER_S), router.steering.explain(_LATER_S))
+            assert_said_alike(steering.explain(_LATER_S), router.steering.explain(_LATER_S))
     return found
+
+
+def assert_said_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The same, but for the last bits of exp, which NumPy takes otherwise for many fleets: they show in distances."""
+    distances = [said["shadow"].pop("distance") for said in (one, other) if said["shadow"] is not None]
+    np.testing.assert_equal(one, other)
+    if None not in distances:
+        np.testing.assert_allclose(distances[:1], distances[1:], rtol=1e-9)
 
 
 @pytest.mark.parametrize("rollout", [False, True], ids=["guard", "rollout"])

@@ -97,7 +97,7 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
     moved, shadow = _moved(answered), _shadow(router, answered)
     return answer | {
         "asked": answered.policy.name,
-        "answered_as": answered.role,
+        "asked_as": answered.role,
         **({"moved_by_is_in": answered.policy.score_unit} if moved else {}),
         "workers": [
             {

@@ -111,29 +111,29 @@ def service(fleet: Fleet, row: int, at_s: float) -> bytes:
     return line("service", content)
 
 
-def policy(identity: int, answered: Policy, role: Role) -> bytes:
+def policy(identity: int, recorded: Policy, role: Role) -> bytes:
     """A policy, under the number that decisions name it by, and what it was there for."""
     content = {
         "id": identity,
-        "name": answered.name,
-        "options": answered.options(),
+        "name": recorded.name,
+        "options": recorded.options(),
         "in_force": role == "in_force",
         "role": role,
-        "sha256": policy_hash(answered),
+        "sha256": policy_hash(recorded),
     }
     return line("policy", content)
 
 
-def policy_hash(answered: Policy) -> str:
+def policy_hash(recorded: Policy) -> str:
     """SHA-256, hexadecimal, of the policy's name, options, files, and the source of its class (empty: there is none).
 
     What the class calls in other modules is not in it.
     """
     try:
-        source = inspect.getsource(type(answered))
+        source = inspect.getsource(type(recorded))
     except (OSError, TypeError):
         source = ""
-    content = json.dumps([answered.name, answered.options(), answered.digest, source], sort_keys=True)
+    content = json.dumps([recorded.name, recorded.options(), recorded.digest, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -159,7 +159,7 @@ def decision(answered: Answered, made: Decision | None, policy_id: int) -> bytes
 
 
 def refusal(request: Request, error: RoutingError, at_s: float) -> bytes:
-    """A request for which no policy was answered."""
+    """A request for which no policy was to answer."""
     content = {"number": request.number, "at_s": at_s, **_request(request), "reason": _REASONS[type(error)]}
     return line("refusal", content)
 

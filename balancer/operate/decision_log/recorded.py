@@ -77,7 +77,7 @@ class RecordedService:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPolicy:
-    """A policy that was asked."""
+    """A policy that answered."""
 
     name: str
     options: str
@@ -138,7 +138,7 @@ class RecordedDecision:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request for which no policy was asked."""
+    """A request for which no policy was to answer."""
 
     run: int
     request: Request

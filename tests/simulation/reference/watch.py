@@ -15,7 +15,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.role: Role | None = None
-        """Of the policy that was asked about the last request; None: none was."""
+        """Of the policy that answered to the last request; None: none was to."""
         self.guards: list[Change] = []
         self.rollouts: list[RolloutChange] = []
 
