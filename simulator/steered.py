@@ -173,7 +173,7 @@ class _Crew:
     def _answer(
         self, answers: Answers, e: int, k: int, steering: Steering, request: Request, now_s: float
     ) -> FloatArray:
-        """`Router._asked`."""
+        """`Router._answer`."""
         assert isinstance(request.number, int)  # it is of one environment
         choice = steering.choose(request.number, now_s)
         sticky_keys = self._batch.fleets[e].settings.sticky_keys
