@@ -60,7 +60,7 @@ class Answers:
         try:
             outside = policy.out_of_range(self._batch.request(), self.view)
             return np.broadcast_to(outside, self.view.eligible.shape[:-1])
-        except Exception:  # as above
+        except Exception:  # see above
             return None
 
 

@@ -42,7 +42,7 @@ class SteeredResult:
     result: Result
     decided: npt.NDArray[np.int8]
     """Who decided each request, `(e, k)`: `BY_POLICY`, `BY_BASELINE`, `BY_NEW` (the policy that is rolled out);
-    `NOBODY`: its key did, or nobody was asked.
+    `NOBODY`: its key placed it, or no worker could serve it.
     """
     changes: tuple[tuple[Change, ...], ...]
     """Falls and returns of the guards of each environment, in time."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from balancer.core.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
 
-class OneOfMany:
+class OneOfMany(ABC):
     """The view of one fleet among many whose policies answer for all at once, as in the simulator."""
 
+    @abstractmethod
     def answer(self, policy: Policy, request: Request) -> tuple[FloatArray | None, str]:
         """As `answer` below, for this fleet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def out_of_range(self, policy: Policy, request: Request) -> float:
         """As `out_of_range` below, for this fleet."""
-        raise NotImplementedError
 
 
 def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:

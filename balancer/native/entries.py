@@ -45,7 +45,7 @@ _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
-_keep_fresh = from_source(eligibility.keep_fresh)
+_keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
 _name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
@@ -93,6 +93,13 @@ def keep_fresh(x: Books, options: Options, call: Call) -> int:
     return int(_keep_fresh(x, 0, 0, call.numbers[NOW_S], x.desk.mask[0]))
 
 
+def fresh_until_s(x: Books, options: Options, call: Call) -> int:
+    """Write over `NOW_S` when the first of the workers that are fresh then no longer is."""
+    f = call.numbers
+    f[NOW_S] = _fresh_until_s(x, 0, 0, x.desk.mask.shape[1], f[NOW_S])
+    return 0
+
+
 def keep_within_limits(x: Books, options: Options, call: Call) -> int:
     """Leave in `Desk.mask` those that the limits permit; returns how many may serve."""
     return int(_keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]))
@@ -126,7 +133,7 @@ def take_report(x: Books, options: Options, call: Call) -> int:
 
 
 FIXED: tuple[Entry, ...] = (
-    *(keep_fresh, keep_within_limits, pick),
+    *(keep_fresh, fresh_until_s, keep_within_limits, pick),
     *(count_in, count_out, finish, learn_of_pick, fade, take_report),
 )
 

@@ -104,7 +104,8 @@ class Compiled(Kernel):
         none = Record(Options(np.zeros(1)))
         self._no_options, self._of_none = none, none.address
         self._answers: dict[int, tuple[Policy, _Function | None, Record]] = {}
-        self._keep_fresh, self._keep = self._fixed("keep_fresh"), self._fixed("keep_within_limits")
+        self._keep_fresh, self._fresh_until_s = self._fixed("keep_fresh"), self._fixed("fresh_until_s")
+        self._keep = self._fixed("keep_within_limits")
         self._pick = self._fixed("pick")
         self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
         self._finish = self._fixed("finish")
@@ -148,6 +149,13 @@ class Compiled(Kernel):
         self._keep_fresh(self._of_books, self._of_none, self._of_call)
         mask = self._masked = x.desk.mask[0].copy()
         return mask
+
+    def fresh_until_s(self, x: Books, now_s: float) -> float:
+        """See `Kernel`."""
+        self._bind(x)
+        self._call.numbers[slots.NOW_S] = now_s
+        self._fresh_until_s(self._of_books, self._of_none, self._of_call)
+        return float(self._call.numbers[slots.NOW_S])
 
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """See `Kernel`."""

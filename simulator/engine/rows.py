@@ -14,6 +14,7 @@ from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.costs import CostPolicy
 from policies.learned import Learned
+from policies.learned.artifact import Artifact
 from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 from policies.rows import Rows
 from simulator.engine.compiled import from_source, outlined
@@ -59,8 +60,7 @@ def _learned(policy: Learned, request: Request, view: FleetView) -> FloatArray:
     masks = _flat(view.eligible)
     columns = [_flat(np.broadcast_to(getattr(view, name), shape)) for name in READS]
     asked = [np.broadcast_to(number, (*shape[:-1], 1)).reshape(-1) for number in (request.rows, request.deadline_s)]
-    weights = weights_of(policy.loaded.network)
-    options = Native(Options(np.zeros(1), weights, np.zeros(scratch_size(shape[-1], weights))))
+    options = _options_of_learned(policy.loaded, shape[-1])
     shares = np.empty(masks.shape)
     rows, deadline_s = (np.array(one, np.float64) for one in asked)
     _fill_all_learned()(np.stack(columns, axis=1), masks, rows, deadline_s, options, shares)
@@ -93,6 +93,13 @@ def _find_all(of_one: Callable[..., float]) -> Any:
             found[row] = one(column[row], eligible[row], option, scratch)
 
     return outlined(find_all)
+
+
+@functools.lru_cache(maxsize=16)
+def _options_of_learned(artifact: Artifact, workers: int) -> Native:
+    """Takes longer to make than many an answer."""
+    weights = weights_of(artifact.network)
+    return Native(Options(np.zeros(1), weights, np.zeros(scratch_size(workers, weights))))
 
 
 @functools.cache

@@ -7,21 +7,9 @@ import numpy as np
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel import picking
 from balancer.core.kernel.answers import Compiler, answering, options_of
-from balancer.core.kernel.plain import Kernel, Picked, Sight
-from balancer.core.kernel.state import Ask, Books
+from balancer.core.kernel.plain import Kernel, Picked, Sight, ask_of
+from balancer.core.kernel.state import Books
 from policies.base import FloatArray, Policy, Request
-from policies.hashing import mix
-
-
-def ask_of(request: Request, view: Sight) -> Ask:
-    """A request as numbers, for the worker-by-worker functions."""
-    number, key = request.number, request.key
-    assert isinstance(number, int)
-    assert key is None or isinstance(key, int)
-    mixed = mix(number if key is None else key)
-    keyed = float(key is not None)
-    rows, deadline_s, priority = (float(np.max(one)) for one in (request.rows, request.deadline_s, request.priority))
-    return Ask(view.column, rows, mixed, keyed, deadline_s, priority, number)
 
 
 class FromSource(Kernel):

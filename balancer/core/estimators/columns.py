@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import EllipsisType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-State = TypeVar("State")
 At = int | tuple[Any, ...] | EllipsisType
 """One worker, one worker and model, or all of them: what is written element by element holds for each alike."""
 
@@ -52,17 +51,6 @@ def declared(kind: type[Any]) -> Fields:
         f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
         for f in dataclasses.fields(kind)
     }
-
-
-def allocate(kind: type[State], workers: int, models: int, batch: tuple[int, ...] = ()) -> State:
-    """A state of `workers` rows and `models` columns behind the leading axes `batch`, all at their fill values."""
-    arrays = {
-        f.name: np.full(
-            (*batch, workers, models) if f.metadata["model_axis"] else (*batch, workers), f.metadata["fill"]
-        )
-        for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # every State is a dataclass; TypeVar cannot say so
-    }
-    return kind(**arrays)
 
 
 def clear_model(state: Any, model: int) -> None:

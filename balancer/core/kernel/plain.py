@@ -75,7 +75,7 @@ class Kernel:
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """Those in the view's mask that the limits permit, see `picking`."""
         x.desk.mask[0] = view.mask
-        count = picking.keep_within_limits(x, 0, 0, _asked(request, view), view.at_s)
+        count = picking.keep_within_limits(x, 0, 0, ask_of(request, view), view.at_s)
         return Within(x.desk.mask[0].copy(), not count)
 
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
@@ -124,7 +124,7 @@ class Kernel:
         counting.fade(x, 0, 0, x.desk.mask.shape[1], share)
 
 
-def _asked(request: Request, view: Sight) -> Ask:
+def ask_of(request: Request, view: Sight) -> Ask:
     """The request, as the kernel's functions take it."""
     key, number = request.key, request.number
     assert isinstance(number, int)  # arrays are for the simulator's views

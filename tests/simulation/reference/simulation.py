@@ -72,7 +72,7 @@ class Simulation:
         self.record = Record(arrivals, timeline_period_s)
         self.decided: list[Decided] = []
         self.roles: list[Role | None] = [None] * len(arrivals)
-        """What the policy that was asked about each request is there for; None: none was."""
+        """The role of the policy that answered to each request; None: none was to."""
         self.executed: list[Executed] = []
         self._reports = Reports(self.world)
         self._faults = Faults(self.world, self._reports, self._lose, self._reschedule)

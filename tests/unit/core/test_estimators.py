@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from support.estimators import allocate
 
-from balancer.core.estimators import columns, latency, queue, service, tokens
+from balancer.core.estimators import latency, queue, service, tokens
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
 from balancer.core.estimators.service import Service
@@ -22,14 +23,14 @@ def backlog_now_s(q: Queue, now_s: float) -> np.ndarray:
 
 
 def make_service(workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4) -> Service:
-    s = columns.allocate(Service, workers, 1)
+    s = allocate(Service, workers, 1)
     s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = fixed_s, per_row_s, max_batch
     return s
 
 
 class TestService:
     def test_recovers_an_affine_time_from_batches_of_several_sizes(self) -> None:
-        s = columns.allocate(Service, 1, 1)
+        s = allocate(Service, 1, 1)
         for _ in range(20):
             for rows in (1, 4, 8, 16):
                 service.observe(s, 0, 0, rows, 10, 10 * (0.010 + 0.002 * rows), memory=1000)
@@ -37,21 +38,21 @@ class TestService:
         assert s.per_row_s[0, 0] == pytest.approx(0.002, rel=0.02)
 
     def test_one_batch_size_is_predicted_exactly_and_both_parts_are_positive(self) -> None:
-        s = columns.allocate(Service, 1, 1)
+        s = allocate(Service, 1, 1)
         service.observe(s, 0, 0, 8, 1000, 50.0, memory=1000)
         assert s.fixed_s[0, 0] + 8 * s.per_row_s[0, 0] == pytest.approx(0.05, rel=0.02)
         assert s.fixed_s[0, 0] > 0
         assert s.per_row_s[0, 0] > 0
 
     def test_a_slowed_device_is_noticed_within_its_memory(self) -> None:
-        s = columns.allocate(Service, 1, 1)
+        s = allocate(Service, 1, 1)
         service.observe(s, 0, 0, 1, 1000, 10.0, memory=100)
         for _ in range(30):
             service.observe(s, 0, 0, 1, 10, 0.3, memory=100)
         assert s.fixed_s[0, 0] + s.per_row_s[0, 0] == pytest.approx(0.03, rel=0.2)
 
     def test_a_new_worker_is_taken_for_as_fast_as_the_fastest_known(self) -> None:
-        s = columns.allocate(Service, 3, 1)
+        s = allocate(Service, 3, 1)
         service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         for worker, time_s in ((0, 0.4), (1, 0.1)):
             service.observe(s, worker, 0, 4, 50, 50 * time_s, memory=100)
@@ -60,20 +61,20 @@ class TestService:
         assert s.fixed_s[2, 0] == pytest.approx(s.fixed_s[1, 0], rel=0.1)
 
     def test_unknown_everywhere_means_the_default(self) -> None:
-        s = columns.allocate(Service, 2, 1)
+        s = allocate(Service, 2, 1)
         service.fade(s, 0, len(s.weight), 0.0, default_s=0.5)
         np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
 
     def test_what_takes_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
         for time_s, weight in ((0.005, 1.0), (0.010, 1.0), (0.011, 0.25)):
-            s = columns.allocate(Service, 1, 1)
+            s = allocate(Service, 1, 1)
             s.fixed_s[:], s.per_row_s[:] = 0.006, 0.002  # 10 ms for two rows
             service.observe(s, 0, 0, 2, 1, time_s, memory=1000)
             assert s.weight[0, 0] == pytest.approx(weight, rel=0.001)
             assert s.seconds[0, 0] == pytest.approx(weight * time_s, rel=0.001)
 
     def test_forgetting_takes_the_share_of_every_sum(self) -> None:
-        s = columns.allocate(Service, 1, 1)
+        s = allocate(Service, 1, 1)
         for rows in (1, 4):
             service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100)
         before = {name: float(array[0, 0]) for name, array in vars(s).items()}
@@ -85,7 +86,7 @@ class TestService:
             np.testing.assert_array_equal(getattr(s, name)[0, 0], before[name])
 
     def test_only_a_worker_that_is_well_known_is_a_prior_for_others(self) -> None:
-        s = columns.allocate(Service, 2, 1)
+        s = allocate(Service, 2, 1)
         service.fade(s, 0, 2, 0.0, default_s=0.1)
         service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000)
         service.fade(s, 0, 2, 0.0, default_s=0.1)
@@ -95,7 +96,7 @@ class TestService:
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.03
 
     def test_models_are_known_apart_and_so_are_fleets(self) -> None:
-        s = columns.allocate(Service, 4, 2)
+        s = allocate(Service, 4, 2)
         for w, m, time_s in ((0, 0, 0.001), (1, 0, 0.3), (1, 1, 0.02), (2, 0, 0.7)):
             service.observe(s, w, m, 1, 1000, 1000 * time_s, memory=1000)
         for first in (0, 2):  # two fleets of two workers each
@@ -110,7 +111,7 @@ class TestService:
         assert times_s == pytest.approx([0.09, 0.12, 0.21, 0.24, 0.33])
 
     def test_one_slow_execution_is_forgiven_with_time(self) -> None:
-        s = columns.allocate(Service, 2, 1)
+        s = allocate(Service, 2, 1)
         service.observe(s, 0, 0, 1, 100, 0.5, memory=100)
         service.observe(s, 1, 0, 1, 10, 1.0, memory=100)
         service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
@@ -124,7 +125,7 @@ class TestService:
 
 class TestQueue:
     def test_the_first_executes_alone_and_those_that_wait_share_the_fixed_time_of_a_batch(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         for _ in range(1 + 4):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert q.executing_s[0] == pytest.approx(0.08 + 0.01)
@@ -133,7 +134,7 @@ class TestQueue:
         assert q.own_work_s[0] == pytest.approx(3 * 0.08 + 6 * 0.01)
 
     def test_when_a_batch_ends_those_that_wait_execute_as_far_as_they_fit(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         for _ in range(1 + 5):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         queue.ended(q, s, 0, 0, 1, now_s=0.1)
@@ -141,7 +142,7 @@ class TestQueue:
         assert q.executing_s[0] == pytest.approx(0.08 + 4 * 0.01)
 
     def test_as_many_execute_side_by_side_as_there_are_instances(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         s.instances[:] = 2
         for now_s in (0.0, 1.0, 1.0):
             queue.sent(q, s, 0, 0, 1, now_s)
@@ -150,7 +151,7 @@ class TestQueue:
         assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
 
     def test_what_executes_of_a_queue_shared_with_other_balancers_is_not_known(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         q.balancers[0] = 2
         for _ in range(2):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
@@ -160,7 +161,7 @@ class TestQueue:
         assert q.waiting_rows[0, 0] == 1
 
     def test_the_executing_batch_is_worked_off_with_time_but_no_more_than_one(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
         for _ in range(3):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert backlog_now_s(q, 0.0)[0] == pytest.approx(0.27)
@@ -168,7 +169,7 @@ class TestQueue:
         assert backlog_now_s(q, 9.0)[0] == pytest.approx(0.18)
 
     def test_what_is_sent_and_ended_leaves_nothing_behind(self) -> None:
-        q, s = columns.allocate(Queue, 1, 2), columns.allocate(Service, 1, 2)
+        q, s = allocate(Queue, 1, 2), allocate(Service, 1, 2)
         s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = 0.1, 0.03, 3
         for m, rows in ((0, 1), (1, 7), (0, 2)):
             queue.sent(q, s, 0, m, rows, 0.0)
@@ -177,33 +178,33 @@ class TestQueue:
         assert q.in_flight[0] == q.own_work_s[0] == q.executing_s[0] == 0
 
     def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
-        q = columns.allocate(Queue, 1, 1)
+        q = allocate(Queue, 1, 1)
         queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 10
         assert pending_now(q, 0.5)[0] == pytest.approx(5)
         assert pending_now(q, 2.0)[0] == 0
 
     def test_other_balancers_are_assumed_to_send_as_we_do(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
         queue.reported(q, 0, pending=0, executing=0, work_s=0.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 3
 
     def test_what_others_have_is_their_share_of_the_work_that_lies_there(self) -> None:
-        q = columns.allocate(Queue, 1, 1)
+        q = allocate(Queue, 1, 1)
         q.in_flight[0] = 4
         queue.reported(q, 0, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
         assert (q.others[0], q.others_work_s[0]) == (4, 1.0)
 
     def test_the_device_works_for_others_and_us_by_what_lies_there(self) -> None:
-        q = columns.allocate(Queue, 1, 1)
+        q = allocate(Queue, 1, 1)
         q.own_work_s[0] = 1.0
         queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
         assert pending_now(q, 0.5)[0] == pytest.approx(8 * 0.75)
         assert pending_now(q, 2.0)[0] == 0
 
     def test_what_others_send_adds_to_what_is_left_of_theirs_now(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
+        q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
         queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         # Of the ten half are left, and two others send one each as we do.
@@ -212,21 +213,21 @@ class TestQueue:
         assert (q.others[0], q.others_work_s[0]) == (3.5 + 2, 0.25)
 
     def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
+        q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
         q.own_work_s[0] = 1.0
         queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         assert (q.others[0], q.others_work_s[0]) == (8 * 0.75 + 1, 0.75)
 
     def test_a_report_replaces_what_was_reckoned_of_others(self) -> None:
-        q = columns.allocate(Queue, 1, 1)
+        q = allocate(Queue, 1, 1)
         queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
         queue.reported(q, 0, pending=2, executing=0, work_s=0.2, balancers=2, now_s=5.0)
         assert (q.reported_pending[0], pending_now(q, 5.0)[0]) == (2, 2)
         assert pending_now(q, 5.1)[0] == pytest.approx(1)
 
     def test_what_executes_began_no_sooner_than_the_last_sign_of_progress(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=1)
+        q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
         s.instances[:] = 2
         for _ in range(2):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
@@ -236,14 +237,14 @@ class TestQueue:
         assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
 
     def test_the_rows_of_a_request_that_ended_go_and_those_of_others_stay(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         for rows in (3, 2, 4):
             queue.sent(q, s, 0, 0, rows, now_s=0.0)
         queue.ended(q, s, 0, 0, 3, now_s=0.1)
         assert (q.own_rows[0, 0], q.waiting_rows[0, 0]) == (6, 2)
 
     def test_a_request_that_joins_a_batch_that_waits_adds_its_rows_alone(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service(max_batch=4)
+        q, s = allocate(Queue, 1, 1), make_service(max_batch=4)
         s.instances[:] = 2
         for _ in range(3):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
@@ -254,7 +255,7 @@ class TestQueue:
         assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + (0.08 + 4 * 0.01) / 2)
 
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
-        q, s = columns.allocate(Queue, 1, 1), make_service()
+        q, s = allocate(Queue, 1, 1), make_service()
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
         queue.reported(q, 0, pending=0, executing=4, work_s=0.5, balancers=1, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 1
@@ -265,7 +266,7 @@ class TestLatency:
         latency.observe(x, 0, latency_s, ok, now_s, decay_s=10.0, error_decay_s=10.0)
 
     def test_a_peak_is_taken_at_once_and_forgotten_slowly(self) -> None:
-        x = columns.allocate(Latency, 1, 0)
+        x = allocate(Latency, 1, 0)
         self.observe(x, 0.1, True, 0.0)
         self.observe(x, 0.5, True, 1.0)
         assert x.latency_s[0] == 0.5
@@ -273,7 +274,7 @@ class TestLatency:
         assert x.latency_s[0] == pytest.approx(0.1 + 0.4 * np.exp(-1))
 
     def test_a_fast_error_does_not_lower_it_and_a_slow_one_raises_it(self) -> None:
-        x = columns.allocate(Latency, 1, 0)
+        x = allocate(Latency, 1, 0)
         self.observe(x, 0.1, True, 0.0)
         self.observe(x, 0.0001, False, 5.0)
         assert x.latency_s[0] == 0.1
@@ -281,7 +282,7 @@ class TestLatency:
         assert x.latency_s[0] == 0.9
 
     def test_errors_show_in_the_error_rate_and_fade(self) -> None:
-        x = columns.allocate(Latency, 1, 0)
+        x = allocate(Latency, 1, 0)
         for k in range(500):
             self.observe(x, math.nan, False, k * 0.1)
         assert latency.error_rate_now(x, ..., 50.0, 10.0)[0] == pytest.approx(1.0, abs=0.05)
@@ -289,7 +290,7 @@ class TestLatency:
         assert x.latency_s[0] == 0
 
     def test_one_outcome_has_at_least_a_hundredth_of_the_weight(self) -> None:
-        x = columns.allocate(Latency, 1, 0)
+        x = allocate(Latency, 1, 0)
         for _ in range(2):
             self.observe(x, 0.1, False, 5.0)
         one = 1 - np.exp(-0.5)
@@ -298,13 +299,13 @@ class TestLatency:
         assert x.errors[0] == pytest.approx((one * np.exp(-0.01) + 1 - np.exp(-0.01)) * np.exp(-0.01))
 
     def test_what_is_learned_of_one_worker_is_not_of_another(self) -> None:
-        x = columns.allocate(Latency, 3, 0)
+        x = allocate(Latency, 3, 0)
         latency.observe(x, 1, 0.2, False, 1.0, decay_s=10.0, error_decay_s=10.0)
         assert x.latency_s.tolist() == [0, 0.2, 0]
         assert x.errors[0] == x.errors[2] == 0 < x.errors[1]
 
     def test_the_average_and_the_error_rate_are_forgotten_each_by_its_own_time(self) -> None:
-        x = columns.allocate(Latency, 1, 0)
+        x = allocate(Latency, 1, 0)
         latency.observe(x, 0, 0.2, False, 1.0, decay_s=2.0, error_decay_s=4.0)
         assert latency.latency_now_s(x, 0, 3.0, 2.0) == pytest.approx(0.2 / np.e)
         assert latency.error_rate_now(x, 0, 5.0, 4.0) == pytest.approx((1 - np.exp(-0.25)) / np.e)
@@ -314,20 +315,20 @@ class TestTokens:
     settings = TokenSettings(capacity=10, refill_per_s=100, target_pending=4)
 
     def test_starts_full_and_a_pick_takes_one(self) -> None:
-        t = columns.allocate(Tokens, 1, 0)
+        t = allocate(Tokens, 1, 0)
         tokens.advance(t, 0, 0, self.settings, 0.0)
         tokens.take(t, 0)
         assert tokens.level_now(t, ..., self.settings, 0.0)[0] == 9
 
     @pytest.mark.parametrize(("pending", "refilled"), [(0, 5.0), (2, 2.5), (4, 0.0), (9, 0.0)])
     def test_the_refill_follows_the_queue(self, pending: float, refilled: float) -> None:
-        t = columns.allocate(Tokens, 1, 0)
+        t = allocate(Tokens, 1, 0)
         t.level[0] = 0
         tokens.advance(t, 0, pending, self.settings, 0.0)
         assert tokens.level_now(t, ..., self.settings, 0.05)[0] == pytest.approx(refilled)
 
     def test_what_was_refilled_stays_when_the_queue_grows(self) -> None:
-        t = columns.allocate(Tokens, 1, 0)
+        t = allocate(Tokens, 1, 0)
         t.level[0] = 0
         tokens.advance(t, 0, 0, self.settings, 0.0)
         tokens.advance(t, 0, 9, self.settings, 0.05)  # 100 a second till now, and nothing from here on
@@ -337,7 +338,7 @@ class TestTokens:
         assert tokens.level_now(t, ..., self.settings, 1.01)[0] == pytest.approx(5.5)
 
     def test_never_above_capacity_nor_below_zero(self) -> None:
-        t = columns.allocate(Tokens, 1, 0)
+        t = allocate(Tokens, 1, 0)
         tokens.advance(t, 0, 0, self.settings, 0.0)
         for _ in range(20):
             tokens.take(t, 0)
@@ -347,7 +348,7 @@ class TestTokens:
 
 def test_leading_axes_give_what_single_fleets_give() -> None:
     rng = np.random.default_rng(1)
-    batched = columns.allocate(Queue, 5, 2, batch=(3,))
+    batched = allocate(Queue, 5, 2, batch=(3,))
     for f in ("in_flight", "own_work_s", "executing_s", "others", "others_work_s", "others_s", "progress_s"):
         getattr(batched, f)[:] = rng.uniform(0, 3, (3, 5))
     for e in range(3):
@@ -361,7 +362,7 @@ class TestOneOrAll:
 
     def states(self) -> tuple[Queue, Service]:
         rng = np.random.default_rng(2)
-        q, s = columns.allocate(Queue, 6, 3), columns.allocate(Service, 6, 3)
+        q, s = allocate(Queue, 6, 3), allocate(Service, 6, 3)
         for state in (q, s):
             for array in vars(state).values():
                 array[...] = rng.uniform(0, 5, array.shape)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.estimators import allocate
 from support.fleets import model, report
 
-from balancer.core.estimators import columns, service
+from balancer.core.estimators import service
 from balancer.core.estimators.service import Service
 from balancer.core.events import WorkerAdded
 from balancer.core.router import Router
@@ -76,7 +77,7 @@ def test_executions_override_the_profile() -> None:
 
 
 def test_what_was_executed_fades_to_the_profile_and_not_to_the_fastest() -> None:
-    s = columns.allocate(Service, 2, 1)
+    s = allocate(Service, 2, 1)
     s.profile_fixed_s[1], s.profile_per_row_s[1] = 0.4, 0.1
     service.observe(s, 0, 0, 1, 100, 0.5, memory=100)
     service.observe(s, 1, 0, 1, 100, 300.0, memory=100)

@@ -1,0 +1,22 @@
+"""States of estimators without a fleet, for tests of their rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+
+State = TypeVar("State")
+
+
+def allocate(kind: type[State], workers: int, models: int, batch: tuple[int, ...] = ()) -> State:
+    """A state of `workers` rows and `models` columns behind the leading axes `batch`, all at their start values."""
+    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]  # every State is a dataclass; TypeVar cannot say so
+    arrays = {
+        f.name: np.full(
+            (*batch, workers, models) if f.metadata["model_axis"] else (*batch, workers), f.metadata["fill"]
+        )
+        for f in fields
+    }
+    return kind(**arrays)
