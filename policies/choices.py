@@ -1,6 +1,6 @@
 """Choices among costs, in plain loops over one view, which Python runs and numba compiles.
 
-A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 3 n + 1 numbers,
+A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 2 n numbers,
 and `out`, the shares to be written; it returns the worker that has it all, or -1.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray
 
+_RUN = 16
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
 
@@ -71,38 +72,44 @@ def fill_sampled_least(
     loses from the first to after the last of them. A worker's rank is how many cost less.
     """
     n, count = len(out), 0
+    order, spare = scratch[:n], scratch[n : 2 * n]
     for w in range(n):
+        out[w] = 0.0
         if eligible[w]:
-            count += 1
             cost[w] = cost[w] if cost[w] < WORST else WORST
+            order[count] = w
+            count += 1
         else:
             cost[w] = np.inf
     if option == 0 or option >= count:
         return fill_least(cost, eligible, option, scratch, out)
-    order, spare, survival = scratch[:n], scratch[n : 2 * n], scratch[2 * n : 3 * n + 1]
-    survival[0], place = 1.0, 0
-    for rank in range(count):
-        survival[rank + 1] = survival[rank] * (max(count - rank - option, 0.0) / (count - rank))
-    for w in range(n):
-        out[w] = 0.0
-        if eligible[w]:
-            order[place] = w
-            place += 1
     sort_by(cost, order, spare, count)
-    first = 0
+    first, survival = 0, 1.0
     while first < count:
-        after = first + 1
-        while after < count and cost[int(order[after])] == cost[int(order[first])]:
+        # From the first of those with one cost to after the last.
+        after, left, lowest = first, survival, cost[int(order[first])]
+        while after < count and cost[int(order[after])] == lowest:
+            left *= max(count - after - option, 0.0) / (count - after)
             after += 1
         for rank in range(first, after):
-            out[int(order[rank])] = (survival[first] - survival[after]) / (after - first)
-        first = after
+            out[int(order[rank])] = (survival - left) / (after - first)
+        first, survival = after, left
     return -1
 
 
 def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) -> None:
-    """Put the first `count` places in `order` by ascending cost, equal ones as they were; by merging, from below."""
-    width = 1
+    """Put the first `count` places in `order` by ascending cost, equal ones as they were.
+
+    By insertion within short runs, then by merging these, from below.
+    """
+    for left in range(0, count, _RUN):
+        for place in range(left + 1, min(left + _RUN, count)):
+            moved, k = order[place], place
+            while k > left and cost[int(order[k - 1])] > cost[int(moved)]:
+                order[k] = order[k - 1]
+                k -= 1
+            order[k] = moved
+    width = _RUN
     while width < count:
         for left in range(0, count, 2 * width):
             middle, right = min(left + width, count), min(left + 2 * width, count)

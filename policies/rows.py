@@ -21,7 +21,7 @@ class Rows:
         for row in np.ndindex(eligible.shape[:-1]):
             # Lists: Python reads a number of an array ten times as slowly.
             line = [0.0] * n
-            fill(cost[row].tolist(), eligible[row].tolist(), option, [0.0] * (3 * n + 1), line)
+            fill(cost[row].tolist(), eligible[row].tolist(), option, [0.0] * (2 * n), line)
             shares[row] = line
         return shares
 

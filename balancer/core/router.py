@@ -13,13 +13,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from balancer.core import bounds
+from balancer.core import bounds, refusals
 from balancer.core.answering import answer
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.kernel import picking
-from balancer.core.kernel.plain import Kernel
+from balancer.core.kernel.plain import Kernel, Picked
 from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Role, Steering, Ticket
@@ -168,7 +168,39 @@ class Router:
         """
         number = self._number
         self._number = number + 1
-        request = request.numbered(number)
+        if self.witness is None and subset is None and not request.sequence:
+            decision = self._decide_at_once(request, number, now_s)
+            if decision is not None:
+                return decision
+        return self._decide(request.numbered(number), number, now_s, subset)
+
+    def _decide_at_once(self, request: Request, number: int, now_s: float) -> Decision | None:
+        """The decision by one call of the compiled kernel, where nobody looks on; None: it takes the long way."""
+        fleet, policy, steering = self.fleet, self.policy, self.steering
+        if request.model and not fleet.knows(request.model):
+            return None
+        choice, begun_s = None, 0.0
+        if steering is not None:
+            choice = steering.choose(number, now_s)
+            if steering.looks_on(choice, number, now_s):
+                return None
+            policy, begun_s = choice.policy, steering.stopwatch()
+        placed = self._policy_for(request, policy)
+        column = self.column(request.model)
+        mask = fleet.eligible(request.model, request.version, now_s)
+        picked = fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
+        if picked is None:
+            return None
+        ticket = None
+        if steering is not None and choice is not None and placed is policy:
+            ticket = steering.answered(choice, steering.stopwatch() - begun_s, request, now_s)
+        chosen = placed is policy and picked.among > 1
+        decision = self._decision(number, placed, picked, now_s)
+        self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)
+        return decision
+
+    def _decide(self, request: Request, number: int, now_s: float, subset: Collection[str] | None) -> Decision:
+        """The decision step by step, for whoever is to see it; `request` has its number. Raises as `route` does."""
         try:
             view = self.view(request, now_s, subset)
         except RoutingError as error:
@@ -176,33 +208,30 @@ class Router:
                 self.witness.refused(request, error, now_s)
             raise
         answered, ticket = self._answer(request, subset, view, now_s)
-        policy, probabilities = answered.policy, answered.probabilities
-        fleet = self.fleet
-        picked = fleet.kernel.pick(fleet, probabilities, request, view)
+        policy, fleet = answered.policy, self.fleet
+        picked = fleet.kernel.pick(fleet, answered.probabilities, request, view)
         if picked is None:
             if self.witness is not None:
                 self.witness.decided(answered, None)
-            raise Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
-        workers = fleet.workers
-        decision = Decision(
-            number=number,
-            worker=workers[picked.worker].name,
-            fallbacks=() if request.sequence else tuple([workers[row].name for row in picked.fallbacks]),
-            propensity=picked.propensity,
-            policy=policy.name,
-            at_s=now_s,
-        )
+            raise refusals.shed(request, policy)
+        decision = self._decision(number, policy, picked, now_s, request.sequence)
         if self.witness is not None:
             self.witness.decided(answered, decision)
-        chosen = answered.role != "hash" and int(np.count_nonzero(view.mask)) > 1
+        chosen = answered.role != "hash" and picked.among > 1
         self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket, chosen)
         return decision
+
+    def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
+        """In names."""
+        workers = self.fleet.workers
+        fallbacks = () if sequence else tuple([workers[row].name for row in picked.fallbacks])
+        return Decision(number, workers[picked.worker].name, fallbacks, picked.propensity, policy.name, now_s)
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""
         fleet = self.fleet
         if request.model and not fleet.knows(request.model):
-            raise UnknownModel(_unknown(request))
+            raise refusals.unknown(request)
         if request.sequence:
             eligible = fleet.members(request.model, request.version)
         else:
@@ -210,7 +239,7 @@ class Router:
         if subset is not None:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
         if not np.count_nonzero(eligible):
-            raise self._refusal(request)
+            raise refusals.nobody(fleet, request)
         view = LiveView(fleet, eligible, self.column(request.model), float(request.rows), now_s)
         if request.sequence:
             self._check_limits_of_sequence(request, view)
@@ -288,19 +317,8 @@ class Router:
             found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
             view.mask = found.left
             if found.refused:
-                raise self._shed(request, view)
+                raise refusals.full_or_late(request, view, self.pending_limit(request))
         return view
-
-    def _shed(self, request: Request, view: LiveView) -> Shed:
-        """Why limits leave nobody: all workers are full, or none of those in the view's mask would be in time."""
-        if not view.mask.any():
-            limit = self.pending_limit(request)
-            return Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
-        best_s = float(view.completion_s[view.mask].min())
-        return Shed(
-            f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
-            f"the deadline is in {float(request.deadline_s) * 1000:.3g} ms"
-        )
 
     def _check_limits_of_sequence(self, request: Request, view: LiveView) -> None:
         """Limits hold for sequences as well, at the one worker that may serve it: no other can take its place."""
@@ -311,15 +329,6 @@ class Router:
         self._within_limits(request, view)
         view.mask = members
 
-    def _refusal(self, request: Request) -> RoutingError:
-        """Why nobody is eligible: the version is unknown to all, or the workers are not there just now."""
-        workers = self.fleet.workers
-        if request.version and not any(request.version in w.versions.get(request.model, ()) for w in workers):
-            loaded = any(request.model in worker.versions for worker in workers)
-            if loaded:
-                return UnknownModel(_unknown(request))
-        return NoEligibleWorker(f"no worker may serve model {request.model!r} now; retry later")
-
     def _expire(self, number: int, now_s: float) -> None:
         _drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
@@ -327,10 +336,17 @@ class Router:
     def _sent(
         self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None, chosen: bool
     ) -> None:
+        """Count a pick in."""
+        self.fleet.sent(worker, column, rows, now_s)
+        self._keep(number, worker, column, rows, now_s, ticket, chosen)
+
+    def _keep(
+        self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None, chosen: bool
+    ) -> None:
+        """Until its outcome comes, or nobody expects one any more."""
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), now_s)
         self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket, chosen)
-        self.fleet.sent(worker, column, rows, now_s)
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._in_flight.pop(event.number, None)
@@ -364,10 +380,3 @@ def _drop(sent: _InFlight | None) -> None:
     """What will have no outcome is no evidence."""
     if sent is not None and sent.ticket is not None:
         sent.ticket.dropped()
-
-
-def _unknown(request: Request) -> str:
-    """Triton's own words, so that clients which look at them see no difference."""
-    if request.version:
-        return f"Request for unknown model: '{request.model}' version {request.version} is not found"
-    return f"Request for unknown model: '{request.model}' is not found"

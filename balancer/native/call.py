@@ -14,8 +14,8 @@ from balancer.native.record import Record
 
 (
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
-    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, PROPENSITY, FALLBACKS,
-) = range(19)  # fmt: skip
+    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, WHOLE, PROPENSITY, AMONG, NAMED, FALLBACKS,
+) = range(22)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
@@ -34,7 +34,10 @@ DECLARED = {
     "LINES": ("q", "how many of the lines hold"),
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
+    "WHOLE": ("q", "1: an answer keeps within the limits first, and counts its pick in; 0: it does neither"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
+    "AMONG": ("q", "written: how many workers could have been picked"),
+    "NAMED": ("q", "written: how many fallbacks there are"),
     "FALLBACKS": ("q", "written: rows of the workers to try next, best first; -1: none"),
 }
 """The slots in order: type as `struct` writes it, and what is in there. The last is `MAX_FALLBACKS` slots."""

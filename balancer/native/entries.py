@@ -11,6 +11,7 @@ from balancer.core.kernel import counting, eligibility, picking, reports
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
+    AMONG,
     BALANCERS,
     BATCHES,
     DEADLINE_S,
@@ -20,6 +21,7 @@ from balancer.native.call import (
     LATENCY_S,
     LINES,
     MODEL,
+    NAMED,
     NOW_S,
     NUMBER,
     OK,
@@ -30,6 +32,7 @@ from balancer.native.call import (
     SEED,
     SERVED,
     SHARE,
+    WHOLE,
     Call,
     symbol_of,
 )
@@ -49,6 +52,7 @@ _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(e
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
 _name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
+_among = from_source(picking.among)
 
 
 @inlined
@@ -63,9 +67,10 @@ def _pick(x: Books, call: Call) -> int:
     shares, f = x.desk.shares[0], call.numbers
     w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]))
     if w >= 0:
+        call.wholes[AMONG] = _among(x, 0)
         f[PROPENSITY] = shares[w] / _total_of(shares)
         out = call.wholes[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
-        _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
+        call.wholes[NAMED] = _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
     return int(w)
 
 
@@ -168,7 +173,13 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
         """The row that the policy picks among `Desk.mask`, -1: nobody; writes its share and the fallbacks."""
-        answer(x, options, 0, 0, _ask(call), call.numbers[NOW_S])
-        return _pick(x, call)
+        f, i = call.numbers, call.wholes
+        if i[WHOLE] != 0 and _keep_within_limits(x, 0, 0, _ask(call), f[NOW_S]) == 0:
+            return -1
+        answer(x, options, 0, 0, _ask(call), f[NOW_S])
+        w = _pick(x, call)
+        if i[WHOLE] != 0 and w >= 0:
+            _count_in(x, 0, w, i[MODEL], f[ROWS], f[NOW_S])
+        return w
 
     return entry

@@ -144,7 +144,7 @@ def _enum(name: str, kind: str, arrays: Mapping[str, str]) -> str:
         f"{axis}: {length}" for axis, length in lengths_of(0, 0).items() if axis not in "nrm" and length > 1
     )
     says = (
-        f"n: workers, m: models, e: 1, {lengths}, scratch: 3 n + 1; settings: see balancer/core/kernel/state.py"
+        f"n: workers, m: models, e: 1, {lengths}, scratch: 2 n; settings: see balancer/core/kernel/state.py"
         if kind == "BOOKS"
         else "A policy's numbers; weights: see policies/learned/network.py"
     )

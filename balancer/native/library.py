@@ -30,7 +30,10 @@ _Function = Callable[[int, int, int], int]
 # Slots in the order of `call`, those between them skipped.
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
-_PICKED = struct.Struct(f"=d{MAX_FALLBACKS}q")
+_PICKED = struct.Struct("=dqq")
+_FALLBACKS = tuple([struct.Struct(f"={named}q") for named in range(MAX_FALLBACKS + 1)])
+"""By how many there are."""
+_WHOLE = struct.Struct("=q")
 _REPORTED = struct.Struct("=qqq")
 _PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
@@ -129,13 +132,12 @@ class Compiled(Kernel):
             self._of_books, self._desk, self._masked = self._bound.address, x.desk, None
             self._answers.clear()  # Their options have room for as many workers as there were.
 
-    def _lay_out(self, x: Books, request: Request, view: Sight) -> None:
+    def _lay_out(self, x: Books, request: Request, number: int, column: int, mask: BoolArray, now_s: float) -> None:
         """The request, and who may serve it."""
-        self._bind(x)
-        key, number, mask = request.key, request.number, view.mask
+        key = request.key
         ASKED.pack_into(
-            *(self._slots, 0, view.column, request.rows, key or 0, key is not None),
-            *(request.deadline_s, request.priority, number, view.at_s, self.seed),
+            *(self._slots, 0, column, request.rows, key or 0, key is not None),
+            *(request.deadline_s, request.priority, number, now_s, self.seed),
         )
         if mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
@@ -159,24 +161,45 @@ class Compiled(Kernel):
 
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """See `Kernel`."""
-        self._lay_out(x, request, view)
+        self._bind(x)
+        self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
         count = self._keep(self._of_books, self._of_none, self._of_call)
         left = self._masked = x.desk.mask[0].copy()
         return Within(left, not count)
 
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
-        self._bind(x)
-        known = self._answers.get(id(policy))
-        if known is None:
-            known = self._look_up(policy, len(view.mask))
-        _, function, options = known
+        function, options = self._found(x, policy)
         if function is None:
             return None
-        self._lay_out(x, request, view)
+        self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
         self._row = function(self._of_books, options.address, self._of_call)
         self._answered = answer = x.desk.shares[0].copy()
         return answer
+
+    def decide(
+        self, x: Books, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
+    ) -> Picked | None:
+        """See `Kernel`."""
+        function, options = self._found(x, policy)
+        if function is None:
+            return None
+        self._lay_out(x, request, number, column, mask, now_s)
+        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, 1)
+        row = function(self._of_books, options.address, self._of_call)
+        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, 0)
+        self._answered = None
+        # The limits may have narrowed it.
+        self._masked = None
+        return self._as_picked(row)
+
+    def _found(self, x: Books, policy: Policy) -> tuple[_Function | None, Record]:
+        """The compiled answer, if there is one, and its options."""
+        self._bind(x)
+        known = self._answers.get(id(policy))
+        if known is None:
+            known = self._look_up(policy, x.desk.mask.shape[1])
+        return known[1:]
 
     def _look_up(self, policy: Policy, workers: int) -> tuple[Policy, _Function | None, Record]:
         found = answering(policy, Compiler())
@@ -192,14 +215,18 @@ class Compiled(Kernel):
         """See `Kernel`."""
         # The compiled answers have picked already, for themselves.
         if shares is not self._answered:
-            self._lay_out(x, request, view)
+            self._bind(x)
+            self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
             x.desk.shares[0] = shares
             self._row = self._pick(self._of_books, self._of_none, self._of_call)
         self._answered = None
-        if self._row < 0:
+        return self._as_picked(self._row)
+
+    def _as_picked(self, row: int) -> Picked | None:
+        if row < 0:
             return None
-        propensity, *fallbacks = _PICKED.unpack_from(self._slots, 8 * slots.PROPENSITY)
-        return Picked(self._row, propensity, tuple([w for w in fallbacks if w >= 0]))
+        propensity, among, named = _PICKED.unpack_from(self._slots, 8 * slots.PROPENSITY)
+        return Picked(row, propensity, _FALLBACKS[named].unpack_from(self._slots, 8 * slots.FALLBACKS), among)
 
     def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""
@@ -247,3 +274,9 @@ class Compiled(Kernel):
         self._bind(x)
         self._call.numbers[slots.SHARE] = share
         self._fade(self._of_books, self._of_none, self._of_call)
+
+
+def _number(request: Request) -> int:
+    """Of one request: arrays are for the simulator's views."""
+    assert isinstance(request.number, int)
+    return request.number

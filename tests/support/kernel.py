@@ -39,5 +39,6 @@ class FromSource(Kernel):
             return None
         x.desk.mask[0] = view.mask
         out = np.zeros(MAX_FALLBACKS, np.int64)
-        picking.name_fallbacks(x, 0, 0, row, ask_of(request, view), view.at_s, out)
-        return Picked(row, float(shares[row] / picking.total_of(shares)), tuple(int(w) for w in out if w >= 0))
+        named = picking.name_fallbacks(x, 0, 0, row, ask_of(request, view), view.at_s, out)
+        share = float(shares[row] / picking.total_of(shares))
+        return Picked(row, share, tuple(out[:named].tolist()), picking.among(x, 0))

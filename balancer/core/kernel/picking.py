@@ -80,8 +80,16 @@ def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
     return -1
 
 
-def name_least(line: Any, count: int, out: Any) -> None:
-    """Write the places of the `count` least numbers of `line`, the least first, as far as there are finite ones.
+def among(x: Books, e: int) -> int:
+    """How many are in `Desk.mask`."""
+    count = 0
+    for w in range(x.desk.mask.shape[1]):
+        count += x.desk.mask[e, w]
+    return count
+
+
+def name_least(line: Any, count: int, out: Any) -> int:
+    """Write the places of the `count` least numbers of `line`, the least first; returns how many finite ones there are.
 
     They are infinite in `line` then.
     """
@@ -91,15 +99,19 @@ def name_least(line: Any, count: int, out: Any) -> None:
             if line[w] < np.inf and (found < 0 or line[w] < line[found]):
                 found = w
         if found < 0:
-            break
+            return i
         out[i] = found
         line[found] = np.inf
+    return count
 
 
-def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: float, out: AnyArray) -> None:
-    """Write the workers with the least pending after the one picked, best first, as many as there is room; -1: none."""
+def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: float, out: AnyArray) -> int:
+    """Write the workers with the least pending after the one picked, best first, as many as there is room; -1: none.
+
+    Returns how many they are.
+    """
     line, mask = x.desk.pending[e], x.desk.mask[e]
     for w in range(len(line)):
         line[w] = pending(x, e, w, first + w, ask, now_s) if mask[w] and w != picked else np.inf
     out[:] = -1
-    name_least(line, min(len(out), int(x.desk.settings[e, MAX_FALLBACKS])), out)
+    return name_least(line, min(len(out), int(x.desk.settings[e, MAX_FALLBACKS])), out)

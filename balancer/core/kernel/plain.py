@@ -36,6 +36,8 @@ class Picked(NamedTuple):
     propensity: float
     fallbacks: tuple[int, ...]
     """Workers to try next, best first."""
+    among: int
+    """How many could have been picked."""
 
 
 class Within(NamedTuple):
@@ -92,8 +94,27 @@ class Kernel:
         line = np.where(view.eligible, view.pending, np.inf)
         line[row] = np.inf
         fallbacks = [-1] * int(x.desk.settings[0, MAX_FALLBACKS])
-        picking.name_least(line.tolist(), len(fallbacks), fallbacks)
-        return Picked(row, listed[row] / picking.total_of(listed), tuple(w for w in fallbacks if w >= 0))
+        named = picking.name_least(line.tolist(), len(fallbacks), fallbacks)
+        share = listed[row] / picking.total_of(listed)
+        return Picked(row, share, tuple(fallbacks[:named]), int(np.count_nonzero(view.mask)))
+
+    def decide(
+        self, x: Books, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
+    ) -> Picked | None:
+        """Keep within the limits, answer, pick and count in, all in one, by the policy's compiled answer.
+
+        Args:
+            x: The fleet's books.
+            policy: Decides.
+            request: As it came; its own number does not count.
+            number: Of the decision.
+            column: Of the request's model.
+            mask: Who is eligible, `(n,)`.
+            now_s: The balancer's clock.
+
+        None: the kernel has no such answer, or it is that nobody gets the request; nothing is counted then.
+        """
+        return None
 
     def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
         """See `counting`."""

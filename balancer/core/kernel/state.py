@@ -90,7 +90,7 @@ class Desk(NamedTuple):
     pending: FloatArray
     """For limits and fallbacks, `(e, n)`."""
     scratch: FloatArray
-    """`(e, 3 n + 1)`."""
+    """`(e, 2 n)`."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
@@ -121,7 +121,7 @@ def lengths_of(workers: int, models: int) -> dict[str, int]:
         "settings": SETTING_COLUMNS,
         "columns": MOST_COLUMNS,
         "facts": MOST_FACTS,
-        "scratch": 3 * workers + 1,
+        "scratch": 2 * workers,
     }
 
 

@@ -101,7 +101,8 @@ class Steering:
         """
         self.policy = policy
         self.plan = plan
-        self._stopwatch = stopwatch
+        self.stopwatch = stopwatch
+        """Seconds since any moment."""
         self._listener = listener
         known = [] if before is None else before._parts(now_s)
         self.rollout = self._rollout(seed, before)
@@ -134,9 +135,9 @@ class Steering:
             if guard.breach is not None and watched is not None and guard.check_due(now_s):
                 self._probe(guard, watched, request, view, now_s)
         else:
-            begun_s = self._stopwatch()
+            begun_s = self.stopwatch()
             probabilities, failure = answer(policy, request, view)
-            guard.took(self._stopwatch() - begun_s, now_s)
+            guard.took(self.stopwatch() - begun_s, now_s)
             if failure:
                 guard.failed(failure, now_s)
             elif guard.check_due(now_s):
@@ -149,14 +150,25 @@ class Steering:
             ticket = None
         return Answer(policy, role, probabilities, (), ticket)
 
+    def looks_on(self, choice: Choice, number: int, now_s: float) -> bool:
+        """Whether somebody is to see the decision of that number: a guard its inputs, a shadow the answer."""
+        guard, shadow = choice.guard, self.shadow
+        return (guard is not None and guard.check_due(now_s)) or (shadow is not None and shadow.wants(number))
+
+    def answered(self, choice: Choice, seconds: float, request: Request, now_s: float) -> Ticket | None:
+        """Who was chosen had a valid answer after so long, which gave the request to a worker; nobody looked on."""
+        if choice.guard is not None and choice.role != "baseline":
+            choice.guard.took(seconds, now_s)
+        return self._ticket(choice.role, choice.guard, request, now_s)
+
     def watch(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Let the shadow answer to what has just been decided, if it is to."""
         shadow = self.shadow
         assert isinstance(request.number, int)  # arrays are for the simulator's views
         if shadow is not None and shadow.wants(request.number):
-            begun_s = self._stopwatch()
+            begun_s = self.stopwatch()
             shadow.see(request, view, served)
-            shadow.seconds += self._stopwatch() - begun_s
+            shadow.seconds += self.stopwatch() - begun_s
 
     def main(self) -> tuple[Policy, Role]:
         """Who decides now, windows and the arms of a running rollout aside."""
@@ -222,11 +234,11 @@ class Steering:
 
     def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
         """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""
-        begun_s = self._stopwatch()
+        begun_s = self.stopwatch()
         _, failure = answer(policy, request, view)
-        guard.probed(self._stopwatch() - begun_s)
+        guard.probed(self.stopwatch() - begun_s)
         found = look(policy, request, view, guard.settings.report_age_s, failure)
-        guard.looked(found, now_s, self._stopwatch() - begun_s)
+        guard.looked(found, now_s, self.stopwatch() - begun_s)
 
     def _ticket(self, role: Role, guard: Guard | None, request: Request, now_s: float) -> Ticket | None:
         if self.rollout is not None and not self.rollout.over:

@@ -27,7 +27,7 @@ from balancer.core.events import (
     WorkerRemoved,
 )
 from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
+from balancer.core.router import Answered, Decision, Router
 from balancer.core.settings import (
     EstimatorSettings,
     GuardSettings,
@@ -240,6 +240,28 @@ def test_the_library_decides_as_python_does(
     kernels = FromSource() if name == "learned" else None, Compiled(library)
     plain, compiled = (Host(policy, settings_, kernel, steered) for kernel in kernels)
     assert_equal_all_along(plain, compiled, steps)
+
+
+class _Silent:
+    """A witness that tells nobody. For it, decisions are made step by step, by several calls of the library."""
+
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        """See `Witness`."""
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        """See `Witness`."""
+
+
+@pytest.mark.parametrize(("name", "options"), _CASES)
+@settings(deadline=None, max_examples=10)
+@given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
+def test_the_library_decides_the_same_in_one_call_and_step_by_step(
+    library: Library, name: str, options: dict[str, Any], steps: list[Any], settings_: Settings, steered: bool
+) -> None:
+    policy = BUILTIN[name](**options)
+    at_once, seen = (Host(policy, settings_, Compiled(library), steered) for _ in range(2))
+    seen.router.witness = _Silent()
+    assert_equal_all_along(at_once, seen, steps)
 
 
 @pytest.mark.parametrize(("name", "options"), _IN_NUMPY)
