@@ -1,30 +1,65 @@
-"""A fleet given as arrays: what was recorded, measured or made up, as policies see it."""
+"""The columns of a view, declared once; and a fleet given as such columns.
+
+What is written down, shown or observed of a fleet goes by this declaration: the decision log's columns, `/workers`,
+`/explain`, the metrics of workers and the observations of the simulator's environments.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal, NamedTuple
 
-from policies.base import BoolArray, FloatArray, UintArray
+from policies.base import BoolArray, FleetView, FloatArray, UintArray
+
+Unit = Literal["requests", "tokens", "s", "share", "1"]
+Of = Literal["worker", "moment", "request"]
+"""What a column changes with: seldom, all the time, or from one request to the next as well."""
+
+
+def column(unit: Unit, of: Of) -> Any:
+    """Declare a column."""
+    return dataclasses.field(metadata={"unit": unit, "of": of})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """Implements `policies.base.FleetView` with these arrays, all of one shape `(..., n)`."""
+    """Implements `policies.base.FleetView`, which says what each is, with these arrays, all of one shape `(..., n)`."""
 
     eligible: BoolArray
-    weight: FloatArray
-    name_hash: UintArray
-    in_flight: FloatArray
-    reported_pending: FloatArray
-    pending: FloatArray
-    backlog_s: FloatArray
-    completion_s: FloatArray
-    service_s: FloatArray
-    latency_s: FloatArray
-    error_rate: FloatArray
-    tokens: FloatArray
-    report_age_s: FloatArray
+    weight: FloatArray = column("1", of="worker")
+    name_hash: UintArray = column("1", of="worker")
+    in_flight: FloatArray = column("requests", of="moment")
+    reported_pending: FloatArray = column("requests", of="moment")
+    pending: FloatArray = column("requests", of="moment")
+    backlog_s: FloatArray = column("s", of="moment")
+    completion_s: FloatArray = column("s", of="request")
+    service_s: FloatArray = column("s", of="request")
+    latency_s: FloatArray = column("s", of="moment")
+    error_rate: FloatArray = column("share", of="moment")
+    tokens: FloatArray = column("tokens", of="moment")
+    report_age_s: FloatArray = column("s", of="moment")
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(Columns) if field.name != "eligible")
-"""Names of a view's columns of numbers."""
+class Declared(NamedTuple):
+    """What is known of a column."""
+
+    unit: Unit
+    of: Of
+    says: str
+
+
+DECLARED = {
+    field.name: Declared(**field.metadata, says=getattr(FleetView, field.name).__doc__)
+    for field in dataclasses.fields(Columns)
+    if field.name != "eligible"
+}
+"""Of all columns of numbers, in order."""
+COLUMNS = tuple(DECLARED)
+"""Their names."""
+QUANTITIES = tuple(name for name in COLUMNS if name != "name_hash")
+"""Those that mean something to people."""
+
+
+def columns_of(*of: Of) -> tuple[str, ...]:
+    """Names of the quantities that change with these, in order."""
+    return tuple(name for name in QUANTITIES if DECLARED[name].of in of)

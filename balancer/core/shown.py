@@ -10,6 +10,7 @@ import numpy as np
 from balancer.core.router import Router
 from balancer.core.view import LiveView
 from policies.base import Request
+from policies.columns import columns_of
 
 
 def reasons(router: Router, request: Request, now_s: float) -> dict[str, list[str]]:
@@ -36,8 +37,7 @@ def snapshot(router: Router, now_s: float) -> list[dict[str, Any]]:
     """The fleet as policies see it, a record a worker, for people to read."""
     fleet = router.fleet
     view = LiveView(fleet, np.ones(len(fleet.workers), bool), 0, 1.0, now_s)
-    names = ("weight", "in_flight", "reported_pending", "pending", "backlog_s", "latency_s", "error_rate", "tokens")
-    numbers = {name: getattr(view, name) for name in (*names, "report_age_s")}
+    numbers = {name: getattr(view, name) for name in columns_of("worker", "moment")}
     return [
         {
             "worker": worker.name,

@@ -22,19 +22,12 @@ from balancer.core.router import Router
 from balancer.core.view import LiveView
 from balancer.operate.exposition import Exposition, Text
 from balancer.operate.metric_series import OTHER, Count, Counters, Distribution, Family, Histograms, sliced
+from policies.columns import DECLARED, columns_of
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DECISION_BUCKETS_S = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-_WORKER_GAUGES = {
-    "in_flight": "Requests that this balancer sent and has not seen finish",
-    "pending": "Requests queued or executing, all balancers', dead-reckoned",
-    "backlog_s": "Expected seconds of work queued or executing, all balancers', dead-reckoned: what to scale on",
-    "tokens": "Tokens in the worker's bucket",
-    "error_rate": "Moving average of the share of failed requests",
-    "report_age_s": "Seconds since the last report was received (signal age)",
-}
 _MOST_POLICIES = 256
 _STATUSES = frozenset(
     (*(f"grpc_{code}" for code in range(17)), "http_0", *(f"http_{status.value}" for status in HTTPStatus))
@@ -261,10 +254,10 @@ class _Fleet(Collector):
         view = LiveView(fleet, fleet.servable("", ""), fleet.models[ANY_MODEL], 1.0, self._clock())
         columns = {
             f"balancer_worker_{name.removesuffix('_s')}" + ("_seconds" if name.endswith("_s") else ""): (
-                documentation,
+                DECLARED[name].says,
                 getattr(view, name).tolist(),
             )
-            for name, documentation in _WORKER_GAUGES.items()
+            for name in columns_of("moment")
         }
         ready = [float(worker.ready and not (worker.draining or worker.stopping)) for worker in fleet.workers]
         columns["balancer_worker_ready"] = ("1: ready and not draining", ready)

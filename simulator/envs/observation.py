@@ -16,6 +16,7 @@ from balancer.core.kernel import of_worker
 from balancer.core.kernel.state import Ask
 from policies.base import BoolArray, FloatArray, IntArray
 from policies.choices import LEAST
+from policies.columns import DECLARED, QUANTITIES, Unit
 from policies.consistent_hash import ConsistentHash
 from simulator.batch import Batch
 from simulator.engine.compiled import compiled, from_source, inlined
@@ -32,19 +33,10 @@ LONGEST_S = 60.0
 MOST = 10_000.0
 """Where counts and weights are clipped."""
 
+_MOST_BY_UNIT: dict[Unit, float] = {"requests": MOST, "tokens": MOST, "1": MOST, "share": 1.0, "s": LONGEST_S}
 WORKER_COLUMNS: dict[str, float] = {
     "eligible": 1.0,
-    "weight": MOST,
-    "in_flight": MOST,
-    "reported_pending": MOST,
-    "pending": MOST,
-    "backlog_s": LONGEST_S,
-    "completion_s": LONGEST_S,
-    "service_s": LONGEST_S,
-    "latency_s": LONGEST_S,
-    "error_rate": 1.0,
-    "tokens": MOST,
-    "report_age_s": LONGEST_S,
+    **{name: _MOST_BY_UNIT[DECLARED[name].unit] for name in QUANTITIES},
     "home": 1.0,
 }
 """Columns of `workers` and the largest value of each; the least is 0. All but `home` are those of `FleetView`."""

@@ -18,6 +18,7 @@ from balancer.core.router import Answered, Router
 from balancer.core.shown import reasons as why_not
 from balancer.core.view import LiveView
 from policies.base import FloatArray, Request
+from policies.columns import QUANTITIES
 from policies.hashing import key_of
 
 logger = logging.getLogger(__name__)
@@ -25,10 +26,6 @@ logger = logging.getLogger(__name__)
 _PARAMETERS = {"model", "version", "rows", "key", "priority", "deadline_ms"}
 _MOST_MOVED = 5
 """Inputs shown of those that moved a pick: the others matter less than any of these."""
-_COLUMNS = (
-    *("weight", "in_flight", "reported_pending", "pending", "backlog_s", "completion_s", "service_s", "latency_s"),
-    *("error_rate", "tokens", "report_age_s"),
-)
 
 
 def read_question(query: Mapping[str, str]) -> Request:
@@ -143,7 +140,7 @@ def _refused(
 
 
 def _columns(view: LiveView) -> dict[str, list[float]]:
-    return {name: getattr(view, name).tolist() for name in _COLUMNS}
+    return {name: getattr(view, name).tolist() for name in QUANTITIES}
 
 
 def steering(router: Router, now_s: float) -> dict[str, Any]:

@@ -20,22 +20,12 @@ from balancer.core.fleet import Fleet
 from balancer.core.router import Answered, Decision
 from balancer.core.trials.steering import Role
 from policies.base import Policy, Request
+from policies.columns import columns_of
 
 FORMAT = "balancer decision log"
 VERSION = 2
 """Version 1 had no `service` lines, and is read too."""
-COLUMNS = (
-    "in_flight",
-    "reported_pending",
-    "pending",
-    "backlog_s",
-    "completion_s",
-    "service_s",
-    "latency_s",
-    "error_rate",
-    "tokens",
-    "report_age_s",
-)
+COLUMNS = columns_of("moment", "request")
 """The columns of `FleetView` that differ from one decision to the next, float64 each, in the order of the file."""
 
 _REASONS: dict[type[RoutingError], str] = {UnknownModel: "unknown_model", NoEligibleWorker: "no_worker", Shed: "shed"}
