@@ -24,7 +24,7 @@ from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
-from policies.base import FloatArray, Policy, Request, least
+from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
 EXPIRED_PER_TICK = 1000
@@ -168,7 +168,7 @@ class Router:
         """
         number = self._number
         self._number = number + 1
-        if self.witness is None and subset is None and not request.sequence:
+        if self.witness is None and subset is None:
             decision = self._decide_at_once(request, number, now_s)
             if decision is not None:
                 return decision
@@ -187,7 +187,7 @@ class Router:
             policy, begun_s = choice.policy, steering.stopwatch()
         placed = self._policy_for(request, policy)
         column = self.column(request.model)
-        mask = fleet.eligible(request.model, request.version, now_s)
+        mask = self._eligible(request, now_s)
         picked = fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
         if picked is None:
             return None
@@ -195,7 +195,7 @@ class Router:
         if steering is not None and choice is not None and placed is policy:
             ticket = steering.answered(choice, steering.stopwatch() - begun_s, request, now_s)
         chosen = placed is policy and picked.among > 1
-        decision = self._decision(number, placed, picked, now_s)
+        decision = self._decision(number, placed, picked, now_s, request.sequence)
         self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)
         return decision
 
@@ -232,10 +232,7 @@ class Router:
         fleet = self.fleet
         if request.model and not fleet.knows(request.model):
             raise refusals.unknown(request)
-        if request.sequence:
-            eligible = fleet.members(request.model, request.version)
-        else:
-            eligible = fleet.eligible(request.model, request.version, now_s)
+        eligible = self._eligible(request, now_s)
         if subset is not None:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
         if not np.count_nonzero(eligible):
@@ -245,6 +242,12 @@ class Router:
             self._check_limits_of_sequence(request, view)
             return view
         return self._within_limits(request, view)
+
+    def _eligible(self, request: Request, now_s: float) -> BoolArray:
+        """Workers that may serve it, limits aside, `(n,)`."""
+        if request.sequence:
+            return self.fleet.members(request.model, request.version)
+        return self.fleet.eligible(request.model, request.version, now_s)
 
     def answer_now(self, request: Request, now_s: float) -> Answered:
         """What would be answered now, and by whom; nothing is counted. Raises as `route` does."""

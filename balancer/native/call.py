@@ -34,7 +34,10 @@ DECLARED = {
     "LINES": ("q", "how many of the lines hold"),
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
-    "WHOLE": ("q", "1: an answer keeps within the limits first, and counts its pick in; 0: it does neither"),
+    "WHOLE": (
+        "q",
+        "1: an answer keeps within the limits and counts its pick in; 2: likewise, a sequence; 0: neither",
+    ),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
     "AMONG": ("q", "written: how many workers could have been picked"),
     "NAMED": ("q", "written: how many fallbacks there are"),
@@ -44,6 +47,10 @@ DECLARED = {
 MOST_LINES, MOST_BATCHES = 64, 512
 """Of a report that the library takes; Python takes what is larger."""
 SLOTS = FALLBACKS + MAX_FALLBACKS
+STEP, WHOLE_REQUEST, WHOLE_SEQUENCE = range(3)
+"""What `WHOLE` may be."""
+NOBODY, FULL, LATE, SHED = range(-1, -5, -1)
+"""In place of a row: nobody may be picked; all of them have too many pending; all would be late; the policy sheds."""
 ASKED = struct.Struct("=qdQdddQdQ")
 """The slots from `MODEL` to `SEED`."""
 

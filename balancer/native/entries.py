@@ -16,12 +16,15 @@ from balancer.native.call import (
     BATCHES,
     DEADLINE_S,
     FALLBACKS,
+    FULL,
     KEY,
     KEYED,
+    LATE,
     LATENCY_S,
     LINES,
     MODEL,
     NAMED,
+    NOBODY,
     NOW_S,
     NUMBER,
     OK,
@@ -32,7 +35,11 @@ from balancer.native.call import (
     SEED,
     SERVED,
     SHARE,
+    SHED,
+    STEP,
     WHOLE,
+    WHOLE_REQUEST,
+    WHOLE_SEQUENCE,
     Call,
     symbol_of,
 )
@@ -170,15 +177,42 @@ def _variants(kind: type[Policy]) -> Iterator[Policy]:
         yield kind(**dict(zip(choices, values, strict=True)))
 
 
+@inlined
+def _limits(x: Books, call: Call) -> int:
+    """0 where they leave somebody in `Desk.mask`, else why not."""
+    if _among(x, 0) == 0:
+        return NOBODY
+    if _keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]) > 0:
+        return 0
+    return LATE if _among(x, 0) > 0 else FULL
+
+
+@inlined
+def _keep_answered(x: Books) -> None:
+    """Leave those in `Desk.mask` that have a share."""
+    for w in range(x.desk.mask.shape[1]):
+        x.desk.mask[0, w] = x.desk.shares[0, w] > 0
+
+
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
-        """The row that the policy picks among `Desk.mask`, -1: nobody; writes its share and the fallbacks."""
+        """The row that the policy picks among `Desk.mask`; writes its share and the fallbacks. Below 0: why nobody."""
         f, i = call.numbers, call.wholes
-        if i[WHOLE] != 0 and _keep_within_limits(x, 0, 0, _ask(call), f[NOW_S]) == 0:
-            return -1
+        if i[WHOLE] == WHOLE_REQUEST:
+            refused = _limits(x, call)
+            if refused < 0:
+                return refused
         answer(x, options, 0, 0, _ask(call), f[NOW_S])
+        if i[WHOLE] == WHOLE_SEQUENCE:
+            # Limits hold at the one worker that may serve it: no other can take its place.
+            _keep_answered(x)
+            refused = _limits(x, call)
+            if refused < 0:
+                return refused
         w = _pick(x, call)
-        if i[WHOLE] != 0 and w >= 0:
+        if w < 0:
+            return SHED
+        if i[WHOLE] != STEP:
             _count_in(x, 0, w, i[MODEL], f[ROWS], f[NOW_S])
         return w
 

@@ -26,6 +26,7 @@ _C_TYPES = {"u8": "uint64_t", "i8": "int64_t", "S": "char", "q": "int64_t", "d":
 _C_KINDS = {"f": "double", "u": "uint64_t", "b": "bool", "i": "int64_t"}
 _RECORDS = {"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "weights": Network}
 _ANY = "{-1, 0, 0}"
+_CODES = ("STEP", "WHOLE_REQUEST", "WHOLE_SEQUENCE", "NOBODY", "FULL", "LATE", "SHED")
 
 
 class _Words(NamedTuple):
@@ -91,6 +92,7 @@ def _constants(stamp: str, of_books: _Words, of_options: _Words, of_call: _Words
         "BOOKS_WORDS": of_books.size,
         "OPTIONS_WORDS": of_options.size,
         "CALL_WORDS": of_call.size,
+        **{name: f"({getattr(slots, name)})" for name in _CODES},
     }
     return "".join(f"#define BALANCER_{name} {value}\n" for name, value in values.items())
 
@@ -212,10 +214,12 @@ _BEGIN = """
 
    A fleet's state is one block of memory, a policy's numbers are another (see README.md). To decide: map both, the
    policy's privately, as its scratch is written to; bind them and a call to words of your own; write who may be
-   picked to the array desk.mask; call balancer_answer_POLICY, or what the options' header names; then put the worker
-   into `picked` and call balancer_count_in. Bind anew when a block's generation has changed, map anew when it is not in
-   force. The policy's room_workers have to be no fewer than the fleet's workers. Rows and columns in a call are not
-   checked against the block. Nothing is atomic: one at a time may call or write. */
+   picked to the array desk.mask, and BALANCER_WHOLE_REQUEST to `whole`; call balancer_answer_POLICY, or what the
+   options' header names: it counts the request in, and returns the worker's row, or why nobody gets it.
+
+   Bind anew when a block's generation has changed, map anew when it is not in force. The policy's room_workers have to
+   be no fewer than the fleet's workers. Rows and columns in a call are not checked against the block. Nothing is
+   atomic: one at a time may call or write. */
 #ifndef BALANCER_KERNEL_H
 #define BALANCER_KERNEL_H
 

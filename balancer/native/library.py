@@ -185,9 +185,10 @@ class Compiled(Kernel):
         if function is None:
             return None
         self._lay_out(x, request, number, column, mask, now_s)
-        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, 1)
+        whole = slots.WHOLE_SEQUENCE if request.sequence else slots.WHOLE_REQUEST
+        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, whole)
         row = function(self._of_books, options.address, self._of_call)
-        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, 0)
+        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, slots.STEP)
         self._answered = None
         # The limits may have narrowed it.
         self._masked = None

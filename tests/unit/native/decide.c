@@ -67,7 +67,7 @@ int main(int count, char **arguments) {
     answers[i - 3] = function(library, options->entry);
   }
   balancer_bind_call(&call, of_call);
-  balancer_function *count_in = function(library, "count_in");
+  call.whole = BALANCER_WHOLE_REQUEST;
 
   int which;
   char may[MOST_WORKERS + 1];
@@ -82,8 +82,6 @@ int main(int count, char **arguments) {
       printf(" %a", call.propensity);
       for (size_t i = 0; i < sizeof call.fallbacks / sizeof *call.fallbacks; i++)
         if (call.fallbacks[i] >= 0) printf(" %" PRId64, call.fallbacks[i]);
-      call.picked = row;
-      count_in(of_books, of_options[which], of_call);
     }
     printf("\n");
   }

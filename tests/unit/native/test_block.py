@@ -21,7 +21,7 @@ from balancer.core.kernel.plain import Kernel, Picked
 from balancer.core.router import Router
 from balancer.core.settings import Settings
 from balancer.native import call
-from balancer.native.call import symbol_of
+from balancer.native.call import SHED, symbol_of
 from balancer.native.header import header_of
 from balancer.native.library import PATH, Compiled, Library, stamp
 from balancer.native.shared import in_file
@@ -131,7 +131,7 @@ def decided(router: Router, policies: Sequence[Policy]) -> tuple[list[str], list
 
 
 def text_of(picked: Picked | None) -> tuple[object, ...]:
-    return (-1,) if picked is None else (picked.worker, picked.propensity, *picked.fallbacks)
+    return (SHED,) if picked is None else (picked.worker, picked.propensity, *picked.fallbacks)
 
 
 def read(line: str) -> tuple[object, ...]:
