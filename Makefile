@@ -67,4 +67,4 @@ proto: setup ## code from the .proto files
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h
+	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module/bounds.h
