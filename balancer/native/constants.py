@@ -82,7 +82,7 @@ def _span(name: str | None) -> str:
 
 
 def _wire_kind(parameter: str) -> str:
-    """The number in InferParameter, which is in `envoy/routing_view.proto`, of the kind that Triton's clients give it."""
+    """As `module/facts.h` calls the kind that Triton's clients give it."""
     return f"BALANCER_{kserve.KIND_OF_PARAMETER[parameter].upper()}"
 
 
