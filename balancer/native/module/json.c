@@ -110,10 +110,8 @@ static void begin_value(struct balancer_json *reader, struct balancer_facts *fac
   } else if (reader->place == START) {
     broken(reader);
   } else if (byte == '"') {
-    if (is(reader, TOP, THE_ID)) {
-      open_string(reader, &facts->id);
-    } else if (is(reader, PARAMETERS, THE_SEQUENCE)) {
-      open_string(reader, &facts->sequence);
+    if (is(reader, TOP, THE_ID) || is(reader, PARAMETERS, THE_SEQUENCE)) {
+      open_string(reader, &facts->value);
     } else {
       reader->skipped = 0;
       reader->token = SKIP_STRING;
@@ -196,8 +194,9 @@ static enum balancer_progress end_string(struct balancer_json *reader, struct ba
     name_member(reader, facts);
     return BALANCER_MORE;
   }
-  if (!balancer_text_valid(reader->text))
-    return balancer_refused(facts, reader->text == &facts->id ? "id" : "sequence_id", "is not UTF-8");
+  bool id = is(reader, TOP, THE_ID);
+  if (!balancer_text_valid(&facts->value)) return balancer_refused(facts, id ? "id" : "sequence_id", "is not UTF-8");
+  balancer_text_copy(id ? &facts->id : &facts->sequence, &facts->value);
   end_value(reader);
   return BALANCER_MORE;
 }

@@ -235,7 +235,7 @@ static void leave(struct balancer_protobuf *reader, struct balancer_facts *facts
 enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, struct balancer_facts *facts,
                                               const uint8_t *data, size_t length) {
   enum balancer_progress progress = BALANCER_MORE;
-  for (size_t at = 0;;) {
+  for (size_t at = 0; progress == BALANCER_MORE;) {
     if (reader->state == RUN) {
       size_t taken = reader->run < length - at ? (size_t)reader->run : length - at;
       if (reader->text) balancer_text_add(reader->text, data + at, taken);
