@@ -13,13 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.gateway.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
-from balancer.native import constants
 
-MODULE = constants.PATH.parent
 PROGRAM = Path(__file__).parents[1] / "unit" / "native" / "understand.c"
-STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
-SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-READER = ["text.c", "hash.c", "protobuf.c", "json.c", "headers.c", "request.c"]
 INFER = SERVICE + "ModelInfer"
 
 Headers = Mapping[str, str]
@@ -49,15 +44,6 @@ class Refused(NamedTuple):
     grpc: bool
     field: str
     text: str
-
-
-def compiled(target: Path, sources: Sequence[Path], *options: str) -> Path:
-    """Compile sources with the module's reader."""
-    constants.write()
-    ours = [str(MODULE / name) for name in READER]
-    command = ["cc", *STRICT, *options, f"-I{MODULE}", "-o", str(target), *map(str, sources), *ours, "-lm"]
-    subprocess.run(command, check=True)
-    return target
 
 
 class Reader:
