@@ -28,16 +28,23 @@ static const uint8_t SIGMA[10][16] = {
 
 static uint64_t rotated(uint64_t word, unsigned by) { return word >> by | word << (64 - by); }
 
-static void quarter(uint64_t v[16], int a, int b, int c, int d, uint64_t x, uint64_t y) {
-  v[a] = v[a] + v[b] + x;
-  v[d] = rotated(v[d] ^ v[a], 32);
-  v[c] = v[c] + v[d];
-  v[b] = rotated(v[b] ^ v[c], 24);
-  v[a] = v[a] + v[b] + y;
-  v[d] = rotated(v[d] ^ v[a], 16);
-  v[c] = v[c] + v[d];
-  v[b] = rotated(v[b] ^ v[c], 63);
+static uint64_t word_at(const uint8_t *at) {
+  return (uint64_t)at[0] | (uint64_t)at[1] << 8 | (uint64_t)at[2] << 16 | (uint64_t)at[3] << 24 |
+         (uint64_t)at[4] << 32 | (uint64_t)at[5] << 40 | (uint64_t)at[6] << 48 | (uint64_t)at[7] << 56;
 }
+
+/* Of four words each: with constant places, a compiler keeps them in registers. */
+#define QUARTER(a, b, c, d, x, y) \
+  do { \
+    v[a] += v[b] + (x); \
+    v[d] = rotated(v[d] ^ v[a], 32); \
+    v[c] += v[d]; \
+    v[b] = rotated(v[b] ^ v[c], 24); \
+    v[a] += v[b] + (y); \
+    v[d] = rotated(v[d] ^ v[a], 16); \
+    v[c] += v[d]; \
+    v[b] = rotated(v[b] ^ v[c], 63); \
+  } while (0)
 
 static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t so_far, bool last) {
   uint64_t v[16], m[16];
@@ -45,15 +52,17 @@ static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t so_
   memcpy(v + 8, INITIAL, sizeof INITIAL);
   v[12] ^= so_far;
   if (last) v[14] = ~v[14];
-  for (int i = 0; i < 16; i++) {
-    m[i] = 0;
-    for (int byte = 7; byte >= 0; byte--) m[i] = m[i] << 8 | block[i * 8 + byte];
-  }
+  for (int i = 0; i < 16; i++) m[i] = word_at(block + (size_t)i * 8);
   for (int round = 0; round < ROUNDS; round++) {
     const uint8_t *s = SIGMA[round % 10];
-    for (int i = 0; i < 4; i++) quarter(v, i, 4 + i, 8 + i, 12 + i, m[s[2 * i]], m[s[2 * i + 1]]);
-    for (int i = 0; i < 4; i++)
-      quarter(v, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[s[8 + 2 * i]], m[s[9 + 2 * i]]);
+    QUARTER(0, 4, 8, 12, m[s[0]], m[s[1]]);
+    QUARTER(1, 5, 9, 13, m[s[2]], m[s[3]]);
+    QUARTER(2, 6, 10, 14, m[s[4]], m[s[5]]);
+    QUARTER(3, 7, 11, 15, m[s[6]], m[s[7]]);
+    QUARTER(0, 5, 10, 15, m[s[8]], m[s[9]]);
+    QUARTER(1, 6, 11, 12, m[s[10]], m[s[11]]);
+    QUARTER(2, 7, 8, 13, m[s[12]], m[s[13]]);
+    QUARTER(3, 4, 9, 14, m[s[14]], m[s[15]]);
   }
   for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[i + 8];
 }

@@ -229,44 +229,72 @@ static void unicode(struct balancer_json *reader, char byte) {
   reader->token = STRING;
 }
 
-/* Read on in a string that is kept; returns how many bytes of it were read. */
-static size_t string(struct balancer_json *reader, struct balancer_facts *facts, const uint8_t *data, size_t length,
-                     enum balancer_progress *progress) {
-  size_t plain = 0;
-  while (plain < length && data[plain] != '"' && data[plain] != '\\') plain++;
-  if (plain) {
-    if (reader->high) balancer_text_add_point(reader->text, reader->high);
-    reader->high = 0;
-    balancer_text_add(reader->text, data, plain);
+static uint64_t eight(const uint8_t *data) {
+  uint64_t word;
+  memcpy(&word, data, sizeof word);
+  return word;
+}
+
+/* Whether one of eight bytes is that one. Source: S. E. Anderson, "Bit Twiddling Hacks". */
+static uint64_t has(uint64_t word, uint8_t byte) {
+  const uint64_t ones = UINT64_C(0x0101010101010101);
+  uint64_t zero = word ^ ones * byte;
+  return (zero - ones) & ~zero & ones << 7;
+}
+
+/* How many bytes of numbers and the like precede a quote or a bracket; big arrays are full of them. */
+static size_t to_structure(const uint8_t *data, size_t length) {
+  size_t at = 0;
+  for (; length - at >= 8; at += 8) {
+    uint64_t word = eight(data + at), folded = word | UINT64_C(0x2020202020202020); /* [ is { then, and ] is } */
+    if (has(word, '"') | has(folded, '{') | has(folded, '}')) break;
   }
-  if (plain == length) return plain;
-  if (data[plain] == '"') *progress = end_string(reader, facts);
-  else reader->token = ESCAPE;
-  return plain + 1;
+  while (at < length && data[at] != '"' && (data[at] | 0x20) != '{' && (data[at] | 0x20) != '}') at++;
+  return at;
+}
+
+/* How many bytes of a string precede its end or an escape. */
+static size_t to_end(const uint8_t *data, size_t length) {
+  size_t at = 0;
+  for (; length - at >= 8; at += 8) {
+    uint64_t word = eight(data + at);
+    if (has(word, '"') | has(word, '\\')) break;
+  }
+  while (at < length && data[at] != '"' && data[at] != '\\') at++;
+  return at;
 }
 
 /* Read on in what is skipped; returns how many bytes of it were read. */
 static size_t skip(struct balancer_json *reader, const uint8_t *data, size_t length) {
-  enum { QUOTE = 1, OPEN, CLOSE };
-  static const uint8_t kinds[256] = {['"'] = QUOTE, ['['] = OPEN, ['{'] = OPEN, [']'] = CLOSE, ['}'] = CLOSE};
-  for (size_t at = 0; at < length; at++) {
-    uint8_t kind = kinds[data[at]];
-    if (!kind) continue;
-    if (kind == QUOTE) reader->token = SKIP_STRING;
-    else if (kind == OPEN) reader->skipped++;
-    else if (!--reader->skipped) end_value(reader);
-    if (reader->token != SKIP) return at + 1;
-  }
-  return length;
+  size_t at = to_structure(data, length);
+  if (at == length) return at;
+  if (data[at] == '"') reader->token = SKIP_STRING;
+  else if (data[at] == '[' || data[at] == '{') reader->skipped++;
+  else if (!--reader->skipped) end_value(reader);
+  return at + 1;
 }
 
 static size_t skip_string(struct balancer_json *reader, const uint8_t *data, size_t length) {
-  size_t at = 0;
-  while (at < length && data[at] != '"' && data[at] != '\\') at++;
+  size_t at = to_end(data, length);
   if (at == length) return at;
   if (data[at] == '\\') reader->token = SKIP_ESCAPE;
   else if (reader->skipped) reader->token = SKIP;
   else end_value(reader);
+  return at + 1;
+}
+
+/* Read on in a string that is kept. */
+static size_t string(struct balancer_json *reader, struct balancer_facts *facts, const uint8_t *data, size_t length,
+                     enum balancer_progress *progress) {
+  size_t at = to_end(data, length);
+  if (at) {
+    if (reader->high) balancer_text_add_point(reader->text, reader->high);
+    reader->high = 0;
+    balancer_text_add(reader->text, data, at);
+  }
+  if (at == length) return at;
+  if (data[at] == '"') *progress = end_string(reader, facts);
+  else reader->token = ESCAPE;
   return at + 1;
 }
 

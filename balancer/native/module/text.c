@@ -19,6 +19,17 @@ static void keep(struct balancer_text *text, const void *data, size_t length) {
   text->bytes = length < UINT32_MAX - text->bytes ? text->bytes + (uint32_t)length : UINT32_MAX;
 }
 
+/* How many bytes are ASCII before the first that is not. */
+static size_t plain(const uint8_t *data, size_t length) {
+  size_t count = 0;
+  for (uint64_t word; length - count >= sizeof word; count += sizeof word) {
+    memcpy(&word, data + count, sizeof word);
+    if (word & UINT64_C(0x8080808080808080)) break;
+  }
+  while (count < length && data[count] < 0x80) count++;
+  return count;
+}
+
 /* Begin a character; false: no character begins so. RFC 3629. */
 static bool begin(struct balancer_utf8 *decoder, uint8_t byte) {
   decoder->low = 0x80;
@@ -61,12 +72,16 @@ static bool next(struct balancer_utf8 *decoder, uint8_t byte) {
 
 void balancer_text_add(struct balancer_text *text, const void *data, size_t length) {
   const uint8_t *bytes = data;
-  for (size_t i = 0; i < length; i++) {
+  for (size_t i = 0; i < length;) {
     if (text->decoder.need) {
-      if (!next(&text->decoder, bytes[i])) text->broken = true;
-    } else {
+      if (!next(&text->decoder, bytes[i++])) text->broken = true;
+    } else if (bytes[i] >= 0x80) {
       text->characters++;
-      if (bytes[i] >= 0x80 && !begin(&text->decoder, bytes[i])) text->broken = true;
+      if (!begin(&text->decoder, bytes[i++])) text->broken = true;
+    } else {
+      size_t run = plain(bytes + i, length - i);
+      text->characters += (uint32_t)run;
+      i += run;
     }
   }
   keep(text, data, length);
@@ -85,15 +100,13 @@ void balancer_text_add_point(struct balancer_text *text, uint32_t point) {
 }
 
 void balancer_text_add_latin1(struct balancer_text *text, const char *data, size_t length) {
-  for (size_t start = 0, i = 0; i <= length; i++) {
-    bool last = i == length;
-    if (!last && (uint8_t)data[i] < 0x80) continue;
-    if (i > start) {
-      keep(text, data + start, i - start);
-      text->characters += (uint32_t)(i - start);
-    }
-    if (!last) balancer_text_add_point(text, (uint8_t)data[i]);
-    start = i + 1;
+  const uint8_t *bytes = (const uint8_t *)data;
+  for (size_t i = 0; i < length;) {
+    size_t run = plain(bytes + i, length - i);
+    if (run) keep(text, bytes + i, run);
+    text->characters += (uint32_t)run;
+    i += run;
+    if (i < length) balancer_text_add_point(text, bytes[i++]);
   }
 }
 
@@ -120,10 +133,22 @@ static int hex(char digit) {
   return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
 }
 
+/* How many bytes of a path stand for themselves and are printable. */
+static size_t literal(const uint8_t *data, size_t length) {
+  size_t count = 0;
+  while (count < length && data[count] >= ' ' && data[count] < 0x7F && data[count] != '%') count++;
+  return count;
+}
+
 bool balancer_text_add_path(struct balancer_text *text, const char *data, size_t length) {
   struct balancer_utf8 decoder = {0};
   bool good = true;
   for (size_t i = 0; i < length; i++) {
+    size_t run = decoder.need ? 0 : literal((const uint8_t *)data + i, length - i);
+    keep(text, data + i, run);
+    text->characters += (uint32_t)run;
+    i += run;
+    if (i == length) break;
     uint8_t byte = (uint8_t)data[i];
     /* A byte that came as such is a character of Latin-1. One that was encoded is one of UTF-8. */
     bool raw = byte >= 0x80;
