@@ -17,7 +17,7 @@ import yaml
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.understand import INFER, Reader, Refused, Understood, fields_of, framed, gateway
+from support.understand import INFER, Reader, Refused, Understood, fields_of, fields_of_json, framed, gateway
 from tritonclient.grpc import service_pb2
 
 from balancer.core import bounds
@@ -300,6 +300,19 @@ def test_json_that_ends_early_says_what_it_said(reader: Reader) -> None:
 )
 def test_a_text_in_json_that_is_none_is_refused(reader: Reader, name: str, body: bytes) -> None:
     assert refusal(reader.ask(REST, [body])) == f"{name}: is not UTF-8, which is refused"
+
+
+def test_parameters_in_json_are_counted(reader: Reader) -> None:
+    body = json.dumps({"parameters": {f"key-{number}": number for number in range(bounds.MAX_PARAMETERS + 1)}}).encode()
+    assert reader.ask(REST, [body]) == gateway(REST, fields_of_json(body))
+    assert refusal(reader.ask(REST, [body])) == "parameters: 257 is refused; it counts 256 at most"
+
+
+def test_zero_is_no_sequence_however_it_is_written(reader: Reader) -> None:
+    for zero in (b"0", b"-0", b'"0"', b'""'):
+        read = reader.ask(REST, [b'{"parameters": {"sequence_id": ' + zero + b"}}"])
+        assert isinstance(read, Understood)
+        assert not read.sequence
 
 
 def test_a_surrogate_without_its_other_half_has_a_key_all_the_same(reader: Reader) -> None:
