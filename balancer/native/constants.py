@@ -26,7 +26,13 @@ _BOUNDS = (
     "MAX_JSON_BYTES",
     "SHOWN_CHARACTERS",
 )
-_PARAMETERS = ("timeout", "priority")
+# The kinds that Triton takes (2.51). The gateway has to tell values apart by their keys, and so goes by those that
+# Triton's clients give.
+KINDS_OF_PARAMETER = {
+    "sequence_id": ("int64_param", "string_param"),
+    "priority": ("int64_param", kserve.KIND_OF_PARAMETER["priority"]),
+    "timeout": (kserve.KIND_OF_PARAMETER["timeout"],),
+}
 
 
 def constants() -> str:
@@ -35,7 +41,7 @@ def constants() -> str:
     lines += [f"#define BALANCER_{name} {value}" for name, value in _deadlines().items()]
     lines += [f'#define BALANCER_{name} "{value}"' for name, value in _names().items()]
     lines += [f"#define BALANCER_{name}{_listed(values)}" for name, values in _tables().items()]
-    lines += [f"#define BALANCER_PARAMETER_{name.upper()} {_wire_kind(name)}" for name in _PARAMETERS]
+    lines += [f"#define BALANCER_KINDS_OF_{name.upper()} {_mask(kinds)}" for name, kinds in KINDS_OF_PARAMETER.items()]
     return "\n".join((_BEGIN, *lines, "", "#endif\n"))
 
 
@@ -81,9 +87,9 @@ def _span(name: str | None) -> str:
     return "{NULL, 0}" if name is None else f'{{"{name}", {len(name)}}}'
 
 
-def _wire_kind(parameter: str) -> str:
-    """As `module/facts.h` calls the kind that Triton's clients give it."""
-    return f"BALANCER_{kserve.KIND_OF_PARAMETER[parameter].upper()}"
+def _mask(kinds: Iterable[str]) -> str:
+    """Of the kinds as `module/facts.h` calls them."""
+    return f"({' | '.join(f'1U << BALANCER_{kind.upper()}' for kind in kinds)})"
 
 
 def _listed(values: Iterable[str]) -> str:

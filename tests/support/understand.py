@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.gateway.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
+from balancer.native.constants import KINDS_OF_PARAMETER
 
 PROGRAM = Path(__file__).parents[1] / "unit" / "native" / "understand.c"
 INFER = SERVICE + "ModelInfer"
@@ -165,10 +166,11 @@ def _fields(
     fields: dict[str, list[str]] = {f"parameters.value.{kind}": [] for kind in sorted(set(KIND_OF_PARAMETER.values()))}
     fields |= {"parameters.value.string_param": [], "parameters.key": []}
     for key, kind, value in given:
-        kinds = {"int64_param", "string_param"} if key == "sequence_id" else {KIND_OF_PARAMETER.get(key)}
-        if kind is not None and kind in kinds:
+        if kind in KINDS_OF_PARAMETER.get(key, (KIND_OF_PARAMETER.get(key),)) and kind is not None:
             fields["parameters.key"].append(key)
-            fields[f"parameters.value.{kind}"].append(value)
+            # The gateway takes a sequence's id as either, and all else as one.
+            of_key = kind if key == "sequence_id" else KIND_OF_PARAMETER[key]
+            fields[f"parameters.value.{of_key}"].append(value)
         else:
             # One that Triton refuses, or of no concern, is there and says nothing.
             fields["parameters.key"].append("")

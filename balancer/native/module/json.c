@@ -128,6 +128,7 @@ static void begin_value(struct balancer_json *reader, struct balancer_facts *fac
 /* A byte outside of strings and scalars. */
 static void structure(struct balancer_json *reader, struct balancer_facts *facts, char byte) {
   if (byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t') return;
+  if (reader->place == START && strchr("\xEF\xBB\xBF", byte) && byte) return; /* the mark that some begin UTF-8 with */
   switch ((enum expected)reader->expected) {
     case A_VALUE: begin_value(reader, facts, byte); return;
     case A_KEY:

@@ -91,18 +91,18 @@ static enum balancer_progress begin_parameter(struct balancer_protobuf *reader, 
   return enter(reader, PARAMETER);
 }
 
-/* A parameter is whole: the last of a key counts, if its value is of the kind that Triton takes. */
+/* A parameter is whole: the last of a key counts, if its value is of a kind that Triton takes. */
 static void end_parameter(struct balancer_protobuf *reader, struct balancer_facts *facts) {
+  unsigned kind = 1U << reader->kind;
   if (balancer_text_is(&facts->key, "sequence_id")) {
-    if (reader->kind == BALANCER_INT64_PARAM || reader->kind == BALANCER_STRING_PARAM)
-      balancer_text_copy(&facts->sequence, &facts->value);
+    if (kind & BALANCER_KINDS_OF_SEQUENCE_ID) balancer_text_copy(&facts->sequence, &facts->value);
     else balancer_text_clear(&facts->sequence);
   } else if (balancer_text_is(&facts->key, "priority")) {
     facts->priority.length = 0;
-    if (reader->kind == BALANCER_PARAMETER_PRIORITY) balancer_digits_take(&facts->priority, &facts->value);
+    if (kind & BALANCER_KINDS_OF_PRIORITY) balancer_digits_take(&facts->priority, &facts->value);
   } else if (balancer_text_is(&facts->key, "timeout")) {
     facts->timeout.length = 0;
-    if (reader->kind == BALANCER_PARAMETER_TIMEOUT) balancer_digits_take(&facts->timeout, &facts->value);
+    if (kind & BALANCER_KINDS_OF_TIMEOUT) balancer_digits_take(&facts->timeout, &facts->value);
   }
 }
 

@@ -37,22 +37,28 @@ static void clear(struct balancer_reader *reader) {
   reader->body = BALANCER_NO_BODY;
 }
 
-/* Of a REST inference with tensors behind its JSON, how long the JSON is; 0: it is all of the body. */
+/* How much of a REST inference is JSON, at most: all of it, or what the header says, read as Triton does, by atoi(); what is
+   no number, or not above 0, means that none of it is. */
 static uint64_t json_bytes(struct balancer_headers headers) {
-  struct balancer_span text = balancer_header(headers, BALANCER_SPAN("inference-header-content-length"));
+  const struct balancer_span name = BALANCER_SPAN("inference-header-content-length");
+  struct balancer_span text = {NULL, 0};
   uint64_t bytes = 0;
+  text.at = headers.get(headers.context, name.at, name.length, &text.length);
+  if (!text.at) return BALANCER_MAX_JSON_BYTES;
+  while (text.length && (*text.at == ' ' || (*text.at >= '\t' && *text.at <= '\r'))) text.at++, text.length--;
+  if (text.length && *text.at == '+') text.at++, text.length--;
   for (size_t i = 0; i < text.length && text.at[i] >= '0' && text.at[i] <= '9' && bytes < BALANCER_MAX_JSON_BYTES; i++)
     bytes = bytes * 10 + (uint64_t)(text.at[i] - '0');
-  return bytes;
+  return bytes < BALANCER_MAX_JSON_BYTES ? bytes : BALANCER_MAX_JSON_BYTES;
 }
 
 static void start_json(struct balancer_reader *reader, struct balancer_headers headers) {
   struct balancer_span encoding = balancer_header(headers, BALANCER_SPAN("content-encoding"));
-  uint64_t bytes = json_bytes(headers);
   /* Triton inflates, and nobody here. */
   if (encoding.length && !(encoding.length == 8 && balancer_span_begins(encoding, "identity"))) return;
+  reader->limit = json_bytes(headers);
+  if (!reader->limit) return;
   reader->body = BALANCER_JSON_BODY;
-  reader->limit = bytes && bytes < BALANCER_MAX_JSON_BYTES ? bytes : BALANCER_MAX_JSON_BYTES;
   balancer_json_start(&reader->of.json);
 }
 

@@ -271,7 +271,7 @@ def test_json_beyond_the_bound_is_not_waited_for(reader: Reader) -> None:
         b'{"inputs": [{"shape": [' + b"9" * 100_000 + b"]}]}",
         b'{"inputs": [{"shape": [' + b"-1," * 100_000 + b"]}]}",
         b'{"' + b"k" * 1_000_000 + b'": 1}',
-        b"\xef\xbb\xbf{}",
+        b"\xef\xbb\xbf",
         b"\0" * 1000,
     ],
 )
@@ -327,12 +327,20 @@ def test_json_that_is_compressed_is_not_read(reader: Reader) -> None:
     assert reader.held_bytes == 0
 
 
-@pytest.mark.parametrize("length", ["0", "", "x", "-5", "99999999999999999999999"])
-def test_a_length_of_json_that_is_none_means_all_of_the_body(reader: Reader, length: str) -> None:
+@pytest.mark.parametrize(
+    ("length", "priority"),
+    [("32", 9), (" 32", 9), ("+32x", 9), ("9" * 30, 9), ("31", 9), ("5", 0), ("0", 0), ("", 0), ("x", 0), ("-32", 0)],
+)
+def test_the_length_of_json_is_read_as_triton_reads_it(reader: Reader, length: str, priority: int) -> None:
     headers = REST | {"inference-header-content-length": length}
-    read = reader.ask(headers, [b'{"parameters": {"priority": 9}}'])
+    read = reader.ask(headers, [b'{"parameters": {"priority": 9}}\n'])
     assert isinstance(read, Understood)
-    assert read.priority == 9
+    assert read.priority == priority
+
+
+def test_json_may_begin_with_the_mark_of_utf_8(reader: Reader) -> None:
+    body = b'{"parameters": {"priority": 9}}'
+    assert reader.ask(REST, [b"\xef", b"\xbb\xbf" + body]) == reader.ask(REST, [body])
 
 
 def test_a_frame_may_claim_four_gigabytes(reader: Reader) -> None:
