@@ -15,6 +15,14 @@ MAX_PRIORITY = 32_767
 """More levels than any model has."""
 MAX_PARAMETERS = 256
 """Of one request."""
+MAX_FIELD_VALUES = 1024
+"""Of one field of a gRPC message, whatever it says: what has more is not handed over. Envoy's bootstrap has it too."""
+MAX_FIELD_BYTES = 65_536
+"""Of one field of a gRPC message. Envoy's bootstrap has it too."""
+MAX_PREFIX_BYTES = 65_536
+"""Of a gRPC message, before its tensors: as much is held until a worker is chosen."""
+MAX_JSON_BYTES = 2**20
+"""Of JSON that is read for what concerns routing: as much is held until a worker is chosen."""
 MAX_DEADLINE_S = 1e9
 """Of a header; later ones mean none."""
 MAX_IN_FLIGHT = 200_000
@@ -51,7 +59,8 @@ MAX_COMPUTE_S = 1e12
 """Seconds of compute, cumulative, of one batch size."""
 MAX_FILE_BYTES = 16 * 2**20
 """Of a file that an operator names: config, workers, profile, certificate."""
-_SHOWN_CHARACTERS = 60
+SHOWN_CHARACTERS = 60
+"""Of a value that is quoted in a refusal."""
 
 
 class OutOfBoundsError(ValueError):
@@ -67,9 +76,9 @@ class OutOfBoundsError(ValueError):
 def shown(value: object) -> str:
     """A value as messages and logs quote it: escaped, and cut where it is long."""
     if isinstance(value, int | float):
-        return f"{value:.17g}" if isinstance(value, float) else str(value)[:_SHOWN_CHARACTERS]
+        return f"{value:.17g}" if isinstance(value, float) else str(value)[:SHOWN_CHARACTERS]
     text = str(value)
-    cut = text[:_SHOWN_CHARACTERS]
+    cut = text[:SHOWN_CHARACTERS]
     return ascii(cut) if cut == text else f"{cut!a}... ({len(text)} characters)"
 
 

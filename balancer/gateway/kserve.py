@@ -21,25 +21,17 @@ from policies.base import Request
 from policies.hashing import key_of, mix
 
 SERVICE = "/inference.GRPCInferenceService/"
-_TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+TIMEOUT_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # At most eight digits: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _WHOLE = re.compile(r"-?[0-9]{1,20}")
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
-_INFERENCE = {"ModelInfer", "ModelStreamInfer"}
-_ABOUT_MODEL = {"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"}
-_ABOUT_SERVER = {"ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"}
-_HEALTH = "/grpc.health.v1.Health/"
-_REST_SERVER = re.compile(r"/v2/?|/v2/health/(live|ready)/?|/v2/models/stats/?|/v2/repository/index/?")
-_REST_MODEL = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?"
-    r"(/(?P<verb>infer|generate|generate_stream|ready|config|stats))?/?"
-)
-_REST_KINDS = {"infer": "inference", "generate": "inference", "generate_stream": "stream"}
+HEALTH = "/grpc.health.v1.Health/"
+REST_SERVER = {"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"}
 
 # Parameters of a request that concern routing, by the kind that Triton's clients give each. Envoy hands over keys and
 # values as one list for each kind, in order, so a value is found by counting the keys of its kind before it.
-_KIND = {
+KIND_OF_PARAMETER = {
     "sequence_start": "bool_param",
     "sequence_end": "bool_param",
     "binary_data_output": "bool_param",
@@ -63,6 +55,24 @@ class Kind(enum.Enum):
     PER_SERVER = "per_server"
     """Whatever else there is: it changes one server (load a model, register memory), so balancing it would be a
     surprise, or it is not known here."""
+
+
+# gRPC's methods, and what may stand after a model in a path of REST; alone, the path is about the model.
+METHODS = {
+    "ModelInfer": Kind.INFERENCE,
+    "ModelStreamInfer": Kind.STREAM,
+    **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), Kind.MODEL),
+    **dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"), Kind.SERVER),
+}
+REST_VERBS = {
+    "infer": Kind.INFERENCE,
+    "generate": Kind.INFERENCE,
+    "generate_stream": Kind.STREAM,
+    **dict.fromkeys(("ready", "config", "stats"), Kind.MODEL),
+}
+_REST_MODEL = re.compile(
+    rf"/v2/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/(?P<verb>{'|'.join(REST_VERBS)}))?/?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +162,17 @@ def sequence_key(model: str, sequence_id: str) -> int:
 
 
 def _grpc_call(path: str, fields: Mapping[str, Sequence[object]]) -> tuple[Kind, str, str]:
-    if path.startswith(_HEALTH):
+    if path.startswith(HEALTH):
         return Kind.SERVER, "", ""
     method = path.removeprefix(SERVICE) if path.startswith(SERVICE) else ""
-    if method in _INFERENCE:
-        kind = Kind.STREAM if method == "ModelStreamInfer" else Kind.INFERENCE
+    kind = METHODS.get(method, Kind.PER_SERVER)
+    if kind is Kind.INFERENCE or kind is Kind.STREAM:
         return kind, str(_first(fields, "model_name")), str(_first(fields, "model_version"))
-    if method in _ABOUT_MODEL:
+    if kind is Kind.MODEL:
         # Without a name, Triton answers for all of its models: then any server will do.
         name = str(_first(fields, "name"))
         return (Kind.MODEL, name, str(_first(fields, "version"))) if name else (Kind.SERVER, "", "")
-    return (Kind.SERVER if method in _ABOUT_SERVER else Kind.PER_SERVER), "", ""
+    return kind, "", ""
 
 
 def _rest_call(path: str) -> tuple[Kind, str, str]:
@@ -170,12 +180,12 @@ def _rest_call(path: str) -> tuple[Kind, str, str]:
     if decoded.count("/") != path.count("/") or not decoded.isprintable():
         # A slash within a name is a path of another call to whoever decodes it earlier.
         return Kind.PER_SERVER, "", ""
-    if _REST_SERVER.fullmatch(decoded):
+    if decoded.removesuffix("/") in REST_SERVER:
         return Kind.SERVER, "", ""
     match = _REST_MODEL.fullmatch(decoded)
     if match is None:
         return Kind.PER_SERVER, "", ""
-    return Kind(_REST_KINDS.get(match["verb"] or "", "model")), match["model"], match["version"] or ""
+    return REST_VERBS.get(match["verb"], Kind.MODEL), match["model"], match["version"] or ""
 
 
 def _first(fields: Mapping[str, Sequence[object]], path: str) -> object:
@@ -233,7 +243,7 @@ def _parameters(fields: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, o
     if len(keys) > bounds.MAX_PARAMETERS:
         raise OutOfBoundsError("parameters", len(keys), f"counts {bounds.MAX_PARAMETERS} at most")
     lists = {kind: list(fields.get(f"parameters.value.{kind}", ())) for kind in _PARAMETER_KINDS}
-    kinds = {key: _KIND[key] for key in keys if key in _KIND}
+    kinds = {key: KIND_OF_PARAMETER[key] for key in keys if key in KIND_OF_PARAMETER}
     if "sequence_id" in keys:
         # An integer or a string, by the client's choice: a string where no integer is left over for it.
         integers = sum(kind == "int64_param" for kind in kinds.values())
@@ -252,7 +262,7 @@ def _deadline_s(headers: Mapping[str, str], names: HeaderNames, parameters: Mapp
         match = _TIMEOUT.fullmatch(timeout)
         if match is None:
             raise OutOfBoundsError("grpc-timeout", timeout, "has 1 to 8 digits and a unit of H, M, S, m, u or n")
-        candidates.append(int(match[1]) * _TIMEOUT_UNITS_S[match[2]])
+        candidates.append(int(match[1]) * TIMEOUT_UNITS_S[match[2]])
     microseconds = _parameter(parameters, "timeout", 2**63 - 1)
     if microseconds:
         candidates.append(microseconds * 1e-6)

@@ -21,6 +21,7 @@ from numba.core import types
 from balancer.core.fleet import Fleet
 from balancer.core.kernel.state import Options
 from balancer.core.settings import Settings
+from balancer.native import constants
 from balancer.native.call import new_call
 from balancer.native.compiling import OPTIONS
 from balancer.native.entries import entries
@@ -62,6 +63,7 @@ def build(path: Path = PATH) -> int:
         objects.append(_stamped(Path(folder)))
         _link(objects, path)
     path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
+    constants.write()
     return len(objects) - 1
 
 

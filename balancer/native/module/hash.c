@@ -1,0 +1,89 @@
+/* Hashes of policies/hashing.py. */
+#include "text.h"
+
+#include <string.h>
+
+enum { BLOCK = 128, DIGEST = 8, ROUNDS = 12 };
+
+uint64_t balancer_mix(uint64_t value) {
+  value += UINT64_C(0x9E3779B97F4A7C15);
+  value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+  value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
+  return value ^ value >> 31;
+}
+
+/* BLAKE2b: RFC 7693. */
+static const uint64_t INITIAL[8] = {
+  UINT64_C(0x6a09e667f3bcc908), UINT64_C(0xbb67ae8584caa73b), UINT64_C(0x3c6ef372fe94f82b), UINT64_C(0xa54ff53a5f1d36f1),
+  UINT64_C(0x510e527fade682d1), UINT64_C(0x9b05688c2b3e6c1f), UINT64_C(0x1f83d9abfb41bd6b), UINT64_C(0x5be0cd19137e2179),
+};
+
+static const uint8_t SIGMA[10][16] = {
+  {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+  {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+  {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+  {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+  {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+};
+
+static uint64_t rotated(uint64_t word, unsigned by) { return word >> by | word << (64 - by); }
+
+static uint64_t word_at(const uint8_t *at) {
+  return (uint64_t)at[0] | (uint64_t)at[1] << 8 | (uint64_t)at[2] << 16 | (uint64_t)at[3] << 24 |
+         (uint64_t)at[4] << 32 | (uint64_t)at[5] << 40 | (uint64_t)at[6] << 48 | (uint64_t)at[7] << 56;
+}
+
+/* Of four words each: with constant places, a compiler keeps them in registers. */
+#define QUARTER(a, b, c, d, x, y) \
+  do { \
+    v[a] += v[b] + (x); \
+    v[d] = rotated(v[d] ^ v[a], 32); \
+    v[c] += v[d]; \
+    v[b] = rotated(v[b] ^ v[c], 24); \
+    v[a] += v[b] + (y); \
+    v[d] = rotated(v[d] ^ v[a], 16); \
+    v[c] += v[d]; \
+    v[b] = rotated(v[b] ^ v[c], 63); \
+  } while (0)
+
+static void compress(uint64_t state[8], const uint8_t block[BLOCK], uint64_t so_far, bool last) {
+  uint64_t v[16], m[16];
+  memcpy(v, state, sizeof(uint64_t) * 8);
+  memcpy(v + 8, INITIAL, sizeof INITIAL);
+  v[12] ^= so_far;
+  if (last) v[14] = ~v[14];
+  for (int i = 0; i < 16; i++) m[i] = word_at(block + (size_t)i * 8);
+  for (int round = 0; round < ROUNDS; round++) {
+    const uint8_t *s = SIGMA[round % 10];
+    QUARTER(0, 4, 8, 12, m[s[0]], m[s[1]]);
+    QUARTER(1, 5, 9, 13, m[s[2]], m[s[3]]);
+    QUARTER(2, 6, 10, 14, m[s[4]], m[s[5]]);
+    QUARTER(3, 7, 11, 15, m[s[6]], m[s[7]]);
+    QUARTER(0, 5, 10, 15, m[s[8]], m[s[9]]);
+    QUARTER(1, 6, 11, 12, m[s[10]], m[s[11]]);
+    QUARTER(2, 7, 8, 13, m[s[12]], m[s[13]]);
+    QUARTER(3, 4, 9, 14, m[s[14]], m[s[15]]);
+  }
+  for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[i + 8];
+}
+
+uint64_t balancer_key_of(const struct balancer_text *text) {
+  uint64_t state[8], so_far = 0, key = 0;
+  size_t left = text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept;
+  const char *at = text->kept;
+  memcpy(state, INITIAL, sizeof state);
+  state[0] ^= UINT64_C(0x01010000) ^ DIGEST;
+  for (bool last = false; !last;) {
+    uint8_t block[BLOCK] = {0};
+    size_t taken = left < BLOCK ? left : BLOCK;
+    memcpy(block, at, taken);
+    at += taken;
+    left -= taken;
+    so_far += taken;
+    last = !left;
+    compress(state, block, so_far, last);
+  }
+  /* The digest's bytes, of a little-endian word, read as a big-endian number. */
+  for (int i = 0; i < DIGEST; i++) key = key << 8 | (state[0] >> 8 * i & 0xFF);
+  return key;
+}

@@ -1,0 +1,55 @@
+/* Texts as they arrive, byte by byte: checked, counted, and kept as far as a name may be long. */
+#ifndef BALANCER_TEXT_H
+#define BALANCER_TEXT_H
+
+#include "bounds.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes of somebody else's; `at` is NULL where there are none to speak of. */
+struct balancer_span {
+  const char *at;
+  size_t length;
+};
+
+/* Where a decoder stands within a character of UTF-8: bytes to come, and between which the next one lies. */
+struct balancer_utf8 {
+  uint32_t point;
+  uint8_t need, low, high;
+};
+
+/* A text in UTF-8. Only the first bytes are kept; a text that is longer than BALANCER_MAX_TEXT_BYTES is refused, with its
+   first characters and how many it has. */
+struct balancer_text {
+  uint32_t bytes, characters; /* of all of it */
+  struct balancer_utf8 decoder;
+  bool broken; /* not UTF-8 */
+  char kept[BALANCER_MAX_TEXT_BYTES];
+};
+
+/* How a value is quoted in a refusal: as Python's ascii() of its first 60 characters, and how many it has. */
+enum { BALANCER_SHOWN_BYTES = BALANCER_SHOWN_CHARACTERS * 10 + 48 };
+
+void balancer_text_clear(struct balancer_text *text);
+/* Bytes that are meant to be UTF-8. */
+void balancer_text_add(struct balancer_text *text, const void *data, size_t length);
+/* One character; surrogates too, as Python's "surrogatepass" writes them. */
+void balancer_text_add_point(struct balancer_text *text, uint32_t point);
+/* A header, whose bytes are Latin-1. */
+void balancer_text_add_latin1(struct balancer_text *text, const char *data, size_t length);
+/* What percent-encoding says, as Python's unquote(): what is no UTF-8 becomes U+FFFD. False: a character of it is not
+   printable, or is a slash that was encoded. */
+bool balancer_text_add_path(struct balancer_text *text, const char *data, size_t length);
+/* Whether all of it, up to now, is UTF-8, and complete. */
+bool balancer_text_valid(const struct balancer_text *text);
+bool balancer_text_is(const struct balancer_text *text, const char *other);
+void balancer_text_copy(struct balancer_text *to, const struct balancer_text *from);
+void balancer_text_shown(const struct balancer_text *text, char shown[BALANCER_SHOWN_BYTES]);
+
+/* Python's `mix` and `key_of` (policies/hashing.py), bit for bit. */
+uint64_t balancer_mix(uint64_t value);
+uint64_t balancer_key_of(const struct balancer_text *text);
+
+#endif

@@ -1,0 +1,93 @@
+"""Random requests for the module's reader, by the million: `python -m benchmarks.fuzz.request`.
+
+`entry.c` is an entry for any fuzzer. With libFuzzer: `clang -fsanitize=fuzzer,address,undefined entry.c` and the
+reader's sources. `driver.c` calls it with mutations of honest requests, where there is a C compiler only.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tritonclient.grpc import service_pb2
+
+from balancer.native import constants
+
+STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+OPTIMISED = ["-O2"]
+_READER = ("text.c", "hash.c", "protobuf.c", "json.c", "headers.c", "request.c")
+_FOLDER = Path(__file__).parent
+_MODULE = constants.PATH.parent
+# As entry.c has them: places of paths and headers in its tables, and what the second byte says of the body.
+_INFER, _READY, _REST, _PATH_OF_HEADER = 0, 2, 4, 7
+_SEQUENCE, _DEADLINE, _TIMEOUT, _JSON_BYTES, _PATH = 2, 5, 6, 9, 11
+_FRAMED = 1
+_CHUNK = 16 << 2
+
+
+def compiled(target: Path, sources: Sequence[Path], options: Sequence[str]) -> Path:
+    """Compile sources with the module's reader; no warning is borne."""
+    constants.write()
+    ours = [_MODULE / name for name in _READER]
+    command: list[str | Path] = ["cc", *STRICT, *options, f"-I{_MODULE}", "-o", target, *sources, *ours, "-lm"]
+    subprocess.run(command, check=True)
+    return target
+
+
+def fuzzed(folder: Path, inputs: int, seed: int, options: Sequence[str] = SANITIZED) -> str:
+    """Try so many inputs, and return what the driver says; CalledProcessError where one breaks the reader.
+
+    Args:
+        folder: For the driver, its corpus, and the input that broke the reader.
+        inputs: How many.
+        seed: Equal seeds try equal inputs.
+        options: Of the compiler.
+    """
+    driver = compiled(folder / "driver", [_FOLDER / "entry.c", _FOLDER / "driver.c"], options)
+    files = []
+    for number, data in enumerate(corpus()):
+        files.append(folder / f"seed-{number}")
+        files[-1].write_bytes(data)
+    # So that the driver keeps the input at hand.
+    environment = os.environ | {"ASAN_OPTIONS": "abort_on_error=1", "UBSAN_OPTIONS": "abort_on_error=1"}
+    command: list[str | Path] = [driver, str(inputs), str(seed), *files]
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
+
+
+def corpus() -> Iterator[bytes]:
+    """Honest requests, as entry.c takes them."""
+    message = service_pb2.ModelInferRequest(model_name="model", model_version="1", id="é🙂")
+    message.parameters["sequence_id"].int64_param = 42
+    message.parameters["sequence_start"].bool_param = True
+    message.parameters["priority"].uint64_param = 3
+    message.parameters["timeout"].int64_param = 250_000
+    message.parameters["colour"].string_param = "red"
+    message.parameters["half"].double_param = 0.5
+    message.inputs.add(name="INPUT", datatype="FP32", shape=[8, 3])
+    typed = service_pb2.ModelInferRequest.FromString(message.SerializeToString())
+    typed.inputs[0].contents.fp32_contents.extend([1.0] * 24)
+    message.outputs.add(name="OUTPUT")
+    message.raw_input_contents.append(b"\x0a\x01x" * 32)
+    for each in (message, typed, service_pb2.ModelInferRequest(model_name="m")):
+        data = each.SerializeToString()
+        yield _input(_INFER, _FRAMED, [], data)
+        yield _input(_INFER, 0, [(_TIMEOUT, b"5S"), (_SEQUENCE, b"s")], b"\0" + struct.pack(">I", len(data)) + data)
+    yield _input(_READY, _FRAMED, [], service_pb2.ModelReadyRequest(name="m", version="2").SerializeToString())
+    json = (
+        b'{"id": "a\\u00e9\\ud83d\\ude42", "inputs": [{"name": "A", "shape": [8, 2], "datatype": "FP32", "data": '
+        b'[[1.0, -2e3], ["a\\"]"]]}], "parameters": {"sequence_id": 42, "sequence_start": true, "priority": 3, '
+        b'"timeout": 250000, "mine": {"x": [null]}}}'
+    )
+    yield _input(_REST, 0, [], json)
+    yield _input(_REST, 0, [(_JSON_BYTES, b"%d" % len(json)), (_DEADLINE, b" 1.5 ")], json + b"\x00\xff" * 40)
+    yield _input(_PATH_OF_HEADER, 0, [(_PATH, b"/v2/models/%c3%a9%20x/versions/2/infer?q=%2f")], json)
+
+
+def _input(path: int, how: int, headers: Sequence[tuple[int, bytes]], body: bytes) -> bytes:
+    start = bytes([path, how | _CHUNK, len(headers)])
+    return start + b"".join(bytes([which, len(value)]) + value for which, value in headers) + body

@@ -1,0 +1,1 @@
+"""What the module's reader takes for a request: `python -m benchmarks.request_cost`."""
