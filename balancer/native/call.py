@@ -14,8 +14,9 @@ from balancer.native.record import Record
 
 (
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
-    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS, WHOLE, PROPENSITY, AMONG, NAMED, FALLBACKS,
-) = range(22)  # fmt: skip
+    PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS,
+    WHOLE, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
+) = range(23)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
@@ -38,6 +39,7 @@ DECLARED = {
         "q",
         "1: an answer keeps within the limits and counts its pick in; 2: likewise, a sequence; 0: neither",
     ),
+    "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
     "AMONG": ("q", "written: how many workers could have been picked"),
     "NAMED": ("q", "written: how many fallbacks there are"),

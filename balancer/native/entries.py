@@ -31,6 +31,7 @@ from balancer.native.call import (
     PICKED,
     PRIORITY,
     PROPENSITY,
+    REFUSED_AT,
     ROWS,
     SEED,
     SERVED,
@@ -59,7 +60,8 @@ _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(e
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
 _name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
-_among = from_source(picking.among)
+_among, _best_s = from_source(picking.among), from_source(picking.best_s)
+_pending_limit = from_source(picking.pending_limit)
 
 
 @inlined
@@ -184,7 +186,11 @@ def _limits(x: Books, call: Call) -> int:
         return NOBODY
     if _keep_within_limits(x, 0, 0, _ask(call), call.numbers[NOW_S]) > 0:
         return 0
-    return LATE if _among(x, 0) > 0 else FULL
+    if _among(x, 0) > 0:
+        call.numbers[REFUSED_AT] = _best_s(x, 0, 0, _ask(call), call.numbers[NOW_S])
+        return LATE
+    call.numbers[REFUSED_AT] = _pending_limit(x, 0, call.numbers[PRIORITY])
+    return FULL
 
 
 @inlined

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import support.repository_packages  # noqa: F401  # makes `benchmarks` importable
 from support.understand import PROGRAM, Reader
 
 from benchmarks.fuzz.request import SANITIZED, compiled
