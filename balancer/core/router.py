@@ -179,15 +179,17 @@ class Router:
         fleet, policy, steering = self.fleet, self.policy, self.steering
         if request.model and not fleet.knows(request.model):
             return None
-        choice, begun_s = None, 0.0
+        mask, choice, begun_s = self._eligible(request, now_s), None, 0.0
         if steering is not None:
+            # Nobody is chosen to decide a request that is refused before.
+            if self.settings.limits.any or not np.count_nonzero(mask):
+                return None
             choice = steering.choose(number, now_s)
             if steering.looks_on(choice, number, now_s):
                 return None
             policy, begun_s = choice.policy, steering.stopwatch()
         placed = self._policy_for(request, policy)
         column = self.column(request.model)
-        mask = self._eligible(request, now_s)
         picked = fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
         if picked is None:
             return None

@@ -224,6 +224,9 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
             assert came[0] == came[1], f"step {number}: {step}"
     assert one.router.outcomes == other.router.outcomes
     assert one.router.failures == other.router.failures
+    if one.router.steering is not None and other.router.steering is not None:
+        told = one.router.steering.explain(now_s), other.router.steering.explain(now_s)
+        assert told[0] == told[1]
     states = one.state(), other.state()
     for field, array in states[0].items():
         np.testing.assert_array_equal(states[1][field], array, err_msg=field)

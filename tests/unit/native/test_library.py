@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from balancer.config.config import Config
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.events import WorkerAdded
 from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.core.settings import GuardSettings, Settings
+from balancer.core.trials.steering import Plan, Steering
 from balancer.native import library
 from balancer.native.library import Compiled, Library, LibraryError
 from policies.base import Request
+from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
 
 
@@ -80,3 +83,19 @@ def test_a_new_column_changes_nobody_s_eligibility() -> None:
     assert router.route(Request("m"), 0.0).worker == "w0"
     router.observe(report("w0", 2, [model(), model("loading", ready=False)]), 0.1)
     assert router.route(Request("m"), 0.1).worker == "w0"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slow_decisions_are_seen_whoever_makes_them(compiled: bool) -> None:
+    policy, clock = RoundRobin(), count()
+    router = Router(policy, Settings(reports_required=False), kernel=Compiled(Library()) if compiled else None)
+    plan = Plan(guard=GuardSettings(decision_s=0.5, report_share=1.0), baseline=LeastRequests())
+    steering = Steering(policy, plan, stopwatch=lambda: float(next(clock)))
+    router.configure(policy, router.settings, steering)
+    router.observe(WorkerAdded("w0"), 0.0)
+    decided_by = [router.route(Request("m"), number * 1e-6).policy for number in range(200)]
+    assert steering.guard is not None
+    assert steering.guard.breach is not None
+    assert steering.guard.breach.finding.reason == "slow"
+    assert decided_by[0] == "round_robin"
+    assert decided_by[-1] == "least_requests"
