@@ -9,7 +9,7 @@ BIN := .venv/bin
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
-setup: .venv/ready balancer/native/kernel.so ## everything that is needed, into .venv
+setup: .venv/ready balancer/native/kernel.so balancer/native/module.so ## everything that is needed, into .venv
 
 .venv/ready: pyproject.toml deploy/setup triton/requirements.txt
 	@PYTHON=$(PYTHON) deploy/setup
@@ -17,6 +17,9 @@ setup: .venv/ready balancer/native/kernel.so ## everything that is needed, into 
 # Of the same sources as the serving process: another one is not loaded.
 balancer/native/kernel.so: .venv/ready $(shell find policies balancer/core balancer/native -name '*.py')
 	$(BIN)/python -m balancer.native.build
+
+balancer/native/module.so: balancer/native/kernel.so $(wildcard balancer/native/module/*.[ch])
+	$(BIN)/python -m balancer.front.build
 
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
 	$(BIN)/python -m tools.demo
@@ -68,4 +71,4 @@ proto: setup ## code from the .proto files
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module/bounds.h
+	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module.so balancer/native/module/bounds.h

@@ -22,6 +22,9 @@ from balancer.core.trials.steering import Steering
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
+from balancer.front.folder import Folder, FolderError
+from balancer.front.module import Module, ModuleError
+from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
 from balancer.gateway.kserve import HeaderNames
@@ -36,6 +39,7 @@ from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.metrics import Metrics
+from balancer.operate.native_front import NativeFront
 from balancer.operate.news import News
 from balancer.operate.recorder import Recorder
 from balancer.security import identity
@@ -81,13 +85,17 @@ class App:
         self._number = number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
-        self.router = Router(config.build_policy(), config.settings(), self._seed, _kernel())
+        self.router = _router(config, self._seed)
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
         self._picker = Picker(self.router, self._clock, number, self._run)
         self.metrics = Metrics(self.router, self._clock, number)
         self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
+        self._native: NativeFront | None = None
+        if isinstance(self.router, SharedRouter):
+            recorder = self._recorder
+            self._native = NativeFront(self.router, self.metrics, recorder.recent, recorder.mistakes)
         self._decision_files: DecisionFiles | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
         self._names = HeaderNames()
@@ -153,6 +161,8 @@ class App:
                 if self._source is not None:
                     followers.append(tasks.create_task(self._follow_config(self._source, stop)))
                 followed = self._listeners.certificates.values()
+                if self._native is not None:
+                    followers.append(tasks.create_task(self._native.run(stop, self._clock, self._may_pick)))
                 followers.extend(tasks.create_task(certificates.follow(stop)) for certificates in followed)
                 await stop.wait()
                 for follower in followers:
@@ -223,6 +233,8 @@ class App:
             tenant=requests.tenant_header,
             deadline=requests.deadline_header,
         )
+        if self._native is not None:
+            self._native.configure(self._names, decision_lines=config.log.decisions_share > 0)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._record(config)
@@ -311,6 +323,8 @@ class App:
         for event in changes(old, workers):
             self._observe(event)
         self._picker.addresses = Addresses(workers)
+        if self._native is not None:
+            self._native.workers(workers)
         self._workers = workers
         self._endpoint_states = ()
         self._tell_envoy()
@@ -377,10 +391,17 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
     return "healthy" if usable else "unhealthy"
 
 
-def _kernel() -> Kernel:
-    """The compiled one where there is one that fits."""
+def _router(config: Config, seed: int) -> Router:
+    """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
+    policy, settings, folder = config.build_policy(), config.settings(), config.shared_folder
     try:
-        return Compiled(Library())
+        library = Library()
     except LibraryError as error:
         logger.warning("decisions are made in Python, several times as slowly: %s", error)
-        return Kernel()
+        return Router(policy, settings, seed, Kernel())
+    if folder is not None:
+        try:
+            return SharedRouter(policy, settings, seed, library, Module(library), Folder(folder))
+        except (ModuleError, FolderError, OSError) as error:
+            logger.warning("envoy.frontend: Envoy will ask the balancer for each request: %s", error)
+    return Router(policy, settings, seed, Compiled(library))

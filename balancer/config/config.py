@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +35,14 @@ from balancer.core.settings import GuardSettings, Limits, ModelSettings, Setting
 from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
-from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.front import module
+from balancer.front.folder import default_folder
+from balancer.gateway.bootstrap import BootstrapOptions, NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.native import library as kernel
 from policies.base import Policy
+
+logger = logging.getLogger(__name__)
 
 
 def _path(name: str | None) -> Path | None:
@@ -113,6 +119,21 @@ class Config(StrictModel):
     def _ports_apart(self) -> Self:
         envoys = {"envoy.listen": self.envoy.listen, "envoy.admin": self.envoy.admin}
         self.listen.check(self.processes, envoys, one_machine=self.envoy.on_this_machine)
+        return self
+
+    @model_validator(mode="after")
+    def _native_is_possible(self) -> Self:
+        if self.envoy.frontend != "native":
+            return self
+        if self.processes != 1:
+            rule = "must be 1 where envoy.frontend is native: Envoys decide over the state of one balancer"
+            raise field_error(("processes",), self.processes, rule)
+        if not self.envoy.on_this_machine:
+            rule = "needs a balancer on the same machine; set pick, or name an address in envoy.balancers that is local"
+            raise field_error(("envoy", "frontend"), self.envoy.frontend, rule)
+        if self.envoy.shared_folder is not None and not Path(self.envoy.shared_folder).is_absolute():
+            rule = "must be an absolute path: balancer and Envoy may have different working directories"
+            raise field_error(("envoy", "shared_folder"), self.envoy.shared_folder, rule)
         return self
 
     @model_validator(mode="after")
@@ -226,7 +247,25 @@ class Config(StrictModel):
             access_log=self.envoy.access_log or "",
             listener_tls=_listener_tls(self.envoy.tls),
             balancer_tls=_balancer_tls(self.envoy.balancer_tls),
+            native=self._native(),
         )
+
+    @property
+    def shared_folder(self) -> Path | None:
+        """What the front end `native` shares; None: another front end."""
+        if self.envoy.frontend != "native":
+            return None
+        named = self.envoy.shared_folder
+        return default_folder(self.listen.envoy) if named is None else Path(named)
+
+    def _native(self) -> NativeOptions | None:
+        folder = self.shared_folder
+        if folder is None:
+            return None
+        if not module.PATH.exists():
+            logger.warning("envoy.frontend: the balancer will be asked, as there is no module; %s", module.BUILD)
+            return None
+        return NativeOptions(module.PATH, kernel.PATH, folder)
 
     def _balancers(self) -> tuple[str, ...]:
         """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""

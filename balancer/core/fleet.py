@@ -63,6 +63,8 @@ class Fleet:
         self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
+        self.revision = 0
+        """Of what a model's masks and column rest on: counted, for whoever hands these to another process."""
         self._faded_s = -math.inf
         self.reports: Counter[str] = Counter()
         """Reports by what became of them: accepted, lost, late."""
@@ -99,6 +101,11 @@ class Fleet:
         """What all arrays lie in; another one once there is no room for more workers or models."""
         return self._ledger.block
 
+    def renew_block(self) -> None:
+        """Go on in another block, since somebody else may write to this one out of turn."""
+        self._ledger.resize(self._ledger.sizes, anew=True)
+        self._find_arrays()
+
     def _find_arrays(self) -> None:
         """Take the ledger's, which laid them out anew. A kernel is told by the desk, which is another one then."""
         self.desk = self._ledger.desk
@@ -123,6 +130,7 @@ class Fleet:
         for model in new:
             self.models[model] = self._free.pop()
         if new:
+            self.revision += 1
             self._take_profiles(range(len(self.workers)), new)
             self._fade(0.0)
 
@@ -147,6 +155,7 @@ class Fleet:
                 worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
             self._free.append(column)
             self.forgotten.append(model)
+            self.revision += 1
 
     def add(self, event: WorkerAdded) -> None:
         """A worker appears, or discovery's word about a known one changes; its state stays then."""
@@ -187,6 +196,7 @@ class Fleet:
             self._fresh_until_s = -math.inf
 
     def _forget_masks(self) -> None:
+        self.revision += 1
         self._servable.clear()
         self._members.clear()
         self._known = {
@@ -349,6 +359,11 @@ class Fleet:
             if self._may_keep(model, version):
                 kept[model, version] = mask
         return mask
+
+    def listed(self) -> Collection[tuple[str, str]]:
+        """Models and versions that masks are kept of, and the models that are known beside them."""
+        named = {*self.models, *self.settings.models} - {ANY_MODEL}
+        return self._known | {(model, "") for model in named} | {("", "")}
 
     def _may_keep(self, model: str, version: str) -> bool:
         """Whether masks of the model and version are kept: clients may name anything."""

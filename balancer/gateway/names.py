@@ -48,6 +48,17 @@ def process_cluster(process: int) -> str:
     return f"balancer_{process}"
 
 
+# Decisions within Envoy.
+NATIVE_FILTER = "balancer.native"
+NATIVE = "native"
+"""In the place of a process' number: decided within Envoy, or left to it."""
+_EXTENSIONS = "type.googleapis.com/envoy.extensions."
+MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
+MATCHED_TYPE = f"{_EXTENSIONS}common.matching.v3.ExtensionWithMatcher"
+SKIP_TYPE = f"{_EXTENSIONS}filters.common.matcher.action.v3.SkipFilter"
+METADATA_INPUT_TYPE = f"{_EXTENSIONS}matching.common_inputs.network.v3.DynamicMetadataInput"
+METADATA_MATCHER_TYPE = f"{_EXTENSIONS}matching.input_matchers.metadata.v3.Metadata"
+
 # Parts of the bootstrap that are filled in.
 PICKS_FILTER = "envoy.filters.http.ext_proc"
 HEAP_MONITOR = "envoy.resource_monitors.fixed_heap"

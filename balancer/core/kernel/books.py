@@ -73,11 +73,11 @@ class Ledger:
         """Later workers move up by one."""
         self.resize(Sizes(self.sizes.workers - 1, self.sizes.models), without=row)
 
-    def resize(self, sizes: Sizes, without: int | None = None) -> None:
-        """Lay all arrays out anew; `without`: the row of a worker that goes."""
+    def resize(self, sizes: Sizes, without: int | None = None, *, anew: bool = False) -> None:
+        """Lay all arrays out anew; `without`: the row of a worker that goes; `anew`: in another block."""
         before, generation = self.block, self.block.generation + 1
         room = Sizes(*(_doubled(there, size) for there, size in zip(before.room, sizes, strict=True)))
-        if room != before.room:
+        if anew or room != before.room:
             self.block = self._new_block(room)
         arrays = {}
         for name, shape in _shapes(sizes).items():

@@ -12,11 +12,17 @@ import pytest_asyncio
 from support.stack import ALL_MODELS, Stack
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
-    logs = {"log": {"decisions_share": 1.0}, "envoy": {"access_log": str(directory / "envoy-access.log")}}
-    stack = Stack(directory, settings=logs, models=ALL_MODELS)
+    envoy = {
+        "access_log": str(directory / "envoy-access.log"),
+        "frontend": request.param,
+        "shared_folder": str(directory / "shared"),
+    }
+    # Lines about decisions are written where the balancer decides.
+    log = {"decisions_share": 1.0 if request.param == "pick" else 0.0}
+    stack = Stack(directory, settings={"log": log, "envoy": envoy}, models=ALL_MODELS)
     try:
         await stack.start()
         yield stack

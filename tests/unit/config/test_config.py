@@ -12,6 +12,7 @@ import pytest
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.front.folder import default_folder
 from policies import BUILTIN
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "balancer.yaml"
@@ -344,6 +345,7 @@ def test_envoy_gets_its_section() -> None:
             "certificate": Path("h"),
             "private_key": Path("i"),
         },
+        "native": None,
     }
 
 
@@ -356,3 +358,17 @@ def test_workers_file_is_found_beside_the_config() -> None:
 def test_no_limit_is_null_in_the_file_and_infinite_in_the_core() -> None:
     parsed = config.parse("limits: {max_pending_per_worker: null}", "f")
     assert parsed.settings().limits.max_pending_per_worker == math.inf
+
+
+def test_native_is_for_one_process_beside_its_envoy(tmp_path: Path) -> None:
+    native = "envoy: {frontend: native, shared_folder: /dev/shm/mine}"
+    parsed = config.parse(native, "f")
+    assert parsed.shared_folder == Path("/dev/shm/mine")
+    assert config.parse("envoy: {frontend: native}", "f").shared_folder == default_folder("127.0.0.1:9002")
+    assert config.parse("{}", "f").shared_folder is None
+    with pytest.raises(ConfigError, match=r"processes: 2 is not allowed: must be 1 where envoy\.frontend is native"):
+        config.parse(f"processes: 2\n{native}", "f")
+    with pytest.raises(ConfigError, match="needs a balancer on the same machine"):
+        config.parse("envoy: {frontend: native, balancers: ['balancer.svc:9003']}", "f")
+    with pytest.raises(ConfigError, match="must be an absolute path"):
+        config.parse("envoy: {frontend: native, shared_folder: here}", "f")

@@ -13,7 +13,7 @@ import yaml
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
 from balancer.gateway import picker
-from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
+from balancer.gateway.bootstrap import BootstrapOptions, NativeOptions, render, render_with_secrets, template
 from balancer.gateway.bootstrap_tls import ListenerTls
 from tools.stack.envoyproxy import find_envoy
 
@@ -192,3 +192,14 @@ def with_tls(directory: Path) -> BootstrapOptions:
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OperatorError, match=message):
         BootstrapOptions(**wrong)
+
+
+def test_what_decides_natively_stands_before_what_asks() -> None:
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
+    (first, *asks, router) = manager(rendered(BootstrapOptions(native=native)))["http_filters"]
+    module = first["typed_config"]
+    assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
+    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f"
+    (*before, router_before) = manager(rendered(BootstrapOptions()))["http_filters"]
+    assert router == router_before
+    assert [each["typed_config"]["extension_config"] for each in asks] == before

@@ -1,0 +1,43 @@
+"""Compile the module that Envoy loads: `python -m balancer.front.build`.
+
+Needs a C compiler (`CC`, by default `cc`), and `kernel.h`, which `python -m balancer.native.build` writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from balancer.front.module import PATH
+from balancer.native import constants
+from balancer.native.library import PATH as KERNEL
+
+SOURCES = KERNEL.parent / "module"
+FLAGS = (
+    *("-std=c11", "-O2", "-g1", "-Wall", "-Wextra", "-Werror"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"),
+)
+
+
+def build(path: Path = PATH, *further: str) -> Path:
+    """Write the module; `further`: arguments of the compiler.
+
+    Raises:
+        CalledProcessError: it does not compile.
+    """
+    constants.write()
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    draft = path.with_suffix(".new")
+    sources = sorted(SOURCES.glob("*.c"))
+    files = ["-I", str(KERNEL.parent), "-o", str(draft), *map(str, sources)]
+    command = [*compiler, *FLAGS, *further, *files, "-lm", "-ldl"]
+    subprocess.run(command, check=True)
+    draft.replace(path)
+    return path
+
+
+if __name__ == "__main__":
+    print(f"compiled the module for Envoy: {build()}", file=sys.stderr)

@@ -1,0 +1,114 @@
+"""The module's own functions in this process: Envoys load the same library. See balancer/native/module/state.h."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from balancer.native.library import PATH as KERNEL
+from balancer.native.library import Library
+
+PATH = KERNEL.with_name("module.so")
+BUILD = "build it: python -m balancer.front.build"
+"""What to do where it does not fit."""
+
+OUTCOME = np.dtype(
+    [
+        ("number", np.uint64),
+        ("at_s", np.float64),
+        ("latency_s", np.float64),
+        ("first_byte_s", np.float64),
+        ("propensity", np.float64),
+        ("column", np.int32),
+        ("http_status", np.uint16),
+        ("grpc_status", np.int16),
+        *((name, np.uint8) for name in ("source", "kind", "grpc", "ok", "void", "refusal", "retried", "unserved")),
+        ("endpoint", "S64"),
+        ("picked", "S64"),
+    ]
+)
+"""As `struct outcome` of state.h: how a request ended."""
+SLOT = np.dtype(
+    [
+        ("number", np.uint64),
+        ("ticket", np.uint64),
+        ("row", np.int64),
+        ("column", np.int64),
+        ("rows", np.float64),
+        ("at_s", np.float64),
+        ("next", np.uint32),
+        ("chosen", np.uint32),
+    ]
+)
+"""As `struct slot`: a request in flight."""
+BY_POLICY, BY_LEAST_REQUEST, REFUSED = 1, 2, 3
+"""Of an outcome's source."""
+VOIDS = ("", "request", "client", "deadline")
+"""Of an outcome's void, as `balancer.core.events.Void`."""
+COUNTS = ("picked", "least_locked", "least_stale", "asked", "refused", "slots_full", "outcomes_lost", "decide_ns")
+"""What the module counts, in the order of `enum count`."""
+SEATS, SLOTS = 64, 65_536
+
+_PLACE, _NUMBER, _SECONDS = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "bytes": (_NUMBER, ()),
+    "outcome_bytes": (_NUMBER, ()),
+    "stamp": (ctypes.c_char_p, ()),
+    "init": (None, (_PLACE, _NUMBER, _NUMBER, _NUMBER)),
+    "publish": (None, (_PLACE, _NUMBER)),
+    "beat": (None, (_PLACE,)),
+    "serve": (None, (_PLACE, _NUMBER)),
+    "replaced": (None, (_PLACE,)),
+    "lock": (ctypes.c_bool, (_PLACE, _NUMBER)),
+    "unlock": (None, (_PLACE,)),
+    "number": (_NUMBER, (_PLACE,)),
+    "set_number": (None, (_PLACE, _NUMBER)),
+    "count": (_NUMBER, (_PLACE, _NUMBER)),
+    "in_flight": (_NUMBER, (_PLACE,)),
+    "ticket": (_NUMBER, (_PLACE, _NUMBER)),
+    "last_ticket": (_NUMBER, (_PLACE,)),
+    "leave": (None, (_PLACE, _NUMBER)),
+    "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "row_removed": (None, (_PLACE, ctypes.c_int64)),
+    "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
+    "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),
+}
+
+
+class ModuleError(Exception):
+    """The module cannot be used; the message says why, and what to do."""
+
+
+class Module:
+    """The library, loaded."""
+
+    def __init__(self, kernel: Library, path: Path = PATH) -> None:
+        """Load it.
+
+        Raises:
+            ModuleError: there is none, or it does not fit the kernel.
+        """
+        if not path.exists():
+            raise ModuleError(f"there is no {path.name}; {BUILD}")
+        try:
+            # Without letting go of Python's lock: no call takes longer than handing that over, but a wait for the lock.
+            self._library = ctypes.PyDLL(str(path))
+            self._functions = {name: self._function(name) for name in _SIGNATURES}
+        except (OSError, AttributeError) as error:
+            raise ModuleError(f"{path.name} cannot be loaded: {error}; {BUILD}") from error
+        if self.call("stamp") != kernel.stamp.encode():
+            raise ModuleError(f"{path.name} was built for another kernel; {BUILD}")
+        if self.call("outcome_bytes") != OUTCOME.itemsize:
+            raise ModuleError(f"{path.name} was built from other sources; {BUILD}")
+
+    def _function(self, name: str) -> Any:
+        function = getattr(self._library, f"balancer_state_{name}")
+        function.restype, function.argtypes = _SIGNATURES[name]
+        return function
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """`balancer_state_NAME`."""
+        return self._functions[name](*arguments)

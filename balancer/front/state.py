@@ -1,0 +1,129 @@
+"""The state that a balancer shares: file `control` of its folder, with the lock over the books."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.front.folder import CONTROL, Folder
+from balancer.front.module import COUNTS, OUTCOME, SEATS, SLOT, SLOTS, Module
+from balancer.native.shared import in_file
+
+STALE_AFTER_S = 0.1
+"""Without a sign of life from the balancer, after which Envoys do without it."""
+WAIT_S = 0.25
+"""For the lock. Envoys have it for microseconds: one that has it longer ended with it, or was stopped."""
+_MOST_AT_ONCE = 4096
+
+
+class State:
+    """One file `control`; another one takes its place where somebody keeps its lock."""
+
+    def __init__(self, module: Module, folder: Folder, seed: int) -> None:
+        """`seed`: of the lots, mixed. `OSError` where there is no room for it."""
+        self._module, self._folder, self._seed = module, folder, seed
+        self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
+        self._make(0)
+
+    def _make(self, number: int) -> None:
+        self._memory: mmap.mmap = in_file(self._folder.path / CONTROL)(self._module.call("bytes"))
+        self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._known_tickets = 0
+        self._alive: set[int] = set()
+        self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._module.call(name, self._at, *arguments)
+
+    def replace(self) -> npt.NDArray[Any]:
+        """Give this file up for another, which is to be published; returns what was in flight, as `SLOT`."""
+        self._call("replaced")
+        flying = self._give_up(math.inf, 0)
+        before = self._memory
+        self._make(self.number)
+        del before
+        return flying
+
+    def lock(self) -> bool:
+        """False: somebody keeps it."""
+        return bool(self._call("lock", int(WAIT_S * 1e9)))
+
+    def unlock(self) -> None:
+        """Let others have it."""
+        self._call("unlock")
+
+    @property
+    def number(self) -> int:
+        """Of the next decision."""
+        return int(self._call("number"))
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._call("set_number", number)
+
+    def publish(self, serial: int) -> None:
+        """Let Envoys use the directory of that number."""
+        self._call("publish", serial)
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._call("beat")
+
+    def serve(self, serving: bool) -> None:
+        """Whether Envoys decide; otherwise they ask."""
+        self._call("serve", int(serving))
+
+    def row_removed(self, row: int) -> None:
+        """With the lock held: rows after this one moved up."""
+        self._call("row_removed", row)
+
+    def counts(self) -> dict[str, int]:
+        """What the module counted."""
+        return {name: int(self._call("count", place)) for place, name in enumerate(COUNTS)}
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that Envoys counted in and not yet out."""
+        return int(self._call("in_flight"))
+
+    def outcomes(self) -> Iterator[npt.NDArray[Any]]:
+        """What ended since this was last read, as `OUTCOME`, in batches that hold until the next."""
+        while count := int(self._call("outcomes", self._read.ctypes.data, len(self._read))):
+            yield self._read[:count]
+
+    def expired(self, before_s: float) -> npt.NDArray[Any]:
+        """With the lock held: requests that were sent before that are given up, as `SLOT`."""
+        return self._give_up(before_s, 0)
+
+    def due(self, before_s: float) -> bool:
+        """Whether there are such. Without the lock."""
+        return bool(self.in_flight and self._call("due", before_s))
+
+    def left(self) -> list[int]:
+        """Tickets of Envoys that are gone, each once. Without the lock."""
+        last = int(self._call("last_ticket"))
+        self._alive.update(range(self._known_tickets + 1, last + 1))
+        self._known_tickets = last
+        seated = set()
+        for seat in range(SEATS):
+            ticket = int(self._call("ticket", seat))
+            if ticket in self._alive and not self._folder.seat_is_free(seat):
+                seated.add(ticket)
+        gone = sorted(self._alive - seated)
+        self._alive = seated
+        return gone
+
+    def abandoned(self, ticket: int) -> npt.NDArray[Any]:
+        """With the lock held: requests of that Envoy are given up, as `SLOT`."""
+        return self._give_up(-math.inf, ticket)
+
+    def _give_up(self, before_s: float, ticket: int) -> npt.NDArray[Any]:
+        out = np.zeros(SLOTS, SLOT)
+        count = int(self._call("give_up", before_s, ticket, out.ctypes.data, len(out)))
+        return out[:count]

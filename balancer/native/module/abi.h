@@ -1,0 +1,50 @@
+/* What is used of Envoy's ABI for dynamic modules, "v0.2.0" as in Envoy 1.40, declared by hand from its documentation.
+
+   Callbacks are weak: where Envoy lacks one its address is null, which `on_program_init` looks for and names; and the
+   balancer, in whose process there is no Envoy, can load the same library. */
+#ifndef MODULE_ABI_H
+#define MODULE_ABI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ABI_VERSION "v0.2.0"
+
+struct text {
+  const char *ptr;
+  size_t length;
+};
+
+struct header {
+  struct text name, value;
+};
+
+#define TEXT(literal) ((struct text){literal, sizeof(literal) - 1})
+#define CALLBACK(name) envoy_dynamic_module_callback_##name
+#define HOOK(name) envoy_dynamic_module_on_##name
+#define WEAK __attribute__((weak))
+
+enum header_kind { REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_HEADERS, RESPONSE_TRAILERS };
+enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY };
+enum headers_status { HEADERS_CONTINUE, HEADERS_STOP };
+enum body_status { BODY_CONTINUE, BODY_STOP_AND_BUFFER };
+enum attribute { RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41 };
+enum log_level { LOG_INFO = 2, LOG_WARNING = 3 };
+
+WEAK bool CALLBACK(http_get_header)(void *filter, int kind, struct text name, struct text *found, size_t index,
+                                    size_t *count);
+WEAK size_t CALLBACK(http_get_headers_size)(void *filter, int kind);
+WEAK bool CALLBACK(http_get_headers)(void *filter, int kind, struct header *headers);
+WEAK bool CALLBACK(http_set_header)(void *filter, int kind, struct text name, struct text value);
+WEAK size_t CALLBACK(http_get_body_chunks_size)(void *filter, int kind);
+WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *chunks);
+/* Pairs of key and value. */
+WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
+                                                           const struct header *entries, size_t count);
+WEAK void CALLBACK(http_send_response)(void *filter, uint32_t status, struct header *headers, size_t count,
+                                       struct text body, struct text details);
+WEAK bool CALLBACK(http_filter_get_attribute_string)(void *filter, int attribute, struct text *found);
+WEAK void CALLBACK(log)(int level, struct text message);
+
+#endif

@@ -1,0 +1,298 @@
+#define _GNU_SOURCE
+#include "attach.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_STALE_NS UINT64_C(10000000000)
+#define LOOK_EVERY_NS UINT64_C(100000000)
+enum { MOST_SAID = 200 };
+
+void say(struct source *source, const char *what, const char *why) {
+  if (atomic_fetch_add(&source->said, 1) >= MOST_SAID || !CALLBACK(log)) return;
+  char line[512];
+  int length = snprintf(line, sizeof line, "balancer: %s: %s", what, why);
+  if (length < 0) return;
+  CALLBACK(log)(LOG_WARNING, (struct text){line, (size_t)length < sizeof line ? (size_t)length : sizeof line - 1});
+}
+
+static balancer_function *function(void *library, const char *name) {
+  char symbol[160];
+  snprintf(symbol, sizeof symbol, "balancer_%.128s", name);
+  void *found = dlsym(library, symbol);
+  balancer_function *made;
+  memcpy(&made, &found, sizeof made);
+  return made;
+}
+
+struct source *source_new(const char *kernel, const char *folder, const char **why) {
+  struct source *source = calloc(1, sizeof *source);
+  *why = "no memory";
+  if (!source) return NULL;
+  pthread_mutex_init(&source->mutex, NULL);
+  snprintf(source->folder, sizeof source->folder, "%s", folder);
+  struct kernel *k = &source->kernel;
+  *why = "the library cannot be loaded";
+  if ((k->library = dlopen(kernel, RTLD_NOW | RTLD_LOCAL))) {
+    const char *stamp = dlsym(k->library, "balancer_stamp");
+    k->keep_fresh = function(k->library, "keep_fresh");
+    k->count_out = function(k->library, "count_out");
+    k->finish = function(k->library, "finish");
+    k->learn_of_pick = function(k->library, "learn_of_pick");
+    *why = NULL;
+    if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
+    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick)
+      *why = "the library lacks functions";
+  }
+  if (!*why) return source;
+  free(source);
+  return NULL;
+}
+
+static void unmap(struct mapped *file) {
+  if (file->memory) munmap(file->memory, file->bytes);
+  file->memory = NULL;
+}
+
+static void attached_free(struct attached *attached) {
+  for (int i = 0; i < DECIDERS; i++) unmap(&attached->options[i].file);
+  unmap(&attached->books);
+  directory_free(attached->directory);
+  for (struct names *names = atomic_load(&attached->names); names;) {
+    struct names *before = names->before;
+    free(names);
+    names = before;
+  }
+  if (attached->control) munmap(attached->control, sizeof *attached->control);
+  if (attached->seat >= 0) close(attached->seat);
+  if (attached->folder >= 0) close(attached->folder);
+  free(attached);
+}
+
+void source_leave(struct source *source) {
+  pthread_mutex_lock(&source->mutex);
+  struct attached *left = source->current;
+  source->current = NULL;
+  source->next_look_ns = UINT64_MAX;
+  bool last = left && --left->refs == 0;
+  pthread_mutex_unlock(&source->mutex);
+  if (last) attached_free(left);
+}
+
+/* A file of our own user or root's, mapped whole. */
+static bool map(int folder, const char *name, int flags, struct mapped *found, uint64_t *inode) {
+  struct stat about;
+  int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return false;
+  found->memory = NULL;
+  if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_size > 0) {
+    found->bytes = (uint64_t)about.st_size;
+    void *memory = mmap(NULL, found->bytes, PROT_READ | PROT_WRITE, flags | MAP_POPULATE, file, 0);
+    if (memory != MAP_FAILED) found->memory = memory;
+    if (inode) *inode = about.st_ino;
+  }
+  close(file);
+  return found->memory != NULL;
+}
+
+static const char *objection(const struct mapped *file) {
+  const struct control *control = file->memory;
+  if (file->bytes != sizeof *control || control->magic != STATE_MAGIC) return "none yet";
+  if (control->version != STATE_VERSION || control->bytes != sizeof *control) return "of another version";
+  if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp))
+    return "of a balancer of other sources; both must be of one version";
+  if (control->stale_after_ns > MOST_STALE_NS) return "of a balancer that may be dead for too long";
+  return atomic_load(&control->in_force) ? NULL : "given up";
+}
+
+/* A seat is a locked file, which is free again when this process ends, however it does. */
+static bool sit_down(struct attached *attached) {
+  for (int seat = 0; seat < SEATS; seat++) {
+    char name[24];
+    snprintf(name, sizeof name, "seat-%d", seat);
+    int file = openat(attached->folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file < 0) return false;
+    if (!flock(file, LOCK_EX | LOCK_NB)) {
+      if (!balancer_state_lock(attached->control, LOOK_EVERY_NS / 10)) {
+        close(file);
+        return false;
+      }
+      attached->seat = file;
+      attached->ticket = ++attached->control->last_ticket;
+      attached->control->seats[seat].ticket = attached->ticket;
+      balancer_state_unlock(attached->control);
+      return true;
+    }
+    close(file);
+  }
+  return false;
+}
+
+/* Once, while it stays the same: balancers may be away for long. */
+static void say_once(struct source *source, const char *why) {
+  if (source->said_last != why) say(source, "the state cannot be used, it is", why);
+  source->said_last = why;
+}
+
+/* By the source's mutex: another state than the one at hand, if there is one. */
+static void look(struct source *source) {
+  struct attached *made = calloc(1, sizeof *made);
+  if (!made) return;
+  made->kernel = &source->kernel;
+  made->seat = -1;
+  made->folder = open(source->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  struct mapped file = {0};
+  struct attached *before = source->current;
+  if (made->folder < 0 || !map(made->folder, "control", MAP_SHARED, &file, &made->inode)) {
+    attached_free(made);
+    say_once(source, "not there, or another user's");
+    return;
+  }
+  const char *why = objection(&file);
+  if (why || (before && before->inode == made->inode)) {
+    unmap(&file);
+    attached_free(made);
+    if (why) say_once(source, why);
+    return;
+  }
+  made->control = file.memory;
+  made->stale_after_ns = made->control->stale_after_ns;
+  if (!sit_down(made)) {
+    say_once(source, "without a free seat, or its lock is held");
+    attached_free(made);
+    return;
+  }
+  balancer_bind_call(&made->call, made->of_call);
+  if (balancer_state_lock(made->control, LOOK_EVERY_NS / 10)) {
+    attached_refresh(source, made);
+    balancer_state_unlock(made->control);
+  }
+  made->refs = 1;
+  source->said_last = NULL;
+  source->current = made;
+  if (before && --before->refs == 0) attached_free(before);
+}
+
+struct attached *source_take(struct source *source) {
+  pthread_mutex_lock(&source->mutex);
+  if (!source->current || !attached_alive(source->current)) {
+    uint64_t now = now_ns();
+    if (now >= source->next_look_ns) {
+      source->next_look_ns = now + LOOK_EVERY_NS;
+      look(source);
+    }
+  }
+  struct attached *attached = source->current;
+  if (attached) attached->refs++;
+  pthread_mutex_unlock(&source->mutex);
+  return attached;
+}
+
+void source_give(struct source *source, struct attached *attached) {
+  pthread_mutex_lock(&source->mutex);
+  uint64_t left = --attached->refs;
+  pthread_mutex_unlock(&source->mutex);
+  if (!left) attached_free(attached);
+}
+
+static bool refresh_books(struct source *source, struct attached *attached) {
+  struct balancer_block *books = attached->books.memory;
+  if (books && books->in_force && books->generation == attached->generation) return true;
+  attached->generation = 0;
+  if (!books || !books->in_force) {
+    unmap(&attached->books);
+    if (!map(attached->folder, "books", MAP_SHARED, &attached->books, NULL)) return false;
+    books = attached->books.memory;
+  }
+  enum balancer_status status = balancer_bind_books(books, attached->books.bytes, attached->of_books);
+  if (status || !books->in_force) {
+    say(source, "the books cannot be used", balancer_status_text(status));
+    return false;
+  }
+  attached->workers = books->workers;
+  attached->models = books->models;
+  attached->mask = balancer_at(books, BALANCER_DESK_MASK);
+  attached->generation = books->generation;
+  return true;
+}
+
+static bool load_options(struct attached *attached, int which) {
+  struct options *options = &attached->options[which];
+  struct text named = directory_text(attached->directory, attached->directory->head.options[which]);
+  char name[64];
+  unmap(&options->file);
+  options->answer = NULL;
+  if (!named.length || memchr(named.ptr, '/', named.length)) return false;
+  snprintf(name, sizeof name, "%.*s", (int)named.length, named.ptr);
+  if (!map(attached->folder, name, MAP_PRIVATE, &options->file, NULL)) return false;
+  struct balancer_block *block = options->file.memory;
+  if (balancer_bind_options(block, options->file.bytes, options->words)) return false;
+  options->room_workers = block->room_workers;
+  if (!memchr(block->entry, 0, sizeof block->entry)) return false;
+  options->answer = function(attached->kernel->library, block->entry);
+  return options->answer != NULL;
+}
+
+static bool keep_names(struct attached *attached) {
+  const struct directory *directory = attached->directory;
+  struct balancer_span found[NAMED_HEADERS];
+  size_t bytes = 0;
+  for (int i = 0; i < NAMED_HEADERS; i++) bytes += directory->head.headers[i].length;
+  struct names *before = atomic_load(&attached->names), *made = calloc(1, sizeof *made + bytes);
+  if (!made) return false;
+  bool differ = !before;
+  char *at = made->texts;
+  for (int i = 0; i < NAMED_HEADERS; i++) {
+    struct text text = directory_text(directory, directory->head.headers[i]);
+    memcpy(at, text.ptr, text.length);
+    found[i] = (struct balancer_span){text.length ? at : NULL, text.length};
+    at += text.length;
+    const struct balancer_span *old = before ? (const struct balancer_span *)&before->of + i : NULL;
+    differ = differ || old->length != text.length || (text.length && memcmp(old->at, text.ptr, text.length));
+  }
+  if (!differ) {
+    free(made);
+    return true;
+  }
+  made->of = (struct balancer_names){found[MODEL],    found[ROWS],   found[KEY],     found[SEQUENCE],
+                                     found[PRIORITY], found[TENANT], found[DEADLINE]};
+  made->before = before;
+  atomic_store(&attached->names, made);
+  return true;
+}
+
+static bool refresh_directory(struct source *source, struct attached *attached) {
+  uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
+  if (attached->directory && attached->directory->head.serial == serial) return true;
+  if (!serial || attached->failed_serial == serial) return false;
+  const char *why = "no memory";
+  directory_free(attached->directory);
+  attached->directory = directory_load(attached->folder, serial, &why);
+  for (int i = 0; attached->directory && i < DECIDERS; i++)
+    if (!load_options(attached, i)) {
+      directory_free(attached->directory);
+      attached->directory = NULL;
+      why = "it names options that cannot be used";
+    }
+  if (attached->directory && keep_names(attached)) return true;
+  directory_free(attached->directory);
+  attached->directory = NULL;
+  attached->failed_serial = serial;
+  say(source, "the directory cannot be used, it is", why);
+  return false;
+}
+
+bool attached_refresh(struct source *source, struct attached *attached) {
+  if (!refresh_books(source, attached) || !refresh_directory(source, attached)) return false;
+  const struct directory_head *head = &attached->directory->head;
+  if (head->generation != attached->generation || head->workers != attached->workers) return false;
+  for (int i = 0; i < DECIDERS; i++)
+    if (attached->options[i].room_workers < attached->workers) return false;
+  return true;
+}

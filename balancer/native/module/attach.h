@@ -1,0 +1,94 @@
+/* This process's side of what is shared: the library, the files mapped, and what was found in them. */
+#ifndef MODULE_ATTACH_H
+#define MODULE_ATTACH_H
+
+#include "directory.h"
+#include "request.h"
+#include "kernel.h"
+#include "state.h"
+
+#include <pthread.h>
+
+/* Functions of the library. */
+struct kernel {
+  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick;
+  void *library;
+};
+
+struct mapped {
+  void *memory;
+  uint64_t bytes;
+};
+
+/* A policy's numbers, bound. */
+struct options {
+  struct mapped file;
+  int64_t words[BALANCER_OPTIONS_WORDS];
+  balancer_function *answer;
+  bool needs_room;
+  uint64_t room_workers;
+};
+
+/* Names of headers in force; those before are kept until nobody can be reading them. */
+struct names {
+  struct balancer_names of;
+  struct names *before;
+  char texts[];
+};
+
+/* One balancer's state. What is below `directory` is used with the shared lock alone. */
+struct attached {
+  const struct kernel *kernel;
+  struct control *control;
+  uint64_t inode;
+  uint64_t refs; /* by the source's mutex */
+  uint64_t ticket, stale_after_ns;
+  int folder, seat;
+  _Atomic(struct names *) names;
+  struct directory *directory;
+  uint64_t failed_serial; /* of the directory that could not be used; 0: none */
+  struct mapped books;
+  uint64_t generation; /* that the words below are of; 0: none */
+  uint64_t workers, models;
+  uint8_t *mask;
+  int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
+  struct options options[DECIDERS];
+  struct balancer_call call;
+};
+
+/* Where to look for a state. */
+struct source {
+  struct kernel kernel;
+  char folder[512];
+  pthread_mutex_t mutex;
+  struct attached *current;
+  uint64_t next_look_ns;
+  const char *said_last;
+  _Atomic uint32_t said; /* messages so far, so that nothing fills a log */
+};
+
+/* Null: the library cannot be used; `why` says why. */
+struct source *source_new(const char *kernel, const char *folder, const char **why);
+/* Its config is no more. The source itself stays, as requests may be under way. */
+void source_leave(struct source *source);
+
+/* The state in force, to be given back; null: there is none. */
+struct attached *source_take(struct source *source);
+void source_keep(struct source *source, struct attached *attached);
+void source_give(struct source *source, struct attached *attached);
+
+/* Whether its balancer is alive, and the file still what it was. */
+static inline bool attached_alive(const struct attached *attached) {
+  const struct control *control = attached->control;
+  uint64_t beat_ns = atomic_load_explicit(&control->heartbeat_ns, memory_order_relaxed), now = about_now_ns();
+  uint64_t age_ns = now > beat_ns ? now - beat_ns : beat_ns - now;
+  return age_ns <= attached->stale_after_ns && control->magic == STATE_MAGIC &&
+         atomic_load_explicit(&control->in_force, memory_order_relaxed);
+}
+
+/* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */
+bool attached_refresh(struct source *source, struct attached *attached);
+
+void say(struct source *source, const char *what, const char *why);
+
+#endif

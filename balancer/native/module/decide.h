@@ -1,0 +1,66 @@
+/* One request's decision and its end, by the kernel over the shared books. */
+#ifndef MODULE_DECIDE_H
+#define MODULE_DECIDE_H
+
+#include "attach.h"
+
+enum { MOST_MESSAGE = 2048, MOST_NAMED = 17 };
+enum call_kind { INFERENCE, STREAM, ABOUT_MODEL, ABOUT_SERVER };
+
+/* What is asked for, within the bounds of balancer/core/bounds.py. */
+struct ask {
+  enum call_kind kind;
+  bool grpc, keyed, sequence;
+  struct text model, version;
+  double rows, deadline_s, priority;
+  uint64_t key;
+};
+
+enum answer {
+  BALANCER_DECIDES, /* nothing can be said here: it is to be asked */
+  LEAST_REQUEST,    /* nobody can be asked: Envoy's own choice */
+  TAKEN,            /* a worker was picked and the request counted in */
+  TURNED_AWAY
+};
+
+struct decision {
+  enum answer answer;
+  uint32_t slot;
+  uint64_t number, at_ns;
+  double propensity, at_s;
+  int64_t row, column;
+  bool sequence;
+  /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
+  char words[MOST_MESSAGE];
+  size_t length;
+  uint32_t http_status, grpc_status;
+};
+
+void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out);
+
+/* A request was refused for what stands in that field. */
+void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
+             struct text field);
+
+struct judged {
+  bool ok;
+  enum void_kind void_kind;
+};
+
+/* How a request ended. */
+struct ending {
+  char endpoint[ENDPOINT_BYTES]; /* of who served it; empty: nobody */
+  int http_status;               /* 0: none */
+  int grpc_status;               /* -1: none */
+  double latency_s, first_byte_s;
+  struct judged judged;
+};
+
+/* Sets `judged`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
+void judge(struct ending *ending, struct text details, bool complete);
+
+/* `decision`: null where Envoy chose. False: the lock was not to be had, and nothing is counted. */
+bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
+            const struct ending *ending);
+
+#endif

@@ -1,0 +1,357 @@
+#define _GNU_SOURCE
+#include "filter.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HOOKED EXPORTED
+/* Metadata by which the filters that ask the balancer are skipped, and its access log; and by which the cluster finds the
+   endpoints. As in balancer/gateway/names.py; in one space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT("balancer"), PROCESS = TEXT("process"), NATIVE = TEXT("native");
+static const struct text DESTINATION = TEXT("x-gateway-destination-endpoint");
+
+enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
+static _Thread_local struct request *spare;
+static _Thread_local unsigned spares;
+/* Whose end could not be counted, since the lock was not to be had. */
+static _Thread_local struct request *late;
+static _Thread_local unsigned lates;
+
+static const char *missing(void) {
+  const struct {
+    bool there;
+    const char *name;
+  } needed[] = {
+    {CALLBACK(http_get_header), "http_get_header"},
+    {CALLBACK(http_get_headers), "http_get_headers"},
+    {CALLBACK(http_get_headers_size), "http_get_headers_size"},
+    {CALLBACK(http_set_header), "http_set_header"},
+    {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
+    {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
+    {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
+    {CALLBACK(http_send_response), "http_send_response"},
+    {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
+  };
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+    if (!needed[i].there) return needed[i].name;
+  return NULL;
+}
+
+HOOKED const char *HOOK(program_init)(void) { return ABI_VERSION; }
+
+/* A config is the path of the library and that of the folder, a line each. What keeps it from being used is said once;
+   then the balancer is asked, as without this filter. */
+HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, struct text config) {
+  (void)envoy, (void)name;
+  struct source *source = NULL;
+  char paths[1024];
+  const char *lacking = missing(), *why = "its config is not two paths";
+  if (config.length < sizeof paths) {
+    memcpy(paths, config.ptr, config.length);
+    paths[config.length] = 0;
+    char *folder = strchr(paths, '\n');
+    if (folder) {
+      *folder++ = 0;
+      folder[strcspn(folder, "\n")] = 0;
+      why = lacking;
+      if (!lacking) source = source_new(paths, folder, &why);
+    }
+  }
+  if (source) return source;
+  struct source *none = calloc(1, sizeof *none);
+  if (!none) return NULL;
+  pthread_mutex_init(&none->mutex, NULL);
+  say(none, lacking ? "Envoy lacks a callback, and the balancer is asked" : "the balancer is asked", why);
+  return none;
+}
+
+HOOKED void HOOK(http_filter_config_destroy)(const void *config) { source_leave((struct source *)config); }
+
+HOOKED const void *HOOK(http_filter_new)(const void *config, void *envoy) {
+  (void)envoy;
+  struct request *request = spare;
+  if (request) {
+    spare = request->next;
+    spares--;
+  } else if (!(request = malloc(sizeof *request))) {
+    return NULL;
+  }
+  memset(request, 0, offsetof(struct request, decision));
+  request->decision.answer = LEAST_REQUEST;
+  request->source = (struct source *)config;
+  request->ending.grpc_status = -1;
+  request->ending.latency_s = request->ending.first_byte_s = NAN;
+  return request;
+}
+
+static void let_go(struct request *request) {
+  if (request->attached) source_give(request->source, request->attached);
+  request->attached = NULL;
+  if (spares >= MOST_SPARE) {
+    free(request);
+    return;
+  }
+  request->next = spare;
+  spare = request;
+  spares++;
+}
+
+static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc_status, struct text words) {
+  char code[12], body[2 * MOST_MESSAGE];
+  if (grpc) {
+    int length = snprintf(code, sizeof code, "%u", grpc_status);
+    struct header status = {TEXT("grpc-status"), {code, (size_t)length}};
+    CALLBACK(http_send_response)(filter, http_status, &status, 1, words, TEXT("balancer"));
+    return;
+  }
+  struct text json = {body, json_error(words.ptr, words.length, body, sizeof body)};
+  struct header kind = {TEXT("content-type"), TEXT("application/json")};
+  CALLBACK(http_send_response)(filter, http_status, &kind, 1, json, TEXT("balancer"));
+}
+
+/* True: the request goes on. */
+static bool settle(void *filter, struct request *request) {
+  struct decision *decision = &request->decision;
+  decide(request->source, request->attached, &request->ask, decision);
+  request->stage = decision->answer == BALANCER_DECIDES ? PASSED : OURS;
+  if (request->stage == PASSED) return true;
+  struct text words = {decision->words, decision->length};
+  struct header told[] = {{PROCESS, NATIVE}, {DESTINATION, words}};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, decision->answer == TAKEN ? 2 : 1);
+  request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
+  if (decision->answer == TURNED_AWAY) {
+    request->stage = ENDED;
+    respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
+    return false;
+  }
+  if (decision->answer == TAKEN && decision->sequence)
+    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT("x-envoy-max-retries"), TEXT("0"));
+  return true;
+}
+
+/* All headers of the request at hand, which Envoy hands over at once much faster than one by one. They hold until the
+   hook returns, or a header is set. */
+static _Thread_local struct header seen[MOST_HEADERS];
+static _Thread_local size_t seen_count;
+
+static const char *header_of(void *context, const char *name, size_t length, size_t *value_length) {
+  (void)context;
+  for (size_t i = seen_count; i-- > 0;) {
+    if (seen[i].name.length != length || memcmp(seen[i].name.ptr, name, length)) continue;
+    *value_length = seen[i].value.length;
+    return seen[i].value.ptr;
+  }
+  return NULL;
+}
+
+/* False: there are more than anybody may send. */
+static bool look_at_headers(void *filter) {
+  seen_count = CALLBACK(http_get_headers_size)(filter, REQUEST_HEADERS);
+  if (seen_count <= MOST_HEADERS && CALLBACK(http_get_headers)(filter, REQUEST_HEADERS, seen)) return true;
+  seen_count = 0;
+  return false;
+}
+
+static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
+  respond(filter, request->ask.grpc, 400, 3, (struct text){refusal->text, strnlen(refusal->text, sizeof refusal->text)});
+}
+
+static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
+  struct header told = {PROCESS, NATIVE};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  request->stage = ENDED;
+  request->ask.kind = (enum call_kind)request->reader.request.kind;
+  invalid(request->attached, &request->ask, 400, 3, (struct text){refusal->field.at, refusal->field.length});
+  answer_invalid(filter, request, refusal);
+  return false;
+}
+
+/* All has been read that is needed. True: the request goes on. */
+static bool judge_request(void *filter, struct request *request) {
+  struct balancer_refusal refusal;
+  struct balancer_headers headers = {header_of, NULL};
+  const struct names *names = atomic_load(&request->attached->names);
+  request->ask.grpc = request->reader.request.grpc;
+  const struct balancer_request *read = balancer_reader_finish(&request->reader, &names->of, headers, &refusal);
+  if (!read) return refuse(filter, request, &refusal);
+  request->ask = (struct ask){
+    .kind = (enum call_kind)read->kind,
+    .grpc = read->grpc,
+    .keyed = read->keyed,
+    .sequence = read->sequence,
+    .key = read->key,
+    .model = {read->model.at, read->model.length},
+    .version = {read->version.at, read->version.length},
+    .rows = read->rows,
+    .deadline_s = read->deadline_s,
+    .priority = read->priority,
+  };
+  return settle(filter, request);
+}
+
+HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  request->stage = PASSED;
+  if (!request->source->kernel.library || !(request->attached = source_take(request->source))) return HEADERS_CONTINUE;
+  if (!atomic_load(&request->attached->names)) return HEADERS_CONTINUE;
+  if (!look_at_headers(filter)) return HEADERS_CONTINUE;
+  struct balancer_headers headers = {header_of, NULL};
+  enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
+  if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
+  if (end) request->uploaded_ns = now_ns();
+  if (progress == BALANCER_MORE) {
+    request->stage = READING;
+    return HEADERS_STOP;
+  }
+  return judge_request(filter, request) ? HEADERS_CONTINUE : HEADERS_STOP;
+}
+
+/* What came last of the body is read; what came before was. */
+static enum balancer_progress feed(void *filter, struct request *request) {
+  struct text few[MOST_CHUNKS], *chunks = few;
+  size_t count = CALLBACK(http_get_body_chunks_size)(filter, RECEIVED_REQUEST_BODY);
+  enum balancer_progress progress = request->reader.progress;
+  if (count > MOST_CHUNKS && !(chunks = calloc(count, sizeof *chunks))) return progress;
+  if (count && CALLBACK(http_get_body_chunks)(filter, RECEIVED_REQUEST_BODY, chunks))
+    for (size_t i = 0; i < count && progress != BALANCER_REFUSED; i++)
+      progress = balancer_reader_feed(&request->reader, chunks[i].ptr, chunks[i].length);
+  if (chunks != few) free(chunks);
+  return progress;
+}
+
+HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  if (end) request->uploaded_ns = now_ns();
+  if (request->stage == OURS && request->reader.body == BALANCER_GRPC_BODY) {
+    /* On its way already; a field that says otherwise than what was decided by must not arrive. */
+    struct balancer_refusal refusal;
+    struct balancer_headers headers = {header_of, NULL};
+    if (feed(filter, request) != BALANCER_REFUSED) return BODY_CONTINUE;
+    look_at_headers(filter);
+    balancer_reader_finish(&request->reader, &atomic_load(&request->attached->names)->of, headers, &refusal);
+    answer_invalid(filter, request, &refusal);
+    return BODY_STOP_AND_BUFFER;
+  }
+  if (request->stage != READING) return BODY_CONTINUE;
+  enum balancer_progress progress = feed(filter, request);
+  if (end) progress = balancer_reader_end(&request->reader);
+  if (progress == BALANCER_MORE) return BODY_STOP_AND_BUFFER;
+  look_at_headers(filter);
+  return judge_request(filter, request) ? BODY_CONTINUE : BODY_STOP_AND_BUFFER;
+}
+
+HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) {
+  struct request *request = (struct request *)module;
+  request->uploaded_ns = now_ns();
+  if (request->stage != READING) return HEADERS_CONTINUE;
+  balancer_reader_end(&request->reader);
+  look_at_headers(filter);
+  return judge_request(filter, request) ? HEADERS_CONTINUE : HEADERS_STOP;
+}
+
+/* As `code` of balancer/gateway/verdict.py. */
+static int number_in(void *filter, int kind, struct text name, int absent) {
+  struct text found;
+  if (!CALLBACK(http_get_header)(filter, kind, name, &found, 0, NULL) || !found.length || found.length > 3)
+    return absent;
+  int number = 0;
+  for (size_t i = 0; i < found.length; i++) {
+    if (found.ptr[i] < '0' || found.ptr[i] > '9') return absent;
+    number = number * 10 + (found.ptr[i] - '0');
+  }
+  return number;
+}
+
+static void ended(struct request *request) {
+  request->last_byte_ns = now_ns();
+  request->whole = true;
+}
+
+HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  if (request->stage != OURS) return HEADERS_CONTINUE;
+  request->first_byte_ns = now_ns();
+  request->ending.http_status = number_in(filter, RESPONSE_HEADERS, TEXT(":status"), 0);
+  request->ending.grpc_status = number_in(filter, RESPONSE_HEADERS, TEXT("grpc-status"), -1);
+  if (end) ended(request);
+  return HEADERS_CONTINUE;
+}
+
+HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
+  struct request *request = (struct request *)module;
+  (void)filter;
+  if (request->stage == OURS && end) ended(request);
+  return BODY_CONTINUE;
+}
+
+HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
+  struct request *request = (struct request *)module;
+  if (request->stage != OURS) return HEADERS_CONTINUE;
+  int status = number_in(filter, RESPONSE_TRAILERS, TEXT("grpc-status"), -1);
+  if (status >= 0) request->ending.grpc_status = status;
+  ended(request);
+  return HEADERS_CONTINUE;
+}
+
+static bool count_end(struct request *request) {
+  const struct decision *decision = request->decision.answer == TAKEN ? &request->decision : NULL;
+  return finish(request->source, request->attached, &request->ask, decision, &request->ending);
+}
+
+HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
+  struct request *request = (struct request *)module;
+  if (request->stage != OURS) return;
+  struct ending *ending = &request->ending;
+  struct text found = {NULL, 0};
+  if (CALLBACK(http_filter_get_attribute_string)(filter, UPSTREAM_ADDRESS, &found) && found.length < ENDPOINT_BYTES)
+    memcpy(ending->endpoint, found.ptr, found.length);
+  found.length = 0;
+  CALLBACK(http_filter_get_attribute_string)(filter, RESPONSE_CODE_DETAILS, &found);
+  judge(ending, found, request->whole);
+  /* An upload that takes long says nothing of the worker. */
+  uint64_t began_ns = request->uploaded_ns > request->began_ns ? request->uploaded_ns : request->began_ns;
+  if (request->ask.kind == INFERENCE && request->whole && request->last_byte_ns > began_ns)
+    ending->latency_s = seconds_of(request->last_byte_ns - began_ns);
+  if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
+  while (late && count_end(late)) {
+    struct request *done = late;
+    late = done->next;
+    lates--;
+    let_go(done);
+  }
+  if (count_end(request)) request->stage = ENDED;
+}
+
+HOOKED void HOOK(http_filter_destroy)(const void *module) {
+  struct request *request = (struct request *)module;
+  if (request->stage != OURS || lates >= MOST_LATE) {
+    let_go(request);
+    return;
+  }
+  request->next = late;
+  late = request;
+  lates++;
+}
+
+/* Hooks that Envoy looks up and this filter has no use for. They are called with arguments that a function without
+   parameters ignores (System V and AAPCS64 calling conventions). */
+#define UNUSED(name) HOOKED int HOOK(http_filter_##name)(void) { return 0; }
+UNUSED(http_callout_done)
+UNUSED(scheduled)
+UNUSED(downstream_above_write_buffer_high_watermark)
+UNUSED(downstream_below_write_buffer_low_watermark)
+UNUSED(http_stream_headers)
+UNUSED(http_stream_data)
+UNUSED(http_stream_trailers)
+UNUSED(http_stream_complete)
+UNUSED(http_stream_reset)
+UNUSED(config_scheduled)
+UNUSED(config_http_callout_done)
+UNUSED(config_http_stream_headers)
+UNUSED(config_http_stream_data)
+UNUSED(config_http_stream_trailers)
+UNUSED(config_http_stream_complete)
+UNUSED(config_http_stream_reset)
+UNUSED(local_reply)

@@ -1,0 +1,32 @@
+/* One request on its way through Envoy. */
+#ifndef MODULE_FILTER_H
+#define MODULE_FILTER_H
+
+#include "decide.h"
+
+enum { MOST_CHUNKS = 64, MOST_HEADERS = 128 };
+
+enum stage {
+  READING, /* the first bytes of the body are awaited */
+  PASSED,  /* the balancer is asked, or nobody has to be */
+  OURS,    /* decided here, or left to Envoy here */
+  ENDED
+};
+
+struct request {
+  struct source *source;
+  struct attached *attached;
+  enum stage stage;
+  uint64_t began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
+  bool whole; /* the response was sent to its end */
+  struct ending ending;
+  struct ask ask;
+  struct decision decision;
+  struct balancer_reader reader;
+  struct request *next;
+};
+
+/* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
+size_t json_error(const char *message, size_t length, char *out, size_t room);
+
+#endif

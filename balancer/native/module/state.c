@@ -1,0 +1,177 @@
+#define _GNU_SOURCE
+#include "state.h"
+
+#include "kernel.h"
+
+#include <linux/futex.h>
+#include <math.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SPINS = 200 };
+
+uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t about_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+/* A mutex of one word (Drepper, "Futexes are tricky", 2011), since one of the C library's has addresses in it, which
+   must not be followed where others can write. */
+bool balancer_state_lock(struct control *control, uint64_t wait_ns) {
+  uint32_t seen = 0;
+  for (int spin = 0; spin < SPINS; spin++) {
+    seen = 0;
+    if (atomic_compare_exchange_weak_explicit(&control->lock, &seen, 1, memory_order_acquire, memory_order_relaxed))
+      return true;
+    pause_briefly();
+  }
+  uint64_t until_ns = now_ns() + wait_ns;
+  while (atomic_exchange_explicit(&control->lock, 2, memory_order_acquire) != 0) {
+    uint64_t now = now_ns();
+    if (now >= until_ns) return false;
+    uint64_t left_ns = until_ns - now;
+    struct timespec left = {(time_t)(left_ns / 1000000000u), (long)(left_ns % 1000000000u)};
+    syscall(SYS_futex, &control->lock, FUTEX_WAIT, 2, &left, NULL, 0);
+  }
+  return true;
+}
+
+void balancer_state_unlock(struct control *control) {
+  if (atomic_exchange_explicit(&control->lock, 0, memory_order_release) == 2)
+    syscall(SYS_futex, &control->lock, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+uint32_t slot_take(struct control *control) {
+  uint32_t place = control->free_slot;
+  if (place >= SLOTS || control->slots[place].ticket) return NO_SLOT;
+  control->free_slot = control->slots[place].next;
+  control->free_slots--;
+  return place;
+}
+
+void slot_give(struct control *control, uint32_t place) {
+  control->slots[place].ticket = 0;
+  control->slots[place].next = control->free_slot;
+  control->free_slot = place;
+  control->free_slots++;
+}
+
+struct outcome *outcome_place(struct control *control) {
+  uint64_t written = atomic_load_explicit(&control->written, memory_order_relaxed);
+  uint64_t read = atomic_load_explicit(&control->read, memory_order_acquire);
+  if (written - read >= OUTCOMES) {
+    add(control, OUTCOMES_LOST, 1);
+    return NULL;
+  }
+  struct outcome *place = &control->outcomes[written % OUTCOMES];
+  memset(place, 0, sizeof *place);
+  return place;
+}
+
+void outcome_done(struct control *control) {
+  atomic_fetch_add_explicit(&control->written, 1, memory_order_release);
+}
+
+/* The balancer's side, called from Python. */
+
+EXPORTED uint64_t balancer_state_bytes(void) { return sizeof(struct control); }
+EXPORTED uint64_t balancer_state_outcome_bytes(void) { return sizeof(struct outcome); }
+EXPORTED const char *balancer_state_stamp(void) { return BALANCER_STAMP; }
+
+/* Over zeros. Envoys take it for a state once `balancer_state_publish` was called. */
+EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64_t number, uint64_t stale_after_ns) {
+  control->version = STATE_VERSION;
+  control->bytes = sizeof *control;
+  memcpy(control->stamp, BALANCER_STAMP, sizeof control->stamp);
+  control->stale_after_ns = stale_after_ns;
+  control->seed = seed;
+  control->number = number;
+  for (uint32_t place = 0; place < SLOTS; place++) control->slots[place].next = place + 1;
+  control->free_slots = SLOTS;
+  atomic_store(&control->in_force, 1);
+}
+
+EXPORTED void balancer_state_publish(struct control *control, uint64_t serial) {
+  atomic_store(&control->directory, serial);
+  atomic_store(&control->heartbeat_ns, now_ns());
+  atomic_thread_fence(memory_order_release);
+  control->magic = STATE_MAGIC;
+}
+
+EXPORTED void balancer_state_beat(struct control *control) { atomic_store(&control->heartbeat_ns, now_ns()); }
+EXPORTED void balancer_state_serve(struct control *control, uint64_t serving) {
+  atomic_store(&control->serving, serving);
+}
+EXPORTED void balancer_state_replaced(struct control *control) { atomic_store(&control->in_force, 0); }
+EXPORTED uint64_t balancer_state_number(const struct control *control) { return control->number; }
+EXPORTED void balancer_state_set_number(struct control *control, uint64_t number) { control->number = number; }
+EXPORTED uint64_t balancer_state_count(struct control *control, uint64_t which) {
+  return which < COUNTS ? atomic_load(&control->counts[which]) : 0;
+}
+EXPORTED uint64_t balancer_state_in_flight(const struct control *control) { return SLOTS - control->free_slots; }
+EXPORTED uint64_t balancer_state_ticket(const struct control *control, uint64_t seat) {
+  return seat < SEATS ? control->seats[seat].ticket : 0;
+}
+
+EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return control->last_ticket; }
+EXPORTED void balancer_state_leave(struct control *control, uint64_t seat) {
+  if (seat < SEATS) control->seats[seat].ticket = 0;
+}
+
+/* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`. */
+EXPORTED bool balancer_state_due(const struct control *control, double before_s) {
+  for (uint32_t place = 0; place < SLOTS; place++)
+    if (control->slots[place].ticket && control->slots[place].at_s < before_s) return true;
+  return false;
+}
+
+/* Copies at most `most` outcomes out, in order; returns how many. */
+EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
+  uint64_t read = atomic_load_explicit(&control->read, memory_order_relaxed);
+  uint64_t there = atomic_load_explicit(&control->written, memory_order_acquire) - read;
+  uint64_t count = there < most ? there : most;
+  for (uint64_t i = 0; i < count; i++) out[i] = control->outcomes[(read + i) % OUTCOMES];
+  atomic_store_explicit(&control->read, read + count, memory_order_release);
+  return count;
+}
+
+/* With the lock held: the worker of that row is gone, and those after it move up. */
+EXPORTED void balancer_state_row_removed(struct control *control, int64_t row) {
+  for (uint32_t place = 0; place < SLOTS; place++) {
+    struct slot *slot = &control->slots[place];
+    if (!slot->ticket || slot->row < row) continue;
+    slot->row = slot->row == row ? -1 : slot->row - 1;
+  }
+}
+
+/* With the lock held: gives up to `most` slots back, of requests that were sent before `before_s`, or of that Envoy;
+   writes what they were counted in with. */
+EXPORTED uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, struct slot *out,
+                                         uint64_t most) {
+  uint64_t count = 0;
+  for (uint32_t place = 0; place < SLOTS && count < most; place++) {
+    struct slot *slot = &control->slots[place];
+    if (!slot->ticket || !(slot->at_s < before_s || slot->ticket == ticket)) continue;
+    out[count++] = *slot;
+    slot_give(control, place);
+  }
+  return count;
+}

@@ -1,0 +1,69 @@
+"""Keeps what is shared with Envoys alive: signs of life, what they are told, and what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.front.router import SharedRouter
+from balancer.gateway.kserve import HeaderNames
+from balancer.operate.metrics import Metrics
+from balancer.operate.mistakes import Mistakes
+from balancer.operate.native_outcomes import NativeOutcomes
+from balancer.operate.recent import Recent
+
+logger = logging.getLogger(__name__)
+
+_BEAT_S = 0.02
+_GIVE_UP_EVERY_S = 1.0
+
+
+class NativeFront:
+    """The balancer's side of the front end `native`."""
+
+    def __init__(self, router: SharedRouter, metrics: Metrics, recent: Recent, mistakes: Mistakes) -> None:
+        self._router, self._mistakes = router, mistakes
+        self._outcomes = NativeOutcomes(router, metrics, recent)
+        self._said = ""
+        self._given_up_s = 0.0
+
+    def workers(self, workers: Iterable[WorkerSpec]) -> None:
+        """Where each is."""
+        listed = list(workers)
+        self._router.tell(
+            {worker.name: worker.grpc_endpoint for worker in listed},
+            {worker.name: worker.http_endpoint for worker in listed},
+        )
+        self._outcomes.tell((end, each.name) for each in listed for end in (each.grpc_endpoint, each.http_endpoint))
+
+    def configure(self, names: HeaderNames, *, decision_lines: bool) -> None:
+        """Headers that may say what a body does not, and whether the log tells of decisions."""
+        self._router.lines_wanted = decision_lines
+        self._router.read_headers(
+            *(names.model, names.rows, names.key, names.sequence, names.priority, names.tenant, names.deadline)
+        )
+
+    async def run(self, stop: asyncio.Event, clock: Callable[[], float], may_pick: Callable[[], bool]) -> None:
+        """Until `stop` is set."""
+        while not stop.is_set():
+            try:
+                self._once(clock(), may_pick())
+            except Exception as error:  # Envoys would take the balancer for dead
+                self._mistakes.caught("native", error)
+            await asyncio.sleep(_BEAT_S)
+
+    def _once(self, now_s: float, may_pick: bool) -> None:
+        state = self._router.state
+        state.beat()
+        self._router.serve(may_pick)
+        why = self._router.asked_because
+        if why and why != self._said:
+            logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
+        self._said = why
+        for batch in state.outcomes():
+            self._outcomes.take(batch)
+        if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:
+            self._given_up_s = now_s
+            self._router.give_up(now_s)

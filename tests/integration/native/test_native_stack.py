@@ -1,0 +1,146 @@
+"""The whole stack with `envoy.frontend: native`: real Tritons, agents, a balancer, Envoy, and Triton's own clients."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http.aio as triton_http
+from support.stack import Stack, eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+MODEL = "emulated_tft"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    directory = tmp_path_factory.mktemp("native")
+    envoy = {"frontend": "native", "shared_folder": str(directory / "shared")}
+    stack = Stack(directory, settings={"envoy": envoy})
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+
+
+def tensor(client: object, rows: int = 1) -> object:
+    value = client.InferInput("INPUT", [rows, 4], "FP32")  # type: ignore[attr-defined]  # of either of the clients
+    value.set_data_from_numpy(np.ones((rows, 4), np.float32))
+    return value
+
+
+async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) -> str:
+    result = await client.infer(MODEL, [tensor(triton_grpc)], client_timeout=30, **arguments)
+    return str(result.as_numpy("WORKER").ravel()[0].decode())
+
+
+async def decided(stack: Stack) -> float:
+    return await stack.metric("balancer_decisions_total")
+
+
+async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> None:
+    before = await decided(stack)
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        served = [await infer(client) for _ in range(30)]
+    assert sorted(served.count(worker) for worker in set(served)) == [10, 10, 10]
+
+    async def counted() -> bool:
+        return await decided(stack) - before == 30
+
+    await eventually(counted, "every decision is counted")
+    for number in range(3):
+        labels = {"model": MODEL, "worker": f"worker-{number}"}
+        assert await stack.metric("balancer_requests_total", status="grpc_0", **labels) == 10
+        assert await stack.metric("balancer_request_duration_seconds_count", **labels) == 10
+    page = await stack.get("/workers")
+    assert [worker["in_flight"] for worker in page["workers"]] == [0, 0, 0]
+
+
+async def test_rest_is_served(stack: Stack) -> None:
+    before = await decided(stack)
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        for _ in range(6):
+            result = await client.infer(MODEL, [tensor(triton_http, 2)])
+            assert result.as_numpy("CHECKSUM").shape == (2, 1)
+        assert await client.is_model_ready(MODEL)
+
+    async def counted() -> bool:
+        return await decided(stack) - before >= 7
+
+    await eventually(counted, "every decision is counted")
+
+
+async def test_another_policy_is_in_force_without_a_failure(stack: Stack) -> None:
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        for name in ("least_requests", "expected_latency", "wlpr", "round_robin"):
+            going = asyncio.gather(*(infer(client) for _ in range(50)))
+            stack.write_config({"name": name})
+            await going
+
+            async def swapped(name: str = name) -> bool:
+                await infer(client)
+                return await stack.metric("balancer_decisions_total", policy=name) > 0
+
+            await eventually(swapped, f"{name} decides")
+
+
+async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
+    """Nor one that is stopped; when it is back, it decides again."""
+    done, failed = asyncio.Event(), []
+
+    async def load(client: triton_grpc.InferenceServerClient) -> int:
+        served = 0
+        while not done.is_set():
+            try:
+                await infer(client)
+                served += 1
+            except Exception as error:
+                failed.append(error)
+        return served
+
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        loads = asyncio.gather(*(load(client) for _ in range(4)))
+        await asyncio.sleep(0.5)
+        await stack.balancer.kill()
+        await asyncio.sleep(1)
+        await stack.restart_balancer()
+        await stack.all_ready()
+        before = await decided(stack)
+
+        async def decides() -> bool:
+            return await decided(stack) > before
+
+        await eventually(decides, "the new balancer decides")
+        stack.balancer.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1)
+        stack.balancer.process.send_signal(signal.SIGCONT)
+        before = await decided(stack)
+        await eventually(decides, "the balancer decides again")
+        done.set()
+        served = await loads
+    assert not failed, f"{len(failed)} of {sum(served)}, the first: {failed[0]}"
+
+
+async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack, tmp_path: Path) -> None:
+    stack.write_config({"name": "round_robin"}, decision_log={"folder": str(tmp_path)})
+
+    async def said() -> bool:
+        return any("does not decide itself" in str(record) for record in stack.log.so_far())
+
+    await eventually(said, "the log says that Envoy asks")
+    before = await decided(stack)
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        assert len({await infer(client) for _ in range(6)}) == 3
+
+    async def counted() -> bool:
+        return await decided(stack) - before >= 6
+
+    await eventually(counted, "every decision is counted")
+    stack.write_config({"name": "round_robin"})

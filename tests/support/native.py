@@ -1,0 +1,108 @@
+"""A real Envoy that decides by itself, over the state of a router in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.core.events import WorkerAdded
+from balancer.core.settings import Settings
+from balancer.front import module
+from balancer.front.folder import Folder
+from balancer.front.router import SharedRouter
+from balancer.gateway.bootstrap import NativeOptions
+from balancer.gateway.kserve import HeaderNames
+from balancer.native.library import PATH, Library
+from policies import BUILTIN
+from policies.base import Policy
+from support.envoy_fakes import FakeBalancer, Rig, go_on
+
+BEAT_S = 0.01
+TABLE = Settings(reports_required=False)
+"""Workers are taken at their word, so that no agent has to report."""
+
+
+@dataclass
+class NativeRig(Rig):
+    """`Rig`, whose workers a router in this process knows."""
+
+    policy: Policy = field(default_factory=BUILTIN["round_robin"])
+    settings: Settings = TABLE
+    outcomes: list[npt.NDArray[Any]] = field(default_factory=list)
+    _taken: Folder | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.directory / "shared"
+        self.options = dataclasses.replace(self.options, native=NativeOptions(module.PATH, PATH, self.folder))
+
+    @property
+    def balancer(self) -> FakeBalancer:
+        """Whom Envoy asks."""
+        return self.balancers[0]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[NativeRig]:
+        """As `Rig.running`, with a balancer alive."""
+        self.balancer.respond = lambda _: go_on()
+        async with super().running():
+            self.begin()
+            try:
+                yield self
+            finally:
+                self.die()
+
+    def begin(self) -> None:
+        """A balancer that begins with nothing but the list of workers."""
+        library = Library()
+        taken = self._taken = Folder(self.folder)
+        self.router = SharedRouter(self.policy, self.settings, 7, library, module.Module(library), taken)
+        for worker in self.workers:
+            self.router.observe(WorkerAdded(worker.name), time.monotonic())
+        self.router.tell(
+            {worker.name: worker.grpc_endpoint for worker in self.workers},
+            {worker.name: worker.http_endpoint for worker in self.workers},
+        )
+        names = HeaderNames()
+        self.router.read_headers(
+            *(names.model, names.rows, names.key, names.sequence, names.priority, names.tenant, names.deadline)
+        )
+        self.router.serve(True)
+        self._beats = asyncio.create_task(self._beat())
+
+    def die(self) -> None:
+        """Without a word, as when it is killed."""
+        self.hold_beats()
+        if self._taken is not None:
+            self._taken.close()
+        self._taken = None
+
+    def hold_beats(self) -> None:
+        """It is stopped."""
+        self._beats.cancel()
+
+    def go_on_beating(self) -> None:
+        """It is continued."""
+        self._beats = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            self.router.state.beat()
+            await asyncio.sleep(BEAT_S)
+
+    def told(self) -> npt.NDArray[Any]:
+        """All outcomes so far."""
+        self.outcomes += [batch.copy() for batch in self.router.state.outcomes()]
+        return np.concatenate(self.outcomes) if self.outcomes else np.zeros(0, module.OUTCOME)
+
+    def name_of(self, endpoint: bytes) -> str:
+        """The worker there."""
+        names = {worker.grpc_endpoint: worker.name for worker in self.workers}
+        return names.get(endpoint.decode(), "")

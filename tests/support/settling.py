@@ -1,0 +1,117 @@
+"""Requests for the program `settle`, and what a router in this process makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.router import Router
+from balancer.core.settings import Limits, Settings
+from policies.base import Request
+
+WORKERS, REQUESTS, SEED = 21, 400, 5
+MODELS = ("a", "b", "c")
+CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
+TAKEN, TURNED_AWAY = 2, 3
+SETTINGS = {
+    "as they come": Settings(),
+    "limits": Settings(
+        limits=Limits(max_pending_per_worker=6, sheddable_priority=2, sheddable_max_pending_per_worker=4)
+    ),
+    "late": Settings(limits=Limits(shed_late=True)),
+    "sticky": Settings(sticky_keys=True, max_fallbacks=5),
+}
+
+
+def begin(router: Router, now_s: float) -> None:
+    for number in range(WORKERS):
+        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3), now_s)
+    for k in range(1, 4):
+        for number in range(WORKERS):
+            models = tuple(
+                ModelReport(
+                    model,
+                    "1",
+                    ready=model != "c" or number % 2 == 0,
+                    pending=float((number + k) % 5),
+                    executing=0.5 * (number % 3),
+                    succeeded=30 * k,
+                    max_batch_rows=4,
+                    instances=1 + number % 2,
+                    batches=((1, 20 * k, 0.02 * k * (1 + number % 7)), (4, 5 * k, 0.03 * k)),
+                )
+                for model in MODELS
+            )
+            report = Report(f"w{number}", 1, k, True, models=models, balancers=1 + number % 3)
+            router.observe(report, now_s + 0.01 * k)
+    router.tick(now_s + 0.05)
+
+
+def endpoint(worker: str, grpc: bool) -> str:
+    return f"10.0.0.{worker[1:]}:{8001 if grpc else 8000}"
+
+
+def request_of(number: int) -> tuple[Request, bool]:
+    """And whether it speaks gRPC."""
+    keyed = number % 3 == 0
+    model = MODELS[number % 3] if number % 17 else "nobody"
+    version = ("", "1", "7")[2 if number % 19 == 0 else number % 2]
+    request = Request(
+        model,
+        version,
+        rows=1.0 + number % 5,
+        key=(number % 40) * 0x9E3779B97F4A7C15 % 2**64 if keyed else None,
+        deadline_s=0.001 * (1 + number % 50) if number % 5 == 0 else math.inf,
+        priority=number % 4,
+        sequence=keyed and number % 2 == 0,
+    )
+    return request, number % 4 != 0
+
+
+def line_of(request: Request, grpc: bool, at_ns: int) -> str:
+    numbers = (at_ns, 0, int(grpc), int(request.sequence), int(request.key is not None), request.key or 0)
+    words = (float(request.deadline_s), float(request.priority), float(request.rows))
+    return " ".join(map(str, ("ask", *numbers, *words, request.model or "-", request.version or "-")))
+
+
+def expected(own: Router, request: Request, grpc: bool, now_s: float) -> tuple[str, str]:
+    """What the program is to write, and who serves."""
+    number = own.next_number
+    try:
+        decision = own.route(request, now_s)
+    except RoutingError as error:
+        http, status = CODES[type(error)]
+        return f"{TURNED_AWAY} {number} {http} {status} 0x0p+0 {error}", ""
+    names = ",".join(endpoint(name, grpc) for name in (decision.worker, *decision.fallbacks))
+    # In C the first digit may be another one: compared as numbers.
+    return f"{TAKEN} {number} 0 0 {decision.propensity.hex()} {names}", decision.worker
+
+
+def parts(line: str) -> tuple[object, ...]:
+    answer, number, http, status, propensity, words = line.split(" ", 5)
+    return answer, number, http, status, float.fromhex(propensity), words
+
+
+def script(own: Router, began_ns: int) -> Iterator[tuple[str, str]]:
+    """Lines for the program, and what it is to write; the router of this process does the same."""
+    served: list[tuple[int, str, bool]] = []
+    for k in range(REQUESTS):
+        at_ns = began_ns + 700_000 * k
+        now_s = at_ns * 1e-9
+        request, grpc = request_of(k)
+        number = own.next_number
+        line, worker = expected(own, request, grpc, now_s)
+        yield line_of(request, grpc, at_ns), line
+        served.append((number, worker, grpc))
+        if k % 3 == 2 and served[k // 2][1]:
+            number, worker, grpc = served[k // 2]
+            served[k // 2] = (number, "", grpc)
+            status, latency_s = (0, 14, 13, 3, 4)[k % 5], 0.001 * (1 + k % 7)
+            by = worker if k % 4 else f"w{(int(worker[1:]) + 1) % WORKERS}"
+            ok, void = {0: (True, ""), 14: (False, ""), 13: (False, "request"), 3: (False, "client")}.get(
+                status, (False, "deadline")
+            )
+            own.observe(Finished(number, by, latency_s, ok, void), now_s)  # type: ignore[arg-type]  # of a table
+            yield f"end {at_ns} {k // 2} {latency_s!r} {status} {endpoint(by, grpc)}", ""

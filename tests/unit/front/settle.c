@@ -1,0 +1,80 @@
+/* Decides as an Envoy would that shares a balancer's folder, at the times it is told.
+
+   settle KERNEL.so FOLDER: reads lines from standard input. `ask NOW_NS KIND GRPC SEQUENCE KEYED KEY DEADLINE PRIORITY
+   ROWS MODEL VERSION` (a dash: none) writes what was decided, `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT` ends the
+   request of the NTH line, counted from 0. */
+#define _GNU_SOURCE
+#include "decide.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_ASKED = 4096, MOST_TEXT = 256 };
+
+static uint64_t now;
+uint64_t __wrap_now_ns(void) { return now; }
+uint64_t __wrap_about_now_ns(void) { return now; }
+
+static struct text text_of(const char *word) {
+  return strcmp(word, "-") ? (struct text){word, strlen(word)} : (struct text){"", 0};
+}
+
+static void end(struct source *source, const struct ask *asks, const struct decision *decisions,
+                struct attached *const *states) {
+  unsigned nth;
+  struct ending ending = {.http_status = 200, .first_byte_s = 0};
+  char endpoint[ENDPOINT_BYTES];
+  if (scanf("%" SCNu64 " %u %lf %d %63s", &now, &nth, &ending.latency_s, &ending.grpc_status, endpoint) != 5) exit(2);
+  if (nth >= MOST_ASKED || !states[nth]) exit(2);
+  if (strcmp(endpoint, "-")) memcpy(ending.endpoint, endpoint, sizeof endpoint);
+  atomic_store(&states[nth]->control->heartbeat_ns, now);
+  judge(&ending, TEXT("via_upstream"), true);
+  const struct decision *decision = decisions[nth].answer == TAKEN ? &decisions[nth] : NULL;
+  if (!finish(source, states[nth], &asks[nth], decision, &ending)) exit(4);
+}
+
+int main(int count, char **arguments) {
+  static struct ask asks[MOST_ASKED];
+  static struct decision decisions[MOST_ASKED];
+  static struct attached *states[MOST_ASKED];
+  char what[8], model[MOST_TEXT + 1], version[MOST_TEXT + 1];
+  const char *why = NULL;
+  if (count != 3) return 2;
+  struct source *source = source_new(arguments[1], arguments[2], &why);
+  if (!source) {
+    fprintf(stderr, "%s\n", why);
+    return 3;
+  }
+  for (unsigned nth = 0; scanf("%7s", what) == 1;) {
+    if (!strcmp(what, "end")) {
+      end(source, asks, decisions, states);
+      continue;
+    }
+    int kind, grpc, sequence, keyed;
+    struct ask *ask = &asks[nth];
+    if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
+              &ask->key, &ask->deadline_s, &ask->priority, &ask->rows, model, version) != 11)
+      return 2;
+    ask->kind = (enum call_kind)kind;
+    ask->grpc = grpc;
+    ask->sequence = sequence;
+    ask->keyed = keyed;
+    ask->model = text_of(model);
+    ask->version = text_of(version);
+    struct attached *attached = states[nth] = source_take(source);
+    if (!attached) {
+      printf("none\n");
+      continue;
+    }
+    atomic_store(&attached->control->heartbeat_ns, now);
+    struct decision *decision = &decisions[nth];
+    decide(source, attached, ask, decision);
+    printf("%d %" PRIu64 " %u %u %a %.*s\n", decision->answer, decision->number,
+           decision->answer == TURNED_AWAY ? decision->http_status : 0,
+           decision->answer == TURNED_AWAY ? decision->grpc_status : 0,
+           decision->answer == TAKEN ? decision->propensity : 0.0, (int)decision->length, decision->words);
+    if (++nth == MOST_ASKED) break;
+  }
+  return 0;
+}

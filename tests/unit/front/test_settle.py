@@ -1,0 +1,49 @@
+"""What Envoy's module decides and counts over the shared books is what the router would, in every bit."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.settling import SEED, SETTINGS, TAKEN, WORKERS, begin, endpoint, parts, script
+
+from balancer.core.router import Router
+from balancer.front.folder import Folder
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.native.library import PATH, Compiled, Library
+from policies import BUILTIN
+from policies.base import Policy
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+@pytest.mark.parametrize("how", SETTINGS)
+def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path: Path, name: str, how: str) -> None:
+    policy: Policy = BUILTIN[name]()
+    library, folder = Library(), Folder(tmp_path / "shared")
+    shared = SharedRouter(policy, SETTINGS[how], SEED, library, Module(library), folder)
+    own = Router(policy, SETTINGS[how], SEED, Compiled(library))
+    began_ns = time.monotonic_ns()
+    for router in (shared, own):
+        begin(router, began_ns * 1e-9)
+    names = [f"w{number}" for number in range(WORKERS)]
+    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.serve(True)
+    lines = list(script(own, began_ns + 60_000_000))
+    asked = "\n".join(line for line, _ in lines)
+    done = subprocess.run([settle, PATH, folder.path], input=asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted = [parts(line) for _, line in lines if line]
+    assert [parts(line) for line in done.stdout.splitlines()] == wanted
+    assert len({line[0] for line in wanted}) == 2
+    for record in ("queue", "service", "latency", "tokens"):
+        for array, there in vars(getattr(own.fleet, record)).items():
+            np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
+    # The lot of what is in flight is with the state, and what ended was told of.
+    ended = sum(line.startswith("end") for line, _ in lines)
+    taken = sum(line[0] == str(TAKEN) for line in wanted)
+    assert shared.state.in_flight == taken - ended
+    assert sum(len(batch) for batch in shared.state.outcomes()) == len(wanted) - taken + ended

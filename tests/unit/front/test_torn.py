@@ -1,0 +1,73 @@
+"""Whatever stands in the shared files, the module reads and writes nothing beyond them, and ends no process."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.settling import SEED, SETTINGS, begin, endpoint, script
+
+from balancer.core.router import Router
+from balancer.front.folder import Folder
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.native.library import PATH, Compiled, Library
+from policies import BUILTIN
+
+HEAD_BYTES = 8192
+"""Where headers and tables lie; what follows are numbers."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a balancer leaves it."""
+    path = tmp_path_factory.mktemp("torn") / "shared"
+    library = Library()
+    router = SharedRouter(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, library, Module(library), Folder(path))
+    begin(router, time.monotonic())
+    names = router.fleet.names
+    router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    router.serve(True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def asked() -> str:
+    own = Router(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, Compiled(Library()))
+    began_ns = time.monotonic_ns()
+    begin(own, began_ns * 1e-9)
+    return "\n".join([line for line, _ in script(own, began_ns + 60_000_000)][:60])
+
+
+def spoil(path: Path, dice: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(dice.choice((1, 4, 32))):
+        at = dice.randrange(min(len(content), dice.choice((64, 512, HEAD_BYTES, len(content)))))
+        at -= at % 8
+        content[at : at + 8] = dice.choice(
+            (dice.randbytes(8), bytes(8), b"\xff" * 8, (1 << dice.randrange(63)).to_bytes(8, "little"))
+        )[: len(content) - at]
+    if dice.random() < 0.2:
+        content = content[: dice.randrange(len(content))]
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*"])
+def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, name: str, seed: int) -> None:
+    dice = random.Random(f"{name} {seed}")
+    for number in range(5):
+        folder = tmp_path / str(number)
+        shutil.copytree(shared, folder)
+        for path in folder.glob(name):
+            spoil(path, dice)
+        done = subprocess.run(
+            [settle, PATH, folder], input=asked, capture_output=True, text=True, errors="replace", check=False
+        )
+        # 2: an end was asked of a request that nobody decided; 4: the lock was not to be had.
+        assert done.returncode in {0, 2, 4}, done.stderr
+        shutil.rmtree(folder)
