@@ -16,14 +16,10 @@ from balancer.config.config import Config
 from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
 from balancer.core.trials.steering import Steering
 from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
-from balancer.front.folder import Folder, FolderError
-from balancer.front.module import Module, ModuleError
 from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
@@ -32,7 +28,6 @@ from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.gateway.outcomes import AccessLog
 from balancer.gateway.picker import Picker
 from balancer.gateway.picks import ExternalProcessor
-from balancer.native.library import Compiled, Library, LibraryError
 from balancer.operate import logs
 from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
@@ -42,6 +37,7 @@ from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.news import News
 from balancer.operate.recorder import Recorder
+from balancer.operate.routers import router_of
 from balancer.security import identity
 from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
@@ -85,7 +81,7 @@ class App:
         self._number = number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
-        self.router = _router(config, self._seed)
+        self.router = router_of(config, self._seed)
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
         self._picker = Picker(self.router, self._clock, number, self._run)
@@ -389,19 +385,3 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
     if worker.draining:
         return "draining"
     return "healthy" if usable else "unhealthy"
-
-
-def _router(config: Config, seed: int) -> Router:
-    """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
-    policy, settings, folder = config.build_policy(), config.settings(), config.shared_folder
-    try:
-        library = Library()
-    except LibraryError as error:
-        logger.warning("decisions are made in Python, several times as slowly: %s", error)
-        return Router(policy, settings, seed, Kernel())
-    if folder is not None:
-        try:
-            return SharedRouter(policy, settings, seed, library, Module(library), Folder(folder))
-        except (ModuleError, FolderError, OSError) as error:
-            logger.warning("envoy.frontend: Envoy will ask the balancer for each request: %s", error)
-    return Router(policy, settings, seed, Compiled(library))

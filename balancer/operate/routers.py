@@ -1,0 +1,30 @@
+"""The router that a config asks for."""
+
+from __future__ import annotations
+
+import logging
+
+from balancer.config.config import Config
+from balancer.core.router import Router
+from balancer.front.folder import Folder, FolderError
+from balancer.front.module import Module, ModuleError
+from balancer.front.router import SharedRouter
+from balancer.native.library import Compiled, Library, LibraryError
+
+logger = logging.getLogger(__name__)
+
+
+def router_of(config: Config, seed: int) -> Router:
+    """By the compiled kernel where there is one that fits, and shared with Envoys where that is wanted."""
+    policy, settings, folder = config.build_policy(), config.settings(), config.shared_folder
+    try:
+        library = Library()
+    except LibraryError as error:
+        logger.warning("decisions are made in Python, several times as slowly: %s", error)
+        return Router(policy, settings, seed)
+    if folder is not None:
+        try:
+            return SharedRouter(policy, settings, seed, library, Module(library), Folder(folder))
+        except (ModuleError, FolderError, OSError) as error:
+            logger.warning("envoy.frontend: Envoy will ask the balancer for each request: %s", error)
+    return Router(policy, settings, seed, Compiled(library))
