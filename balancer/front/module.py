@@ -70,7 +70,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "in_flight": (_NUMBER, (_PLACE,)),
     "ticket": (_NUMBER, (_PLACE, _NUMBER)),
     "last_ticket": (_NUMBER, (_PLACE,)),
-    "leave": (None, (_PLACE, _NUMBER)),
     "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,6 +24,7 @@ from balancer.front.directory import Deciding, directory_of, endpoints_of
 from balancer.front.folder import BOOKS, Folder
 from balancer.front.module import Module
 from balancer.front.state import State
+from balancer.gateway.kserve import HeaderNames
 from balancer.native.call import symbol_of
 from balancer.native.library import Compiled, Library
 from balancer.native.shared import in_file
@@ -85,10 +87,10 @@ class SharedRouter(Router):
         with self._alone():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
 
-    def read_headers(self, *names: str | None) -> None:
-        """The headers that may say what the body does not: model, rows, key, sequence, priority, tenant, deadline."""
+    def read_headers(self, names: HeaderNames) -> None:
+        """The headers that may say what the body does not; `enum named_header` has their order."""
         with self._alone():
-            self._headers, self._published = names, None
+            self._headers, self._published = dataclasses.astuple(names), None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -143,6 +143,11 @@ class Compiled(Kernel):
             # Masks are replaced and never written to, so the same one has the same in it.
             x.desk.mask[0], self._masked = mask, mask
 
+    def _lay_out_view(self, x: Books, request: Request, view: Sight) -> None:
+        """A request that has its number."""
+        assert isinstance(request.number, int)  # arrays are for the simulator's views
+        self._lay_out(x, request, request.number, view.column, view.mask, view.at_s)
+
     def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
         """See `Kernel`."""
         self._bind(x)
@@ -162,7 +167,7 @@ class Compiled(Kernel):
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """See `Kernel`."""
         self._bind(x)
-        self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
+        self._lay_out_view(x, request, view)
         count = self._keep(self._of_books, self._of_none, self._of_call)
         left = self._masked = x.desk.mask[0].copy()
         return Within(left, not count)
@@ -172,7 +177,7 @@ class Compiled(Kernel):
         function, options = self._found(x, policy)
         if function is None:
             return None
-        self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
+        self._lay_out_view(x, request, view)
         self._row = function(self._of_books, options.address, self._of_call)
         self._answered = answer = x.desk.shares[0].copy()
         return answer
@@ -217,7 +222,7 @@ class Compiled(Kernel):
         # The compiled answers have picked already, for themselves.
         if shares is not self._answered:
             self._bind(x)
-            self._lay_out(x, request, _number(request), view.column, view.mask, view.at_s)
+            self._lay_out_view(x, request, view)
             x.desk.shares[0] = shares
             self._row = self._pick(self._of_books, self._of_none, self._of_call)
         self._answered = None
@@ -275,9 +280,3 @@ class Compiled(Kernel):
         self._bind(x)
         self._call.numbers[slots.SHARE] = share
         self._fade(self._of_books, self._of_none, self._of_call)
-
-
-def _number(request: Request) -> int:
-    """Of one request: arrays are for the simulator's views."""
-    assert isinstance(request.number, int)
-    return request.number

@@ -41,9 +41,7 @@ class NativeFront:
     def configure(self, names: HeaderNames, *, decision_lines: bool) -> None:
         """Headers that may say what a body does not, and whether the log tells of decisions."""
         self._router.lines_wanted = decision_lines
-        self._router.read_headers(
-            *(names.model, names.rows, names.key, names.sequence, names.priority, names.tenant, names.deadline)
-        )
+        self._router.read_headers(names)
 
     async def run(self, stop: asyncio.Event, clock: Callable[[], float], may_pick: Callable[[], bool]) -> None:
         """Until `stop` is set."""

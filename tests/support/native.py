@@ -70,10 +70,7 @@ class NativeRig(Rig):
             {worker.name: worker.grpc_endpoint for worker in self.workers},
             {worker.name: worker.http_endpoint for worker in self.workers},
         )
-        names = HeaderNames()
-        self.router.read_headers(
-            *(names.model, names.rows, names.key, names.sequence, names.priority, names.tenant, names.deadline)
-        )
+        self.router.read_headers(HeaderNames())
         self.router.serve(True)
         self._beats = asyncio.create_task(self._beat())
 

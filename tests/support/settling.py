@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.events import Finished, WorkerAdded
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from policies.base import Request
+from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
-MODELS = ("a", "b", "c")
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
 TAKEN, TURNED_AWAY = 2, 3
 SETTINGS = {
@@ -30,21 +30,7 @@ def begin(router: Router, now_s: float) -> None:
         router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3), now_s)
     for k in range(1, 4):
         for number in range(WORKERS):
-            models = tuple(
-                ModelReport(
-                    model,
-                    "1",
-                    ready=model != "c" or number % 2 == 0,
-                    pending=float((number + k) % 5),
-                    executing=0.5 * (number % 3),
-                    succeeded=30 * k,
-                    max_batch_rows=4,
-                    instances=1 + number % 2,
-                    batches=((1, 20 * k, 0.02 * k * (1 + number % 7)), (4, 5 * k, 0.03 * k)),
-                )
-                for model in MODELS
-            )
-            report = Report(f"w{number}", 1, k, True, models=models, balancers=1 + number % 3)
+            report = busy_report(number, k, executing=0.5 * (number % 3), everywhere=False)
             router.observe(report, now_s + 0.01 * k)
     router.tick(now_s + 0.05)
 

@@ -116,10 +116,10 @@ def gateway(headers: Headers, fields: Mapping[str, Sequence[object]]) -> Underst
         call.kind.value,
         call.grpc,
         request.sequence,
-        request.key,  # type: ignore[arg-type]
+        request.key,  # type: ignore[arg-type]  # of one request: arrays are for the simulator's
         float(request.deadline_s),
-        int(request.rows),  # type: ignore[arg-type]
-        int(request.priority),  # type: ignore[arg-type]
+        int(request.rows),  # type: ignore[arg-type]  # likewise
+        int(request.priority),  # type: ignore[arg-type]  # likewise
         *(text.encode("utf-8", "surrogatepass") for text in texts),
     )
 

@@ -29,7 +29,7 @@ enum { SAMPLED = 16 };
 #define SHOWN(text) (int)(text).length, (text).ptr
 
 static void unknown(struct decision *out, struct text model, struct text version) {
-  /* Triton's words, as in balancer/core/router.py. */
+  /* Triton's words, as in balancer/core/refusals.py. */
   if (version.length)
     turn_away(out, 404, 5, "Request for unknown model: '%.*s' version %.*s is not found", SHOWN(model), SHOWN(version));
   else

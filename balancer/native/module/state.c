@@ -132,9 +132,6 @@ EXPORTED uint64_t balancer_state_ticket(const struct control *control, uint64_t 
 }
 
 EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return control->last_ticket; }
-EXPORTED void balancer_state_leave(struct control *control, uint64_t seat) {
-  if (seat < SEATS) control->seats[seat].ticket = 0;
-}
 
 /* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`. */
 EXPORTED bool balancer_state_due(const struct control *control, double before_s) {

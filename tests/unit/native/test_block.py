@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.busy import MODELS, busy_report
 
 from balancer.core.answering import answer
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.events import Finished, WorkerAdded
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.block import ENTRY, HEADER, BlockError
 from balancer.core.kernel.books import books_in, options_block
@@ -30,7 +31,6 @@ from policies.base import Policy, Request
 
 WORKERS, DECISIONS = 21, 400
 HEADER_FILE = PATH.with_suffix(".h")
-MODELS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +49,7 @@ def begin(router: Router) -> None:
         router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3), 0.0)
     for k in range(1, 4):
         for number in range(WORKERS):
-            models = tuple(
-                ModelReport(
-                    model,
-                    "1",
-                    ready=True,
-                    pending=float((number + k) % 5),
-                    executing=0.5 * (number % 3),
-                    succeeded=30 * k,
-                    max_batch_rows=4,
-                    instances=1 + number % 2,
-                    batches=((1, 20 * k, 0.02 * k * (1 + number % 7)), (4, 5 * k, 0.03 * k)),
-                )
-                for model in MODELS
-            )
-            router.observe(Report(f"w{number}", 1, k, True, models=models, balancers=1 + number % 3), 0.1 * k)
+            router.observe(busy_report(number, k), 0.1 * k)
     router.tick(0.35)
     for k in range(60):
         now_s = 0.4 + 0.001 * k
