@@ -1,8 +1,8 @@
-"""The bootstrap with the module in front: what decides within Envoy, and the way to the balancer for what it cannot decide.
+"""The bootstrap with the module in front, and the way to the balancer for what cannot be decided within Envoy.
 
 What asks the balancer is the template's listener as it is, made an internal one of Envoy's (`asking`). The module's
-listener has neither field extraction nor `ext_proc` nor the access log of outcomes, which Envoy would make anew for each
-request; it hands over what the module does not settle.
+listener has neither field extraction nor `ext_proc` nor the access log of outcomes, which Envoy would make anew for
+each request; it hands over what the module does not settle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     manager = _manager(listener)
     router = manager["http_filters"][-1]
     manager["http_filters"] = [_module_filter(native), router]
-    manager["access_log"] = [_of_what_was_settled(log) for log in manager["access_log"] if log["name"] == names.FILE_LOG]
+    manager["access_log"] = [
+        _of_what_was_settled(log) for log in manager["access_log"] if log["name"] == names.FILE_LOG
+    ]
     (host,) = manager["route_config"]["virtual_hosts"]
     # Per-route settings are for filters that are not there.
     host["routes"] = [_ASKED_ROUTE, *({**route, "typed_per_filter_config": {}} for route in host["routes"])]

@@ -199,13 +199,14 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
     deciding = rendered(BootstrapOptions(native=native, access_log="/dev/stdout"))
     asking = manager(rendered(BootstrapOptions(access_log="/dev/stdout")))
-    outer, inner = deciding["static_resources"]["listeners"]
+    _, inner = deciding["static_resources"]["listeners"]
     first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
     assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
     assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f"
     assert router == asking["http_filters"][-1]
-    assert "address" not in inner and inner["internal_listener"] == {}
+    assert "address" not in inner
+    assert inner["internal_listener"] == {}
     within = inner["filter_chains"][0]["filters"][0]["typed_config"]
     for same in ("http_filters", "access_log", "route_config"):
         assert within[same] == asking[same]
