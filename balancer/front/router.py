@@ -88,7 +88,7 @@ class SharedRouter(Router):
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
 
     def read_headers(self, names: HeaderNames) -> None:
-        """The headers that may say what the body does not; `enum named_header` has their order."""
+        """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""
         with self._alone():
             self._headers, self._published = dataclasses.astuple(names), None
 
