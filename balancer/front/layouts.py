@@ -10,13 +10,15 @@ from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
 from balancer.core.events import Void
 from balancer.gateway.kserve import HeaderNames, Kind
+from balancer.gateway.verdict import By
 
-SLOTS, OUTCOMES, SEATS = 65_536, 16_384, 64
-"""Requests in flight, outcomes that wait to be read, and Envoys, at most."""
+SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
+"""Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 MOST_NAMED = 1 + MAX_FALLBACKS
@@ -25,6 +27,10 @@ KINDS = tuple(Kind)
 """Of an outcome's kind."""
 VOIDS: tuple[Void, ...] = get_args(Void)
 """Of an outcome's void."""
+ENDERS: tuple[By, ...] = get_args(By)
+"""Of an outcome's aborted."""
+LINE_BITS = 53
+"""Of a decision's number, mixed, by which it is told whether it has a line; as `policies.hashing.unit` has it."""
 NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
 """Headers that may say what a body does not, in order."""
 UNKNOWN_MODEL = -1
@@ -53,18 +59,6 @@ class Decider(IntEnum):
     """A hash, by its sequence."""
 
 
-class Aborted(IntEnum):
-    """Who ended a request before its response was whole."""
-
-    BY_NOBODY = 0
-    BY_CLIENT = 1
-    BY_WORKER = 2
-    """Or the way to it."""
-    BY_DEADLINE = 3
-    BY_ENVOY = 4
-    """It had no room."""
-
-
 class Flag(IntFlag):
     """Of a directory."""
 
@@ -81,6 +75,7 @@ COUNTS = {
     "refusals": "refused",
     "slots_full": "left to Envoy, since too many are in flight",
     "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
+    "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
 
@@ -127,6 +122,8 @@ _OUTCOME = Struct(
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
         ("propensity", np.float64, ""),
+        ("picked", _ENDPOINT, ""),
+        ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
         ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
         ("http_status", np.uint16, "0: none"),
         ("grpc_status", np.int16, "-1: none"),
@@ -140,12 +137,22 @@ _OUTCOME = Struct(
         ("aborted", np.uint8, "enum aborted"),
         ("refusal", np.uint8, "gRPC's status of it"),
         ("matched", np.uint8, "1: the pick still counted as in flight"),
-        (
-            "endpoint",
-            _ENDPOINT,
-            "that was tried last; empty: none. Of a refusal: the field out of bounds",
-        ),
-        ("picked", _ENDPOINT, ""),
+        ("endpoint", _ENDPOINT, "that was tried last; empty: none. Of a refusal: the field out of bounds"),
+    ),
+)
+_LINE = Struct(
+    "line",
+    "A decision, for a log that people read. Texts end with a zero.",
+    (
+        ("number", np.uint64, ""),
+        ("directory", np.uint64, "serial of the one that it was made by"),
+        ("propensity", np.float64, ""),
+        ("decider", np.uint8, "enum decider"),
+        ("refusal", np.uint8, "gRPC's status; 0: a worker was picked"),
+        ("model", f"S{MAX_TEXT_BYTES + 1}", ""),
+        ("request_id", f"S{MAX_TEXT_BYTES + 1}", "the header's"),
+        ("id", f"S{MAX_TEXT_BYTES + 1}", "the message's"),
+        ("named", f"S{MOST_NAMED * ENDPOINT_BYTES}", "endpoints, best first, separated by commas"),
     ),
 )
 _PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
@@ -185,12 +192,12 @@ _ENTRY = Struct(
         ("loaded", np.uint64, "1: some worker has a version of the model"),
     ),
 )
-STRUCTS = (_SLOT, _OUTCOME, _PIECE, _HEAD, _ENDPOINTS, _ENTRY)
-SLOT, OUTCOME, HEAD, ENTRY = _SLOT.dtype, _OUTCOME.dtype, _HEAD.dtype, _ENTRY.dtype
+STRUCTS = (_SLOT, _OUTCOME, _LINE, _PIECE, _HEAD, _ENDPOINTS, _ENTRY)
+SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
-    "aborted": Aborted,
+    "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
     "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
     "named_header": tuple(name.upper() for name in NAMED_HEADERS),
@@ -200,6 +207,8 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
 SIZES = {
     "SLOTS": SLOTS,
     "OUTCOMES": OUTCOMES,
+    "LINES": LINES,
+    "LINE_BITS": LINE_BITS,
     "SEATS": SEATS,
     "ENDPOINT_BYTES": ENDPOINT_BYTES,
     "MOST_NAMED": MOST_NAMED,
@@ -210,3 +219,11 @@ SIZES = {
     "NO_ENTRY": NO_ENTRY,
 }
 """Further numbers that C needs."""
+_FIRST_ALIKE = "directory"
+
+
+def alike(batch: npt.NDArray[Any]) -> list[bytes]:
+    """Of each outcome, the bytes from `directory` on: what is equal in them is counted together."""
+    assert OUTCOME.fields is not None
+    start = OUTCOME.fields[_FIRST_ALIKE][1]
+    return [row[start:] for row in batch.view(f"V{OUTCOME.itemsize}").tolist()]

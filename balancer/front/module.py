@@ -33,6 +33,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ticket": (_NUMBER, (_PLACE, _NUMBER)),
     "last_ticket": (_NUMBER, (_PLACE,)),
     "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "lines": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "tell_lines": (None, (_PLACE, _NUMBER)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
     "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +32,8 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
+_DIRECTORIES_KEPT = 1000
+"""Of which it is known who decided; each lasts as long as nothing changes."""
 
 
 class _SharedKernel(Compiled):
@@ -53,6 +55,8 @@ class SharedRouter(Router):
         self._library, self._folder = library, folder
         self._depth = 0
         self._serial = 0
+        self._deciders: OrderedDict[int, str] = OrderedDict()
+        """Names of policies, by the directories that told of them."""
         self._published: tuple[object, ...] | None = None
         self._grpc: Mapping[str, str] = {}
         self._http: Mapping[str, str] = {}
@@ -73,8 +77,6 @@ class SharedRouter(Router):
             return "guard, shadow and rollout compare policies here"
         if self.witness is not None:
             return "the decision log records what each decision rested on"
-        if self.lines_wanted:
-            return "the log tells of decisions (log.decisions_share)"
         return "" if self._compiled else f"policy {self.policy.name} is not compiled"
 
     def serve(self, wanted: bool) -> None:
@@ -125,8 +127,6 @@ class SharedRouter(Router):
         self._published = None
         self.serve(self._wanted)
 
-    lines_wanted = False
-    """Whether a log is to tell of decisions, which those of Envoys are not told for."""
     _now_s = 0.0
     """Of the last event."""
 
@@ -160,6 +160,13 @@ class SharedRouter(Router):
         self.state.publish(serial)
         self._folder.keep_only(f"directory-{serial}", *deciding.options)
         self._serial = serial
+        self._deciders[serial] = self.policy.name
+        if len(self._deciders) > _DIRECTORIES_KEPT:
+            self._deciders.popitem(last=False)
+
+    def policy_of(self, serial: int) -> str:
+        """Name of the policy by which Envoys decided with that directory."""
+        return self._deciders.get(serial, self.policy.name)
 
     def _options(self, serial: int) -> tuple[str, str, str]:
         """Files of what the deciders are told. A policy that is not compiled does not decide in Envoy: any will do."""

@@ -12,7 +12,7 @@ enum { MOST_MESSAGE = 2048 };
 struct ask {
   enum balancer_kind kind;
   bool grpc, keyed, sequence;
-  struct text model, version;
+  struct text model, version, request_id, id;
   double rows, deadline_s, priority;
   uint64_t key;
   uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
@@ -28,7 +28,7 @@ enum answer {
 struct decision {
   enum answer answer;
   uint32_t slot;
-  uint64_t number, at_ns;
+  uint64_t number, directory, at_ns;
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
@@ -41,7 +41,7 @@ struct decision {
 
 /* From `from_ns` on; not a number: there is no such moment. */
 static inline double seconds_since(uint64_t from_ns, uint64_t to_ns) {
-  return from_ns && to_ns > from_ns ? seconds_of(to_ns - from_ns) : NAN;
+  return from_ns && to_ns >= from_ns ? seconds_of(to_ns - from_ns) : NAN;
 }
 
 void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out);

@@ -74,21 +74,36 @@ void slot_give(struct control *control, uint32_t place) {
   control->free_slots++;
 }
 
+/* Where the next one goes; `room`: there is none. */
+static uint64_t next_in(const struct ring *ring, uint64_t room) {
+  uint64_t written = atomic_load_explicit(&ring->written, memory_order_relaxed);
+  uint64_t read = atomic_load_explicit(&ring->read, memory_order_acquire);
+  return written - read < room ? written % room : room;
+}
+
+static void written(struct ring *ring) { atomic_fetch_add_explicit(&ring->written, 1, memory_order_release); }
+
 struct outcome *outcome_place(struct control *control) {
-  uint64_t written = atomic_load_explicit(&control->written, memory_order_relaxed);
-  uint64_t read = atomic_load_explicit(&control->read, memory_order_acquire);
-  if (written - read >= OUTCOMES) {
+  uint64_t place = next_in(&control->outcomes_told, OUTCOMES);
+  if (place == OUTCOMES) {
     add(control, OUTCOMES_LOST, 1);
     return NULL;
   }
-  struct outcome *place = &control->outcomes[written % OUTCOMES];
-  memset(place, 0, sizeof *place);
-  return place;
+  return memset(&control->outcomes[place], 0, sizeof *control->outcomes);
 }
 
-void outcome_done(struct control *control) {
-  atomic_fetch_add_explicit(&control->written, 1, memory_order_release);
+void outcome_done(struct control *control) { written(&control->outcomes_told); }
+
+struct line *line_place(struct control *control) {
+  uint64_t place = next_in(&control->lines_told, LINES);
+  if (place == LINES) {
+    add(control, LINES_LOST, 1);
+    return NULL;
+  }
+  return memset(&control->lines[place], 0, sizeof *control->lines);
 }
+
+void line_done(struct control *control) { written(&control->lines_told); }
 
 /* The balancer's side, called from Python. */
 
@@ -141,14 +156,27 @@ EXPORTED bool balancer_state_due(const struct control *control, double before_s)
   return false;
 }
 
-/* Copies at most `most` outcomes out, in order; returns how many. */
-EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
-  uint64_t read = atomic_load_explicit(&control->read, memory_order_relaxed);
-  uint64_t there = atomic_load_explicit(&control->written, memory_order_acquire) - read;
+/* Copies at most `most` of what waits out, in order; returns how many. */
+static uint64_t take(struct ring *ring, const void *from, uint64_t room, size_t size, void *out, uint64_t most) {
+  uint64_t read = atomic_load_explicit(&ring->read, memory_order_relaxed);
+  uint64_t there = atomic_load_explicit(&ring->written, memory_order_acquire) - read;
   uint64_t count = there < most ? there : most;
-  for (uint64_t i = 0; i < count; i++) out[i] = control->outcomes[(read + i) % OUTCOMES];
-  atomic_store_explicit(&control->read, read + count, memory_order_release);
+  for (uint64_t i = 0; i < count; i++)
+    memcpy((char *)out + i * size, (const char *)from + (read + i) % room * size, size);
+  atomic_store_explicit(&ring->read, read + count, memory_order_release);
   return count;
+}
+
+EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
+  return take(&control->outcomes_told, control->outcomes, OUTCOMES, sizeof *out, out, most);
+}
+
+EXPORTED uint64_t balancer_state_lines(struct control *control, struct line *out, uint64_t most) {
+  return take(&control->lines_told, control->lines, LINES, sizeof *out, out, most);
+}
+
+EXPORTED void balancer_state_tell_lines(struct control *control, uint64_t below) {
+  atomic_store(&control->lines_below, below);
 }
 
 /* With the lock held: the worker of that row is gone, and those after it move up. */

@@ -19,6 +19,12 @@ struct seat {
   uint64_t ticket; /* of who sits there, or sat last */
 };
 
+/* What is written by who has the lock, and read by the balancer without it. */
+struct ring {
+  _Alignas(64) _Atomic uint64_t written; /* ever */
+  _Alignas(64) _Atomic uint64_t read;    /* of them */
+};
+
 struct control {
   uint64_t magic, version, bytes;
   char stamp[16], shared[16]; /* of the kernel's sources, and SHARED_DIGEST */
@@ -27,16 +33,17 @@ struct control {
   _Atomic uint64_t heartbeat_ns;
   _Atomic uint64_t serving;   /* 0: whoever is asked over ext_proc decides */
   _Atomic uint64_t directory; /* serial of the directory in force; 0: none yet */
+  _Atomic uint64_t lines_below; /* of a decision's number, mixed, of LINE_BITS: those below have a line */
   uint64_t number;            /* of the next decision */
   uint64_t last_ticket;
   uint32_t free_slot, free_slots;
   struct seat seats[SEATS];
   _Alignas(64) _Atomic uint32_t lock; /* 0: free, 1: taken, 2: taken and awaited */
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
-  _Alignas(64) _Atomic uint64_t written; /* outcomes, ever; by who has the lock */
-  _Alignas(64) _Atomic uint64_t read;    /* of them, by the balancer */
+  struct ring outcomes_told, lines_told;
   struct slot slots[SLOTS];
   struct outcome outcomes[OUTCOMES];
+  struct line lines[LINES];
 };
 
 uint64_t now_ns(void);
@@ -61,5 +68,9 @@ void slot_give(struct control *control, uint32_t place);
 /* With the lock held: the place of one more outcome; null where the balancer has not read those before. */
 struct outcome *outcome_place(struct control *control);
 void outcome_done(struct control *control);
+
+/* Likewise of a line. */
+struct line *line_place(struct control *control);
+void line_done(struct control *control);
 
 #endif
