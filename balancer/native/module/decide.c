@@ -359,9 +359,16 @@ static void learn(struct attached *attached, const struct ask *ask, const struct
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
             const struct ending *ending) {
   struct control *control = attached->control;
-  /* What a balancer knew that is gone is of no use, and the slots go with its file. */
-  if (!attached_alive(attached)) return true;
-  if (!balancer_state_lock(control, WAIT_NS)) return false;
+  bool alive = attached_alive(attached);
+  /* The slots have gone with a file that another one has taken the place of. */
+  if (!attached_in_force(attached) || (!alive && !source_has(source, attached))) return true;
+  if (!balancer_state_lock(control, alive ? WAIT_NS : 0)) return false;
+  /* A balancer that gives no sign of life may be back, and count on what ended meanwhile. What it has changed is not
+     looked up until then, as the files in the folder may be another one's. */
+  if (!alive && !attached_up_to_date(attached)) {
+    balancer_state_unlock(control);
+    return false;
+  }
   attached->call.now_s = seconds_of(now_ns());
   if (attached_refresh(source, attached)) learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending);
