@@ -103,7 +103,7 @@ static bool map(int folder, const char *name, int flags, struct mapped *found, u
 
 static const char *objection(const struct mapped *file) {
   const struct control *control = file->memory;
-  if (file->bytes != sizeof *control || control->magic != STATE_MAGIC) return "none yet";
+  if (file->bytes != sizeof *control || !is_state(control)) return "none yet";
   if (control->version != STATE_VERSION || control->bytes != sizeof *control) return "of another version";
   if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp))
     return "of a balancer of other sources; both must be of one version";
@@ -124,8 +124,9 @@ static bool sit_down(struct attached *attached) {
         return false;
       }
       attached->seat = file;
-      attached->ticket = ++attached->control->last_ticket;
-      attached->control->seats[seat].ticket = attached->ticket;
+      attached->ticket = attached->control->last_ticket + 1;
+      POKE(attached->control->last_ticket, attached->ticket);
+      POKE(attached->control->seats[seat].ticket, attached->ticket);
       balancer_state_unlock(attached->control);
       return true;
     }

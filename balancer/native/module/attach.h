@@ -82,7 +82,7 @@ bool source_has(struct source *source, const struct attached *attached);
 /* Whether its balancer has not put another file in its place, which is still what it was. */
 static inline bool attached_in_force(const struct attached *attached) {
   const struct control *control = attached->control;
-  return control->magic == STATE_MAGIC && atomic_load_explicit(&control->in_force, memory_order_relaxed);
+  return is_state(control) && atomic_load_explicit(&control->in_force, memory_order_relaxed);
 }
 
 /* Whether its balancer is alive. */

@@ -107,7 +107,7 @@ static void name_endpoints(struct attached *attached, const struct ask *ask, str
 }
 
 static void fill_slot(struct attached *attached, const struct decision *out, bool chosen) {
-  attached->control->slots[out->slot] = (struct slot){
+  struct slot slot = {
     .number = out->number,
     .ticket = attached->ticket,
     .row = out->row,
@@ -116,6 +116,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
     .at_s = out->at_s,
     .chosen = chosen,
   };
+  slot_fill(attached->control, out->slot, &slot);
 }
 
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
@@ -157,7 +158,8 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 
 /* With the lock held. This is `Router.route` of balancer/core/router.py over the same books. */
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
-  out->number = attached->control->number++;
+  out->number = attached->control->number;
+  POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
   if (!entry || (uint64_t)entry->column >= attached->models) return;
   /* Before anything is counted in. */
@@ -237,7 +239,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
       decide_locked(attached, &any_server, out);
     }
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) control->number = number;
+    if (out->answer == BALANCER_DECIDES) POKE(control->number, number);
   }
   if (number % SAMPLED == 0) add(control, DECIDE_NS, SAMPLED * (now_ns() - began_ns));
   add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
