@@ -93,7 +93,7 @@ static void name_endpoints(struct attached *attached, const struct ask *ask, str
 }
 
 static void fill_slot(struct attached *attached, const struct decision *out, bool chosen) {
-  attached->control->slots[out->slot] = (struct slot){
+  struct slot slot = {
     .number = out->number,
     .ticket = attached->ticket,
     .row = out->row,
@@ -102,6 +102,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
     .at_s = out->at_s,
     .chosen = chosen,
   };
+  slot_fill(attached->control, out->slot, &slot);
 }
 
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
@@ -143,7 +144,8 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 
 /* With the lock held. This is `Router.route` of balancer/core/router.py over the same books. */
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
-  out->number = attached->control->number++;
+  out->number = attached->control->number;
+  POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
   if (!entry || (uint64_t)entry->column >= attached->models) return;
   /* Before anything is counted in. */
@@ -257,7 +259,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
     }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) control->number = number;
+    if (out->answer == BALANCER_DECIDES) POKE(control->number, number);
   }
   if (out->answer != LEAST_REQUEST)
     add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
@@ -343,9 +345,16 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
             const struct ending *ending) {
   struct control *control = attached->control;
-  /* What a balancer knew that is gone is of no use, and the slots go with its file. */
-  if (!attached_alive(attached)) return true;
-  if (!balancer_state_lock(control, WAIT_NS)) return false;
+  bool alive = attached_alive(attached);
+  /* The slots have gone with a file that another one has taken the place of. */
+  if (!attached_in_force(attached) || (!alive && !source_has(source, attached))) return true;
+  if (!balancer_state_lock(control, alive ? WAIT_NS : 0)) return false;
+  /* A balancer that gives no sign of life may be back, and count on what ended meanwhile. What it has changed is not
+     looked up until then, as the files in the folder may be another one's. */
+  if (!alive && !attached_up_to_date(attached)) {
+    balancer_state_unlock(control);
+    return false;
+  }
   attached->call.now_s = seconds_of(now_ns());
   bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending, matched);

@@ -70,7 +70,7 @@ struct ending {
 /* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);
 
-/* `decision`: null where Envoy chose. False: the lock was not to be had, and nothing is counted. */
+/* `decision`: null where Envoy chose. False: nothing could be counted now, and it is to be tried again. */
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
             const struct ending *ending);
 

@@ -63,15 +63,26 @@ uint32_t slot_take(struct control *control) {
   uint32_t place = control->free_slot;
   if (place >= SLOTS || control->slots[place].ticket) return NO_SLOT;
   control->free_slot = control->slots[place].next;
-  control->free_slots--;
+  POKE(control->free_slots, control->free_slots - 1);
   return place;
 }
 
+void slot_fill(struct control *control, uint32_t place, const struct slot *with) {
+  struct slot *slot = &control->slots[place];
+  slot->number = with->number;
+  slot->row = with->row;
+  slot->column = with->column;
+  slot->rows = with->rows;
+  slot->chosen = with->chosen;
+  __atomic_store(&slot->at_s, &with->at_s, __ATOMIC_RELAXED);
+  POKE(slot->ticket, with->ticket);
+}
+
 void slot_give(struct control *control, uint32_t place) {
-  control->slots[place].ticket = 0;
+  POKE(control->slots[place].ticket, 0);
   control->slots[place].next = control->free_slot;
   control->free_slot = place;
-  control->free_slots++;
+  POKE(control->free_slots, control->free_slots + 1);
 }
 
 /* Where the next one goes; `room`: there is none. */
@@ -128,8 +139,7 @@ EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64
 EXPORTED void balancer_state_publish(struct control *control, uint64_t serial) {
   atomic_store(&control->directory, serial);
   atomic_store(&control->heartbeat_ns, now_ns());
-  atomic_thread_fence(memory_order_release);
-  control->magic = STATE_MAGIC;
+  __atomic_store_n(&control->magic, STATE_MAGIC, __ATOMIC_RELEASE);
 }
 
 EXPORTED void balancer_state_beat(struct control *control) { atomic_store(&control->heartbeat_ns, now_ns()); }
@@ -137,22 +147,27 @@ EXPORTED void balancer_state_serve(struct control *control, uint64_t serving) {
   atomic_store(&control->serving, serving);
 }
 EXPORTED void balancer_state_replaced(struct control *control) { atomic_store(&control->in_force, 0); }
-EXPORTED uint64_t balancer_state_number(const struct control *control) { return control->number; }
-EXPORTED void balancer_state_set_number(struct control *control, uint64_t number) { control->number = number; }
+EXPORTED uint64_t balancer_state_number(const struct control *control) { return PEEK(control->number); }
+EXPORTED void balancer_state_set_number(struct control *control, uint64_t number) { POKE(control->number, number); }
 EXPORTED uint64_t balancer_state_count(struct control *control, uint64_t which) {
   return which < COUNTS ? atomic_load(&control->counts[which]) : 0;
 }
-EXPORTED uint64_t balancer_state_in_flight(const struct control *control) { return SLOTS - control->free_slots; }
+EXPORTED uint64_t balancer_state_in_flight(const struct control *control) {
+  return SLOTS - PEEK(control->free_slots);
+}
 EXPORTED uint64_t balancer_state_ticket(const struct control *control, uint64_t seat) {
-  return seat < SEATS ? control->seats[seat].ticket : 0;
+  return seat < SEATS ? PEEK(control->seats[seat].ticket) : 0;
 }
 
-EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return control->last_ticket; }
+EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return PEEK(control->last_ticket); }
 
 /* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`. */
 EXPORTED bool balancer_state_due(const struct control *control, double before_s) {
-  for (uint32_t place = 0; place < SLOTS; place++)
-    if (control->slots[place].ticket && control->slots[place].at_s < before_s) return true;
+  for (uint32_t place = 0; place < SLOTS; place++) {
+    double at_s;
+    __atomic_load(&control->slots[place].at_s, &at_s, __ATOMIC_RELAXED);
+    if (at_s < before_s && PEEK(control->slots[place].ticket)) return true;
+  }
   return false;
 }
 

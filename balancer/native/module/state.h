@@ -15,6 +15,10 @@ enum { STATE_VERSION = 2 }; /* of `struct control`; the digest tells of the rest
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
 
+/* What is changed under the lock and looked at without it: never seen halfway. */
+#define PEEK(place) __atomic_load_n(&(place), __ATOMIC_RELAXED)
+#define POKE(place, value) __atomic_store_n(&(place), (value), __ATOMIC_RELAXED)
+
 struct seat {
   uint64_t ticket; /* of who sits there, or sat last */
 };
@@ -50,8 +54,13 @@ uint64_t now_ns(void);
 /* To some milliseconds, and a tenth of the time. */
 uint64_t about_now_ns(void);
 
-static inline double seconds_of(uint64_t ns) { return (double)ns * 1e-9; }
 /* As Python's time.monotonic makes a float of it. */
+static inline double seconds_of(uint64_t ns) { return (double)ns * 1e-9; }
+
+/* Whether the balancer has published it. */
+static inline bool is_state(const struct control *control) {
+  return __atomic_load_n(&control->magic, __ATOMIC_ACQUIRE) == STATE_MAGIC;
+}
 
 /* The lock; false: it was not to be had in time. */
 EXPORTED bool balancer_state_lock(struct control *control, uint64_t wait_ns);
@@ -63,6 +72,7 @@ static inline void add(struct control *control, enum count which, uint64_t by) {
 
 /* With the lock held: a slot for a request, NO_SLOT where all are taken; and back. */
 uint32_t slot_take(struct control *control);
+void slot_fill(struct control *control, uint32_t place, const struct slot *with);
 void slot_give(struct control *control, uint32_t place);
 
 /* With the lock held: the place of one more outcome; null where the balancer has not read those before. */
