@@ -24,7 +24,7 @@ from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
-from policies.base import BoolArray, FloatArray, Policy, Request, least
+from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
 EXPIRED_PER_TICK = 1000
@@ -51,7 +51,7 @@ class Answered(NamedTuple):
     request: Request
     """With its number."""
     subset: Collection[str] | None
-    view: LiveView
+    view: FleetView
     policy: Policy
     """That answered: the one in force, one that stood in for it, or the hash that places the request's key."""
     probabilities: FloatArray

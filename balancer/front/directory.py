@@ -12,7 +12,7 @@ from balancer.native.library import stamp
 MAGIC = int.from_bytes(b"irectory", "little")
 VERSION = 1
 ENDPOINT_BYTES = 64
-_REPORTS_REQUIRED, _STICKY_KEYS, _POLICY_NEEDS_KEY = 1, 2, 4
+_REPORTS_REQUIRED, _STICKY_KEYS, _POLICY_NEEDS_KEY, _DECISION_LOG = 1, 2, 4, 8
 _NO_ENTRY = -1
 _HEAD = struct.Struct("=3Q16s7Q2q22I")
 _ENTRY = struct.Struct("=Q6Iq2IQ")
@@ -29,6 +29,8 @@ class Deciding(NamedTuple):
     """Files: of the policy, of the hash that places sticky keys, of the one that places sequences."""
     headers: tuple[str | None, ...]
     """That may stand in for what the body says, in the order of `enum named_header`."""
+    told: bool = False
+    """Whether decisions are to be told of in the journal."""
 
 
 class _Strings:
@@ -85,6 +87,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         _REPORTS_REQUIRED * settings.reports_required
         | _STICKY_KEYS * settings.sticky_keys
         | _POLICY_NEEDS_KEY * deciding.needs_key
+        | _DECISION_LOG * deciding.told
     )
     texts = (deciding.policy, *deciding.options, *deciding.headers)
     pieces = [number for text in texts for number in strings.add(text)]

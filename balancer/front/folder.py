@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 _PARENT = Path("/dev/shm")
-BOOKS, CONTROL = "books", "control"
+BOOKS, CONTROL, JOURNAL = "books", "control", "journal"
 _OWNER = "owner"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.events import Void
 from balancer.native.library import PATH as KERNEL
 from balancer.native.library import Library
 
@@ -46,7 +47,7 @@ SLOT = np.dtype(
 """As `struct slot`: a request in flight."""
 BY_POLICY, BY_LEAST_REQUEST, REFUSED = 1, 2, 3
 """Of an outcome's source."""
-VOIDS = ("", "request", "client", "deadline")
+VOIDS: tuple[Void, ...] = ("", "request", "client", "deadline")
 """Of an outcome's void, as `balancer.core.events.Void`."""
 COUNTS = ("picked", "least_locked", "least_stale", "asked", "refused", "slots_full", "outcomes_lost", "decide_ns")
 """What the module counts, in the order of `enum count`."""
@@ -73,6 +74,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
+    "journal_bytes": (_NUMBER, ()),
+    "journal_asked_bytes": (_NUMBER, ()),
+    "journal_outcome_bytes": (_NUMBER, ()),
+    "journal_init": (None, (_PLACE, _SECONDS, _NUMBER)),
+    "journal_written": (_NUMBER, (_PLACE,)),
+    "journal_dropped": (_NUMBER, (_PLACE,)),
+    "journal_take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
+    "journal_done": (None, (_PLACE, _NUMBER)),
     "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),
 }
 

@@ -21,7 +21,8 @@ from balancer.core.settings import Settings
 from balancer.core.trials.steering import Steering
 from balancer.core.view import LiveView
 from balancer.front.directory import Deciding, directory_of, endpoints_of
-from balancer.front.folder import BOOKS, Folder
+from balancer.front.folder import BOOKS, JOURNAL, Folder
+from balancer.front.journal import Journal, TornError, basis_of
 from balancer.front.module import Module
 from balancer.front.state import State
 from balancer.gateway.kserve import HeaderNames
@@ -50,7 +51,7 @@ class SharedRouter(Router):
     ) -> None:
         """`OSError` where there is no room for what is shared."""
         self._kernel = _SharedKernel(library, in_file(folder.path / BOOKS))
-        self._library, self._folder = library, folder
+        self._library, self._module, self._folder = library, module, folder
         self._depth = 0
         self._serial = 0
         self._published: tuple[object, ...] | None = None
@@ -58,6 +59,9 @@ class SharedRouter(Router):
         self._http: Mapping[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
         self._wanted = self._no_room = False
+        self.journal: Journal | None = None
+        self.names_by_endpoint: dict[str, str] = {}
+        (folder.path / JOURNAL).unlink(missing_ok=True)
         self._compiled = library.answers(policy)
         super().__init__(policy, settings, seed, self._kernel)
         self.state = State(module, folder, mix(seed))
@@ -71,8 +75,8 @@ class SharedRouter(Router):
         """Why Envoys cannot decide by what is configured, and ask; empty: they can."""
         if self.steering is not None:
             return "guard, shadow and rollout compare policies here"
-        if self.witness is not None:
-            return "the decision log records what each decision rested on"
+        if self.witness is not None and self.journal is None:
+            return "there is no room to tell of decisions for the decision log"
         if self.lines_wanted:
             return "the log tells of decisions (log.decisions_share)"
         return "" if self._compiled else f"policy {self.policy.name} is not compiled"
@@ -86,6 +90,7 @@ class SharedRouter(Router):
         """The workers' `address:port`, by name."""
         with self._alone():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
+            self.names_by_endpoint = {end: name for table in (grpc, http) for name, end in table.items()}
 
     def read_headers(self, names: HeaderNames) -> None:
         """The headers that may say what the body does not; `enum named_header` has their order."""
@@ -117,6 +122,7 @@ class SharedRouter(Router):
         self.state.lock()
         self.fleet.renew_block()
         self._count_out(flying, float(self._now_s))
+        self._renew_journal()
         # What it was at when it stopped may be half done.
         own = Counter(sent.worker for sent in self._in_flight.values())
         for row, name in enumerate(self.fleet.names):
@@ -124,6 +130,32 @@ class SharedRouter(Router):
                 self.fleet.ended(name, 0, 0.0, float(self._now_s))
         self._published = None
         self.serve(self._wanted)
+
+    def tell_decisions(self, share: float | None) -> None:
+        """Have Envoys tell of so many of their decisions in a journal; None: of none any more. Where there is no room
+        for one, they ask."""
+        with self._alone():
+            self._published = self.journal = None
+            if share is not None:
+                try:
+                    self.journal = Journal(self._module, self._folder, share)
+                except OSError as error:
+                    logger.error("decisions of Envoys cannot be recorded, they ask for each request: %s", error)
+
+    def journal_is_torn(self) -> None:
+        """What stands in the journal was not written there by an Envoy: go on with another."""
+        with self._alone():
+            self._published = None
+            self._renew_journal(torn=True)
+
+    def _renew_journal(self, *, torn: bool = False) -> None:
+        if self.journal is None:
+            return
+        try:
+            self.journal.renew(torn=torn)
+        except (OSError, TornError) as error:
+            logger.error("decisions of Envoys cannot be recorded, they ask for each request: %s", error)
+            self.journal = None
 
     lines_wanted = False
     """Whether a log is to tell of decisions, which those of Envoys are not told for."""
@@ -154,9 +186,12 @@ class SharedRouter(Router):
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self._serial + 1
-        deciding = Deciding(self.policy.name, self.policy.needs_key, self._options(serial), self._headers)
+        told = self.journal is not None
+        deciding = Deciding(self.policy.name, self.policy.needs_key, self._options(serial), self._headers, told)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
+        if self.journal is not None:
+            self.journal.stand(serial, basis_of(fleet, self.policy))
         self.state.publish(serial)
         self._folder.keep_only(f"directory-{serial}", *deciding.options)
         self._serial = serial

@@ -63,6 +63,7 @@ static void unmap(struct mapped *file) {
 static void attached_free(struct attached *attached) {
   for (int i = 0; i < DECIDERS; i++) unmap(&attached->options[i].file);
   unmap(&attached->books);
+  journal_close(&attached->writer);
   directory_free(attached->directory);
   for (struct names *names = atomic_load(&attached->names); names;) {
     struct names *before = names->before;
@@ -218,6 +219,7 @@ static bool refresh_books(struct source *source, struct attached *attached) {
   attached->workers = books->workers;
   attached->models = books->models;
   attached->mask = balancer_at(books, BALANCER_DESK_MASK);
+  if (!journal_bind(attached)) return false;
   attached->generation = books->generation;
   return true;
 }
@@ -267,6 +269,14 @@ static bool keep_names(struct attached *attached) {
   return true;
 }
 
+/* Without a journal it is decided all the same. */
+static void refresh_journal(struct source *source, struct attached *attached) {
+  if (!(attached->directory->head.flags & DECISION_LOG))
+    journal_close(&attached->writer);
+  else if (!journal_open(&attached->writer, attached->folder))
+    say(source, "decisions cannot be told for the decision log", "the journal is none");
+}
+
 static bool refresh_directory(struct source *source, struct attached *attached) {
   uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
   if (attached->directory && attached->directory->head.serial == serial) return true;
@@ -280,7 +290,10 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
       attached->directory = NULL;
       why = "it names options that cannot be used";
     }
-  if (attached->directory && keep_names(attached)) return true;
+  if (attached->directory && keep_names(attached)) {
+    refresh_journal(source, attached);
+    return true;
+  }
   directory_free(attached->directory);
   attached->directory = NULL;
   attached->failed_serial = serial;

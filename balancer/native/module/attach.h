@@ -3,6 +3,7 @@
 #define MODULE_ATTACH_H
 
 #include "directory.h"
+#include "journal.h"
 #include "request.h"
 #include "kernel.h"
 #include "state.h"
@@ -54,6 +55,7 @@ struct attached {
   int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;
+  struct writer writer;
 };
 
 /* Where to look for a state. */

@@ -138,12 +138,19 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
+  journal_asks(attached, ask, out, by);
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
     say_why(attached, entry, ask, by, out->row, out);
+    if (out->row == BALANCER_SHED)
+      journal_answered(attached, ask, -1, attached->mask);
+    else if (out->answer == TURNED_AWAY)
+      journal_refuses(attached, ask, out);
     return;
   }
   out->propensity = call->propensity;
+  const uint8_t *members = directory_mask(attached->directory, entry->members);
+  journal_answered(attached, ask, out->row, ask->sequence ? members : attached->mask);
   name_endpoints(attached, ask, out);
   fill_slot(attached, out, by == POLICY && call->among > 1);
   if (out->length) {
@@ -159,6 +166,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
   out->number = attached->control->number++;
   const struct entry *entry = entry_for(attached->directory, ask, out);
+  if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
   if (!entry || (uint64_t)entry->column >= attached->models) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
@@ -227,17 +235,19 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   out->at_ns = began_ns;
   out->at_s = seconds_of(began_ns);
   if (attached_refresh(source, attached)) {
+    journal_start(&attached->writer);
     decide_locked(attached, ask, out);
     if (out->answer == TURNED_AWAY && ask->kind == ABOUT_MODEL && out->grpc_status != 8) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
-      struct ask any_server = *ask;
-      any_server.model = any_server.version = TEXT("");
-      any_server.keyed = any_server.sequence = false;
+      struct ask any_server = {.kind = ask->kind, .grpc = ask->grpc, .rows = 1, .deadline_s = INFINITY};
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) control->number = number;
+    if (out->answer == BALANCER_DECIDES)
+      control->number = number;
+    else
+      journal_commit(&attached->writer);
   }
   if (number % SAMPLED == 0) add(control, DECIDE_NS, SAMPLED * (now_ns() - began_ns));
   add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
@@ -319,6 +329,18 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
   outcome_done(attached->control);
 }
 
+static void tell_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct outcome_record told = {
+    .record = {.flags = ending->judged.ok ? WENT_WELL : 0,
+               .why = (uint8_t)ending->judged.void_kind,
+               .number = decision->number,
+               .at_s = attached->call.now_s},
+    .latency_s = ending->latency_s,
+  };
+  memcpy(told.endpoint, ending->endpoint, sizeof told.endpoint);
+  journal_ended(&attached->writer, &told);
+}
+
 /* As `Router._finished` and `Recorder._outcome` have it. */
 static void learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
                   const struct ending *ending) {
@@ -365,6 +387,7 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
   attached->call.now_s = seconds_of(now_ns());
   if (attached_refresh(source, attached)) learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending);
+  if (decision) tell_journal(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

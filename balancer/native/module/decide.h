@@ -11,7 +11,7 @@ enum call_kind { INFERENCE, STREAM, ABOUT_MODEL, ABOUT_SERVER };
 struct ask {
   enum call_kind kind;
   bool grpc, keyed, sequence;
-  struct text model, version;
+  struct text model, version, tenant;
   double rows, deadline_s, priority;
   uint64_t key;
 };

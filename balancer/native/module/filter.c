@@ -184,6 +184,7 @@ static bool judge_request(void *filter, struct request *request) {
     .key = read->key,
     .model = {read->model.at, read->model.length},
     .version = {read->version.at, read->version.length},
+    .tenant = {read->tenant.at, read->tenant.length},
     .rows = read->rows,
     .deadline_s = read->deadline_s,
     .priority = read->priority,
