@@ -94,10 +94,8 @@ static void *place_for(struct writer *writer, uint64_t bytes) {
   struct journal *journal = writer->journal;
   uint64_t read = atomic_load_explicit(&journal->read, memory_order_acquire), at = writer->at % JOURNAL_RING_BYTES;
   uint64_t left = JOURNAL_RING_BYTES - at, skipped = bytes > left ? left : 0;
-  if (bytes > JOURNAL_RING_BYTES / 2 || writer->at + skipped + bytes - read > JOURNAL_RING_BYTES) {
-    atomic_fetch_add_explicit(&journal->dropped, 1, memory_order_relaxed);
+  if (bytes > JOURNAL_RING_BYTES / 2 || writer->at + skipped + bytes - read > JOURNAL_RING_BYTES)
     return NULL;
-  }
   if (skipped) {
     struct record skip = {.bytes = (uint32_t)skipped, .kind = RECORD_SKIP};
     memcpy(journal->ring + at, &skip, offsetof(struct record, number));
@@ -105,6 +103,10 @@ static void *place_for(struct writer *writer, uint64_t bytes) {
     at = 0;
   }
   return journal->ring + at;
+}
+
+static void count_dropped(struct writer *writer) {
+  atomic_fetch_add_explicit(&writer->journal->dropped, 1, memory_order_relaxed);
 }
 
 static char *put(char *at, struct text text) {
@@ -145,8 +147,10 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
   uint64_t n = attached->workers, arrays = (JOURNAL_SEEN + 1) * sizeof(double) * n + filled_up(n);
   char *behind;
   writer->open = NULL;
+  writer->lacks_room = false;
   if (!wants(writer, decision->number)) return;
   struct asked_record *asked = place_request(attached, ask, decision, arrays, &behind);
+  writer->lacks_room = !asked;
   if (!asked) return;
   asked->record.kind = RECORD_DECISION;
   asked->record.decider = decider;
@@ -170,6 +174,7 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
 void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible) {
   struct writer *writer = &attached->writer;
   struct asked_record *asked = writer->open;
+  if (writer->lacks_room) count_dropped(writer);
   if (!asked) return;
   writer->open = NULL;
   memcpy(writer->shares, writer->answer, sizeof *writer->shares * attached->workers);
@@ -185,7 +190,10 @@ void journal_refuses(struct attached *attached, const struct ask *ask, const str
   attached->writer.open = NULL;
   if (!wants(&attached->writer, decision->number)) return;
   struct asked_record *asked = place_request(attached, ask, decision, 0, &behind);
-  if (!asked) return;
+  if (!asked) {
+    count_dropped(&attached->writer);
+    return;
+  }
   asked->record.kind = RECORD_REFUSAL;
   asked->record.why = (uint8_t)decision->grpc_status;
   attached->writer.at += sizeof *asked + (uint64_t)(behind - (char *)(asked + 1));
@@ -195,7 +203,10 @@ void journal_ended(struct writer *writer, const struct outcome_record *outcome) 
   if (!wants(writer, outcome->record.number)) return;
   journal_start(writer);
   struct outcome_record *told = place_for(writer, sizeof *told);
-  if (!told) return;
+  if (!told) {
+    count_dropped(writer);
+    return;
+  }
   *told = *outcome;
   told->record.bytes = sizeof *told;
   told->record.kind = RECORD_OUTCOME;

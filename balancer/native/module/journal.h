@@ -63,6 +63,7 @@ struct writer {
   uint64_t at; /* where the next record goes */
   struct asked_record *open; /* of the decision being made; null: it is not told of */
   uint64_t open_bytes;
+  bool lacks_room; /* for that decision */
   double *shares;    /* its */
   uint8_t *eligible; /* its */
   const double *seen[JOURNAL_SEEN], *answer; /* in the books */
