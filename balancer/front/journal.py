@@ -26,31 +26,14 @@ from balancer.core.settings import EstimatorSettings
 from balancer.core.trials.steering import Role
 from balancer.core.view import View, column
 from balancer.front.folder import JOURNAL, Folder
-from balancer.front.module import BUILD, VOIDS, Module, ModuleError
+from balancer.front.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.front.module import Module
 from balancer.native.shared import in_file
 from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
 
-RING_BYTES = 16 * 2**20
 _NONE = 2**64 - 1
-_SKIP, _DECISION, _REFUSAL, _OUTCOME = range(4)
-_OF_KEY, _OF_SEQUENCE, _OF_QUESTION, _WENT_WELL = 1, 2, 4, 8
-_RECORD = struct.Struct("=I4BQd")
-_ASKED = struct.Struct(f"{_RECORD.format}2Q4dq16q4I")
-_ENDED = struct.Struct(f"{_RECORD.format}d64s")
-_QUEUE = (
-    *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
-    *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s"),
-)
-_SEEN = {
-    "queue": _QUEUE,
-    "service": ("fixed_s", "per_row_s", "max_batch_rows", "instances"),
-    "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
-    "tokens": ("level", "rate_per_s", "at_s"),
-    "desk": ("reported_s",),
-}
-"""Arrays of a record, in the order of `SEEN` in journal.c; those of a model are its column."""
-_ARRAYS = sum(map(len, _SEEN.values()))
+_ARRAYS = sum(map(len, SEEN.values()))
 _COLUMNS = columns_of("moment", "request")
 _REFUSED = (5, 8, 14)
 
@@ -76,7 +59,7 @@ class Basis(NamedTuple):
     name_hash: UintArray
     estimators: EstimatorSettings
     deciders: tuple[tuple[Policy, Role], ...]
-    """In the order of `enum decider`."""
+    """In the order of `Decider`."""
 
 
 def basis_of(fleet: Fleet, policy: Policy) -> Basis:
@@ -152,11 +135,8 @@ class Journal:
 
     def __init__(self, module: Module, folder: Folder, share: float) -> None:
         """`share`: of the decisions, that Envoys are to tell of. `OSError` where there is no room for it."""
-        for name, declared in (("asked", _ASKED), ("outcome", _ENDED)):
-            if module.call(f"journal_{name}_bytes") != declared.size:
-                raise ModuleError(f"the module was built from other sources; {BUILD}")
         self._module, self._folder, self._share = module, folder, share
-        self._chunk = np.empty(RING_BYTES, np.uint8)
+        self._chunk = np.empty(JOURNAL_RING_BYTES, np.uint8)
         self._bases: dict[int, Basis] = {}
         self.read = 0
         """How far it was read: bytes, ever."""
@@ -188,7 +168,7 @@ class Journal:
     @property
     def written(self) -> int:
         """How far it was written: bytes, ever."""
-        return min(int(self._call("written")), self.read + RING_BYTES)
+        return min(int(self._call("written")), self.read + JOURNAL_RING_BYTES)
 
     @property
     def caught_up(self) -> bool:
@@ -208,7 +188,7 @@ class Journal:
             self.read, self._left = self.written, b""
         else:
             pieces, at = [self._left], self._begun_at if self._left else self.read
-            while count := self._copy(at, RING_BYTES):
+            while count := self._copy(at, JOURNAL_RING_BYTES):
                 pieces.append(self._chunk[:count].tobytes())
                 at += count
             self._left = b"".join(pieces)
@@ -242,7 +222,7 @@ class Journal:
             return self._left[: max(most_bytes, *struct.unpack_from("=I", self._left))]
         count = self._copy(self.read, most_bytes)
         if count == most_bytes and int(self._chunk[:4].view(np.uint32)[0]) > count:
-            count = self._copy(self.read, RING_BYTES)
+            count = self._copy(self.read, JOURNAL_RING_BYTES)
         return self._chunk[:count].tobytes()
 
     def _copy(self, at: int, most_bytes: int) -> int:
@@ -261,7 +241,7 @@ class Journal:
                 raise ValueError(f"a record of {size_bytes} bytes")
             if at + size_bytes > len(content):
                 break
-            if kind != _SKIP:
+            if kind != RecordKind.RECORD_SKIP:
                 raw.append(_record(kind, content[at : at + size_bytes], self.read + at))
             at += size_bytes
         if content and not at:
@@ -278,20 +258,22 @@ class Journal:
 
 def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOutcome:
     """One record; raises `ValueError` and the like where it cannot be one."""
-    if kind == _OUTCOME:
-        _, _, flags, _, void, number, at_s, latency_s, endpoint = _ENDED.unpack(content)
+    if kind == RecordKind.RECORD_OUTCOME:
+        _check(len(content) == ENDED.itemsize, "a length")
+        (_, _, flags, _, void, number, at_s), latency_s, endpoint = np.frombuffer(content, ENDED)[0].item()
         _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "an outcome")
         measured_s = latency_s if math.isfinite(latency_s) else None
         _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
         served = endpoint.partition(b"\0")[0].decode("ascii")
-        return ToldOutcome(at, number, at_s, served, measured_s, bool(flags & _WENT_WELL), VOIDS[void])
-    _check(kind in {_DECISION, _REFUSAL}, "a kind")
-    _, _, flags, decider, why, number, at_s, serial, key, *rest = _ASKED.unpack_from(content)
-    rows, deadline_s, priority, propensity, row, *named, n, model, version, tenant = rest
+        return ToldOutcome(at, number, at_s, served, measured_s, bool(flags & RecordFlag.RECORD_OK), VOIDS[void])
+    _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
+    (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, ASKED, 1)[0].item()
+    rows, deadline_s, priority, propensity, row, fallback_rows, n, model, version, tenant = rest
+    named = fallback_rows.tolist()
     _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
     _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
     _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES, "a text")
-    texts, start = [], _ASKED.size
+    texts, start = [], ASKED.itemsize
     for length in (model, version, tenant):
         texts.append(content[start : start + length].decode("utf-8"))
         start += length
@@ -301,13 +283,13 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
         texts[1],
         rows,
         number,
-        key if flags & _OF_KEY else None,
+        key if flags & RecordFlag.RECORD_KEYED else None,
         deadline_s,
         int(priority),
         texts[2],
-        bool(flags & _OF_SEQUENCE),
+        bool(flags & RecordFlag.RECORD_SEQUENCE),
     )
-    if kind == _REFUSAL:
+    if kind == RecordKind.RECORD_REFUSAL:
         _check(why in _REFUSED and start == len(content), "a refusal")
         return ToldRefusal(at, request, why, at_s)
     _check(start + 8 * (_ARRAYS + 1) * n + n + -n % 8 == len(content), "a length")
@@ -317,7 +299,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
     _check(-1 <= row < n and all(0 <= each < n for each in fallbacks), "a row")
     _check(0 <= propensity <= 1 and bool(np.isfinite(numbers[-1]).all()) and not (eligible > 1).any(), "an answer")
     return _Asked(
-        *(at, serial, request, at_s, decider, bool(flags & _OF_QUESTION)),
+        *(at, serial, request, at_s, decider, bool(flags & RecordFlag.RECORD_QUESTION)),
         *(propensity, row, fallbacks, numbers[:-1], numbers[-1], eligible.view(np.bool_)),
     )
 
@@ -332,7 +314,7 @@ class _Seen(View):
 
     def __init__(self, seen: FloatArray, rows: FloatArray, now_s: FloatArray, estimators: EstimatorSettings) -> None:
         arrays = iter(seen)
-        records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in _SEEN.values()]
+        records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
         *states, self._desk = records
         super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...

@@ -6,9 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from balancer.core.events import Void
+from balancer.front.header import DIGEST
 from balancer.native.library import PATH as KERNEL
 from balancer.native.library import Library
 
@@ -16,48 +14,11 @@ PATH = KERNEL.with_name("module.so")
 BUILD = "build it: python -m balancer.front.build"
 """What to do where it does not fit."""
 
-OUTCOME = np.dtype(
-    [
-        ("number", np.uint64),
-        ("at_s", np.float64),
-        ("latency_s", np.float64),
-        ("first_byte_s", np.float64),
-        ("propensity", np.float64),
-        ("column", np.int32),
-        ("http_status", np.uint16),
-        ("grpc_status", np.int16),
-        *((name, np.uint8) for name in ("source", "kind", "grpc", "ok", "void", "refusal", "retried", "unserved")),
-        ("endpoint", "S64"),
-        ("picked", "S64"),
-    ]
-)
-"""As `struct outcome` of state.h: how a request ended."""
-SLOT = np.dtype(
-    [
-        ("number", np.uint64),
-        ("ticket", np.uint64),
-        ("row", np.int64),
-        ("column", np.int64),
-        ("rows", np.float64),
-        ("at_s", np.float64),
-        ("next", np.uint32),
-        ("chosen", np.uint32),
-    ]
-)
-"""As `struct slot`: a request in flight."""
-BY_POLICY, BY_LEAST_REQUEST, REFUSED = 1, 2, 3
-"""Of an outcome's source."""
-VOIDS: tuple[Void, ...] = ("", "request", "client", "deadline")
-"""Of an outcome's void, as `balancer.core.events.Void`."""
-COUNTS = ("picked", "least_locked", "least_stale", "asked", "refused", "slots_full", "outcomes_lost", "decide_ns")
-"""What the module counts, in the order of `enum count`."""
-SEATS, SLOTS = 64, 65_536
-
 _PLACE, _NUMBER, _SECONDS = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bytes": (_NUMBER, ()),
-    "outcome_bytes": (_NUMBER, ()),
     "stamp": (ctypes.c_char_p, ()),
+    "shared": (ctypes.c_char_p, ()),
     "init": (None, (_PLACE, _NUMBER, _NUMBER, _NUMBER)),
     "publish": (None, (_PLACE, _NUMBER)),
     "beat": (None, (_PLACE,)),
@@ -75,8 +36,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
     "journal_bytes": (_NUMBER, ()),
-    "journal_asked_bytes": (_NUMBER, ()),
-    "journal_outcome_bytes": (_NUMBER, ()),
     "journal_init": (None, (_PLACE, _SECONDS, _NUMBER)),
     "journal_written": (_NUMBER, (_PLACE,)),
     "journal_dropped": (_NUMBER, (_PLACE,)),
@@ -109,7 +68,7 @@ class Module:
             raise ModuleError(f"{path.name} cannot be loaded: {error}; {BUILD}") from error
         if self.call("stamp") != kernel.stamp.encode():
             raise ModuleError(f"{path.name} was built for another kernel; {BUILD}")
-        if self.call("outcome_bytes") != OUTCOME.itemsize:
+        if self.call("shared") != DIGEST.encode():
             raise ModuleError(f"{path.name} was built from other sources; {BUILD}")
 
     def _function(self, name: str) -> Any:

@@ -93,7 +93,7 @@ class SharedRouter(Router):
             self.names_by_endpoint = {end: name for table in (grpc, http) for name, end in table.items()}
 
     def read_headers(self, names: HeaderNames) -> None:
-        """The headers that may say what the body does not; `enum named_header` has their order."""
+        """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""
         with self._alone():
             self._headers, self._published = dataclasses.astuple(names), None
 

@@ -58,7 +58,7 @@ static const char *lay_out(struct directory *directory, size_t bytes) {
   struct directory_head *head = &directory->head;
   if (bytes < sizeof *head) return "shorter than its head";
   memcpy(head, directory->memory, sizeof *head);
-  if (head->magic != DIRECTORY_MAGIC || head->version != DIRECTORY_VERSION) return "none, or of another version";
+  if (head->magic != DIRECTORY_MAGIC) return "none";
   if (memcmp(head->stamp, BALANCER_STAMP, sizeof head->stamp)) return "of other sources";
   uint64_t most = DIRECTORY_MOST_BYTES;
   if (head->workers > most || head->entries > most || head->masks > most || head->strings > most)

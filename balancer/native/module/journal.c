@@ -8,23 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What the columns of a view are made of, in the order of `_SEEN` in balancer/front/journal.py. */
+/* What the columns of a view are made of. */
 static const struct {
   int array;
   bool of_model;
-} SEEN[JOURNAL_SEEN] = {
-  {BALANCER_QUEUE_IN_FLIGHT, false},       {BALANCER_QUEUE_REPORTED_PENDING, false},
-  {BALANCER_QUEUE_OTHERS, false},          {BALANCER_QUEUE_OTHERS_WORK_S, false},
-  {BALANCER_QUEUE_OTHERS_S, false},        {BALANCER_QUEUE_OWN_WORK_S, false},
-  {BALANCER_QUEUE_EXECUTING_S, false},     {BALANCER_QUEUE_PROGRESS_S, false},
-  {BALANCER_QUEUE_WAITING_ROWS, true},     {BALANCER_QUEUE_WAITING_MODEL_S, true},
-  {BALANCER_SERVICE_FIXED_S, true},        {BALANCER_SERVICE_PER_ROW_S, true},
-  {BALANCER_SERVICE_MAX_BATCH_ROWS, true}, {BALANCER_SERVICE_INSTANCES, true},
-  {BALANCER_LATENCY_LATENCY_S, false},     {BALANCER_LATENCY_LATENCY_AT_S, false},
-  {BALANCER_LATENCY_ERRORS, false},        {BALANCER_LATENCY_ERRORS_AT_S, false},
-  {BALANCER_TOKENS_LEVEL, false},          {BALANCER_TOKENS_RATE_PER_S, false},
-  {BALANCER_TOKENS_AT_S, false},           {BALANCER_DESK_REPORTED_S, false},
-};
+} SEEN[JOURNAL_SEEN] = {JOURNAL_ARRAYS};
 
 static inline uint64_t filled_up(uint64_t bytes) { return (bytes + 7) & ~UINT64_C(7); }
 
@@ -35,8 +23,9 @@ void journal_close(struct writer *writer) {
 }
 
 static bool is_journal(const struct journal *journal) {
-  return journal->magic == JOURNAL_MAGIC && journal->version == JOURNAL_VERSION && journal->bytes == sizeof *journal &&
-         !memcmp(journal->stamp, BALANCER_STAMP, sizeof journal->stamp);
+  return journal->magic == JOURNAL_MAGIC && journal->bytes == sizeof *journal &&
+         !memcmp(journal->stamp, BALANCER_STAMP, sizeof journal->stamp) &&
+         !memcmp(journal->shared, SHARED_DIGEST, sizeof journal->shared);
 }
 
 bool journal_open(struct writer *writer, int folder) {
@@ -133,8 +122,8 @@ static struct asked_record *place_request(struct attached *attached, const struc
     .version_bytes = (uint32_t)ask->version.length,
     .tenant_bytes = (uint32_t)ask->tenant.length,
   };
-  asked->record.flags = (uint8_t)((ask->keyed ? OF_KEY : 0) | (ask->sequence ? OF_SEQUENCE : 0) |
-                                  (ask->kind == ABOUT_MODEL || ask->kind == ABOUT_SERVER ? OF_QUESTION : 0));
+  asked->record.flags = (uint8_t)((ask->keyed ? RECORD_KEYED : 0) | (ask->sequence ? RECORD_SEQUENCE : 0) |
+                                  (ask->kind == BALANCER_MODEL || ask->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
   char *at = (char *)(asked + 1);
   *behind = at + texts;
   at = put(put(put(at, ask->model), ask->version), ask->tenant);
@@ -181,7 +170,7 @@ void journal_answered(struct attached *attached, const struct ask *ask, int64_t 
   memcpy(writer->eligible, eligible, attached->workers);
   asked->row = row;
   asked->propensity = row < 0 ? 0 : attached->call.propensity;
-  for (int i = 0; i < 16; i++) asked->fallbacks[i] = row < 0 || ask->sequence ? -1 : attached->call.fallbacks[i];
+  for (int i = 0; i < MOST_NAMED - 1; i++) asked->fallbacks[i] = row < 0 || ask->sequence ? -1 : attached->call.fallbacks[i];
   writer->at += writer->open_bytes;
 }
 
@@ -199,10 +188,10 @@ void journal_refuses(struct attached *attached, const struct ask *ask, const str
   attached->writer.at += sizeof *asked + (uint64_t)(behind - (char *)(asked + 1));
 }
 
-void journal_ended(struct writer *writer, const struct outcome_record *outcome) {
+void journal_ended(struct writer *writer, const struct ended_record *outcome) {
   if (!wants(writer, outcome->record.number)) return;
   journal_start(writer);
-  struct outcome_record *told = place_for(writer, sizeof *told);
+  struct ended_record *told = place_for(writer, sizeof *told);
   if (!told) {
     count_dropped(writer);
     return;
@@ -217,14 +206,12 @@ void journal_ended(struct writer *writer, const struct outcome_record *outcome) 
 /* The balancer's side, called from Python. */
 
 EXPORTED uint64_t balancer_state_journal_bytes(void) { return sizeof(struct journal); }
-EXPORTED uint64_t balancer_state_journal_asked_bytes(void) { return sizeof(struct asked_record); }
-EXPORTED uint64_t balancer_state_journal_outcome_bytes(void) { return sizeof(struct outcome_record); }
 
 /* Over zeros; `at`: where the one before ended. */
 EXPORTED void balancer_state_journal_init(struct journal *journal, double share, uint64_t at) {
-  journal->version = JOURNAL_VERSION;
   journal->bytes = sizeof *journal;
   memcpy(journal->stamp, BALANCER_STAMP, sizeof journal->stamp);
+  memcpy(journal->shared, SHARED_DIGEST, sizeof journal->shared);
   journal->share = share;
   atomic_store(&journal->written, at);
   atomic_store(&journal->read, at);

@@ -10,49 +10,16 @@
 #include "state.h"
 #include "abi.h"
 
-enum { JOURNAL_VERSION = 1, JOURNAL_RING_BYTES = 16 << 20, JOURNAL_SEEN = 22 };
 #define JOURNAL_MAGIC UINT64_C(0x6c616e72756f6a)
 
 struct journal {
-  uint64_t magic, version, bytes;
-  char stamp[16];
+  uint64_t magic, bytes;
+  char stamp[16], shared[16];
   double share; /* of the decisions that are to be told of, chosen by their numbers */
   _Alignas(64) _Atomic uint64_t written; /* bytes, ever; by who has the lock */
   _Atomic uint64_t dropped;              /* records, ever */
   _Alignas(64) _Atomic uint64_t read;    /* bytes, ever; by the balancer */
   _Alignas(64) char ring[JOURNAL_RING_BYTES];
-};
-
-/* SKIP: nothing more until the ring begins anew. */
-enum record_kind { RECORD_SKIP, RECORD_DECISION, RECORD_REFUSAL, RECORD_OUTCOME };
-enum record_flag { OF_KEY = 1, OF_SEQUENCE = 2, OF_QUESTION = 4, WENT_WELL = 8 };
-
-/* Records are multiples of 8 bytes, and whole: none goes over the ring's end. */
-struct record {
-  uint32_t bytes;
-  uint8_t kind, flags;
-  uint8_t decider; /* `enum decider` */
-  uint8_t why;     /* of a refusal: gRPC's status; of an outcome: `enum void_kind` */
-  uint64_t number;
-  double at_s;
-};
-
-/* A decision or a refusal. What follows: model, version and tenant, filled up with zeros to a multiple of 8; of a
-   decision then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and who was eligible, filled up likewise. */
-struct asked_record {
-  struct record record;
-  uint64_t serial; /* of the directory that has the rows */
-  uint64_t key;
-  double rows, deadline_s, priority, propensity;
-  int64_t row; /* -1: shed */
-  int64_t fallbacks[16];
-  uint32_t workers, model_bytes, version_bytes, tenant_bytes;
-};
-
-struct outcome_record {
-  struct record record;
-  double latency_s; /* not a number: no measure */
-  char endpoint[ENDPOINT_BYTES]; /* that served it; empty: none */
 };
 
 /* Of this process. */
@@ -91,6 +58,6 @@ void journal_answered(struct attached *attached, const struct ask *ask, int64_t 
 /* In place of an answer. */
 void journal_refuses(struct attached *attached, const struct ask *ask, const struct decision *decision);
 
-void journal_ended(struct writer *writer, const struct outcome_record *outcome);
+void journal_ended(struct writer *writer, const struct ended_record *outcome);
 
 #endif

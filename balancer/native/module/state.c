@@ -93,7 +93,7 @@ void outcome_done(struct control *control) {
 /* The balancer's side, called from Python. */
 
 EXPORTED uint64_t balancer_state_bytes(void) { return sizeof(struct control); }
-EXPORTED uint64_t balancer_state_outcome_bytes(void) { return sizeof(struct outcome); }
+EXPORTED const char *balancer_state_shared(void) { return SHARED_DIGEST; }
 EXPORTED const char *balancer_state_stamp(void) { return BALANCER_STAMP; }
 
 /* Over zeros. Envoys take it for a state once `balancer_state_publish` was called. */
@@ -101,6 +101,7 @@ EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64
   control->version = STATE_VERSION;
   control->bytes = sizeof *control;
   memcpy(control->stamp, BALANCER_STAMP, sizeof control->stamp);
+  memcpy(control->shared, SHARED_DIGEST, sizeof control->shared);
   control->stale_after_ns = stale_after_ns;
   control->seed = seed;
   control->number = number;

@@ -5,46 +5,15 @@
 #ifndef MODULE_STATE_H
 #define MODULE_STATE_H
 
+#include "shared.h"
+
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { STATE_VERSION = 1, SLOTS = 65536, OUTCOMES = 16384, SEATS = 64, ENDPOINT_BYTES = 64 };
+enum { STATE_VERSION = 2 }; /* of `struct control`; the digest tells of the rest */
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
-
-/* A request in flight that was counted in. */
-struct slot {
-  uint64_t number;  /* of the decision */
-  uint64_t ticket;  /* of the Envoy that has it; 0: the slot is free */
-  int64_t row;      /* of the worker, moved by the balancer when rows move; -1: it is gone */
-  int64_t column;   /* of the model */
-  double rows;
-  double at_s;
-  uint32_t next;    /* free slot */
-  uint32_t chosen;  /* 1: the policy chose among several, so that no client did */
-};
-
-enum decided_by { BY_POLICY = 1, BY_LEAST_REQUEST, REFUSED };
-enum void_kind { VOID_NONE, VOID_REQUEST, VOID_CLIENT, VOID_DEADLINE };
-
-/* How a request ended, for the balancer's metrics and logs: the estimators have learned of it. */
-struct outcome {
-  uint64_t number;
-  double at_s, latency_s, first_byte_s; /* latency: not a number where none was measured */
-  double propensity;
-  int32_t column;
-  uint16_t http_status;
-  int16_t grpc_status; /* -1: none */
-  uint8_t source, kind, grpc, ok, void_kind, refusal, retried, unserved;
-  char endpoint[ENDPOINT_BYTES]; /* that served it; empty: none */
-  char picked[ENDPOINT_BYTES];
-};
-
-enum count { PICKED, LEAST_LOCKED, LEAST_STALE, ASKED, REFUSALS, SLOTS_FULL, OUTCOMES_LOST, DECIDE_NS, COUNTS = 16 };
 
 struct seat {
   uint64_t ticket; /* of who sits there, or sat last */
@@ -52,7 +21,7 @@ struct seat {
 
 struct control {
   uint64_t magic, version, bytes;
-  char stamp[16];
+  char stamp[16], shared[16]; /* of the kernel's sources, and SHARED_DIGEST */
   _Atomic uint64_t in_force; /* 0: another file has taken its place */
   uint64_t stale_after_ns, seed;
   _Atomic uint64_t heartbeat_ns;

@@ -17,7 +17,8 @@ from balancer.core.events import Event, Finished, Withdrawn, WorkerAdded, Worker
 from balancer.core.router import Router
 from balancer.core.settings import Settings
 from balancer.front.folder import JOURNAL, Folder
-from balancer.front.journal import RING_BYTES, Journal
+from balancer.front.journal import Journal
+from balancer.front.layouts import JOURNAL_RING_BYTES as RING_BYTES
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library

@@ -1,0 +1,296 @@
+"""What the balancer shares with Envoy's module, declared once: `balancer.front.header` makes `module/shared.h` of it.
+
+NumPy's types are aligned as C aligns them, and the header has the compiler check sizes and places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.events import Void
+from balancer.gateway.kserve import HeaderNames, Kind
+
+SLOTS, OUTCOMES, SEATS = 65_536, 16_384, 64
+"""Requests in flight, outcomes that wait to be read, and Envoys, at most."""
+ENDPOINT_BYTES = 64
+"""Of an `address:port` with the zero that ends it."""
+MOST_NAMED = 1 + MAX_FALLBACKS
+"""Workers named for a request."""
+KINDS = tuple(Kind)
+"""Of an outcome's kind."""
+VOIDS: tuple[Void, ...] = get_args(Void)
+"""Of an outcome's void."""
+NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
+"""Headers that may say what a body does not, in order."""
+UNKNOWN_MODEL = -1
+"""In place of a column: the fleet has not that model."""
+DIRECTORY_MAGIC = int.from_bytes(b"irectory", "little")
+NO_ENTRY = -1
+"""In place of an entry of the directory."""
+
+
+class Source(IntEnum):
+    """Who said where a request goes."""
+
+    BY_POLICY = 1
+    BY_LEAST_REQUEST = 2
+    """Envoy itself."""
+    REFUSED = 3
+
+
+class Decider(IntEnum):
+    """Which of the policies of a directory decided."""
+
+    POLICY = 0
+    STICKY = 1
+    """A hash, by the request's key."""
+    SEQUENCES = 2
+    """A hash, by its sequence."""
+
+
+class Aborted(IntEnum):
+    """Who ended a request before its response was whole."""
+
+    BY_NOBODY = 0
+    BY_CLIENT = 1
+    BY_WORKER = 2
+    """Or the way to it."""
+    BY_DEADLINE = 3
+    BY_ENVOY = 4
+    """It had no room."""
+
+
+class Flag(IntFlag):
+    """Of a directory."""
+
+    REPORTS_REQUIRED = 1
+    STICKY_KEYS = 2
+    POLICY_NEEDS_KEY = 4
+    DECISION_LOG = 8
+    """Decisions are told of in the journal."""
+
+
+class RecordKind(IntEnum):
+    """Of a record in the journal."""
+
+    RECORD_SKIP = 0
+    """There is nothing more until the ring begins anew."""
+    RECORD_DECISION = 1
+    RECORD_REFUSAL = 2
+    RECORD_OUTCOME = 3
+
+
+class RecordFlag(IntFlag):
+    """Of a record in the journal."""
+
+    RECORD_KEYED = 1
+    RECORD_SEQUENCE = 2
+    RECORD_QUESTION = 4
+    """About a model or server: no load."""
+    RECORD_OK = 8
+
+
+JOURNAL_RING_BYTES = 16 * 2**20
+SEEN: dict[str, tuple[str, ...]] = {
+    "queue": (
+        *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
+        *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s"),
+    ),
+    "service": ("fixed_s", "per_row_s", "max_batch_rows", "instances"),
+    "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
+    "tokens": ("level", "rate_per_s", "at_s"),
+    "desk": ("reported_s",),
+}
+"""What the columns of a view are made of, in the journal's order: records of the books and their arrays, of which those
+with an axis of models are told of for the request's."""
+
+COUNTS = {
+    "picked": "a worker was picked",
+    "least_locked": "left to Envoy, since the lock was not to be had",
+    "least_stale": "left to Envoy, since the balancer gave no sign of life",
+    "asked": "left to the balancer, which is asked",
+    "refusals": "refused",
+    "slots_full": "left to Envoy, since too many are in flight",
+    "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
+}
+"""What the module counts of requests, and what that says."""
+
+
+class Struct(NamedTuple):
+    """One of C's structures."""
+
+    name: str
+    says: str
+    fields: tuple[tuple[str, Any, str], ...]
+    """Name, type as NumPy names it, and what it says where the name does not."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As NumPy has it."""
+        return np.dtype([(name, kind) for name, kind, _ in self.fields], align=True)
+
+
+_ENDPOINT = f"S{ENDPOINT_BYTES}"
+_SLOT = Struct(
+    "slot",
+    "A request in flight that was counted in.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("ticket", np.uint64, "of the Envoy that has it; 0: the slot is free"),
+        ("row", np.int64, "of the worker, moved by the balancer when rows move; -1: it is gone"),
+        ("column", np.int64, "of the model"),
+        ("rows", np.float64, ""),
+        ("at_s", np.float64, ""),
+        ("next", np.uint32, "free slot"),
+        ("chosen", np.uint32, "1: the policy chose among several, so that no client did"),
+    ),
+)
+_OUTCOME = Struct(
+    "outcome",
+    "How a request ended, for the balancer's metrics and logs: the estimators have learned of it.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("bytes_in", np.uint64, "body of the request"),
+        ("bytes_out", np.uint64, "body of the response"),
+        ("at_s", np.float64, "when it ended"),
+        ("pick_s", np.float64, "from its headers to the decision; this and the next ones: not a number: none"),
+        ("decision_s", np.float64, "of these, to understand it and to decide"),
+        ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
+        ("latency_s", np.float64, "and to the end of the response"),
+        ("propensity", np.float64, ""),
+        ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
+        ("http_status", np.uint16, "0: none"),
+        ("grpc_status", np.int16, "-1: none"),
+        ("attempts", np.uint16, "1 and retries; 0: no worker was tried"),
+        ("source", np.uint8, "enum decided_by"),
+        ("decider", np.uint8, "enum decider"),
+        ("kind", np.uint8, "enum balancer_kind"),
+        ("grpc", np.uint8, ""),
+        ("ok", np.uint8, ""),
+        ("void_kind", np.uint8, "enum void_kind"),
+        ("aborted", np.uint8, "enum aborted"),
+        ("refusal", np.uint8, "gRPC's status of it"),
+        ("matched", np.uint8, "1: the pick still counted as in flight"),
+        (
+            "endpoint",
+            _ENDPOINT,
+            "that was tried last; empty: none. Of a refusal: the field out of bounds",
+        ),
+        ("picked", _ENDPOINT, ""),
+    ),
+)
+_PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
+_HEAD = Struct(
+    "directory_head",
+    "What a directory begins with; then come endpoints, entries, masks and strings.",
+    (
+        ("magic", np.uint64, ""),
+        ("bytes", np.uint64, "of all of it"),
+        ("stamp", "S16", "the kernel's"),
+        ("serial", np.uint64, "its file's name has it too"),
+        ("generation", np.uint64, "of the books"),
+        ("workers", np.uint64, ""),
+        ("entries", np.uint64, ""),
+        ("masks", np.uint64, ""),
+        ("strings", np.uint64, "bytes"),
+        ("flags", np.uint64, "enum flag"),
+        ("any_model", np.int64, "entry for models that are not listed; NO_ENTRY: they are unknown"),
+        ("no_model", np.int64, "entry for calls that concern a server"),
+        ("policy", _PIECE.dtype, "its name"),
+        ("options", (_PIECE.dtype, len(Decider)), "names of files"),
+        ("headers", (_PIECE.dtype, len(NAMED_HEADERS)), ""),
+    ),
+)
+_ENDPOINTS = Struct("endpoints", "Of a worker; each ends with a zero.", (("of", (_ENDPOINT, 2), "REST's, and gRPC's"),))
+_ENTRY = Struct(
+    "entry",
+    "One version of a model, or any version.",
+    (
+        ("hash", np.uint64, "of model and version; entries are sorted by it"),
+        ("model", _PIECE.dtype, ""),
+        ("version", _PIECE.dtype, ""),
+        ("quoted", _PIECE.dtype, "the model as Python quotes it"),
+        ("column", np.int64, ""),
+        ("servable", np.uint32, "mask, as the next"),
+        ("members", np.uint32, ""),
+        ("loaded", np.uint64, "1: some worker has a version of the model"),
+    ),
+)
+_RECORD = Struct(
+    "record",
+    "What each record in the journal begins with. Records are multiples of 8 bytes; none goes over the ring's end.",
+    (
+        ("bytes", np.uint32, "of all of it"),
+        ("kind", np.uint8, "enum record_kind"),
+        ("flags", np.uint8, "enum record_flag"),
+        ("decider", np.uint8, "enum decider"),
+        ("why", np.uint8, "of a refusal: gRPC's status; of an outcome: enum void_kind"),
+        ("number", np.uint64, "of the decision"),
+        ("at_s", np.float64, ""),
+    ),
+)
+_ASKED = Struct(
+    "asked_record",
+    "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; of a decision "
+    "then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and a byte for each that says who was eligible, "
+    "with zeros likewise.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("serial", np.uint64, "of the directory that has the rows"),
+        ("key", np.uint64, ""),
+        ("rows", np.float64, "of its inputs"),
+        ("deadline_s", np.float64, ""),
+        ("priority", np.float64, ""),
+        ("propensity", np.float64, ""),
+        ("row", np.int64, "of the worker; -1: shed"),
+        ("fallbacks", (np.int64, MAX_FALLBACKS), "rows; -1: none"),
+        ("workers", np.uint32, "of a refusal: 0"),
+        ("model_bytes", np.uint32, ""),
+        ("version_bytes", np.uint32, ""),
+        ("tenant_bytes", np.uint32, ""),
+    ),
+)
+_ENDED = Struct(
+    "ended_record",
+    "How the request of a decision ended.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("latency_s", np.float64, "not a number: no measure"),
+        ("endpoint", _ENDPOINT, "that served it; empty: none"),
+    ),
+)
+STRUCTS = (_SLOT, _OUTCOME, _PIECE, _HEAD, _ENDPOINTS, _ENTRY, _RECORD, _ASKED, _ENDED)
+SLOT, OUTCOME, HEAD, ENTRY = _SLOT.dtype, _OUTCOME.dtype, _HEAD.dtype, _ENTRY.dtype
+ASKED, ENDED = _ASKED.dtype, _ENDED.dtype
+ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
+    "decided_by": Source,
+    "decider": Decider,
+    "aborted": Aborted,
+    "directory_flag": Flag,
+    "record_kind": RecordKind,
+    "record_flag": RecordFlag,
+    "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
+    "named_header": tuple(name.upper() for name in NAMED_HEADERS),
+    "count": tuple(name.upper() for name in COUNTS),
+}
+"""By their names in C."""
+SIZES = {
+    "SLOTS": SLOTS,
+    "OUTCOMES": OUTCOMES,
+    "SEATS": SEATS,
+    "ENDPOINT_BYTES": ENDPOINT_BYTES,
+    "MOST_NAMED": MOST_NAMED,
+    "DECIDERS": len(Decider),
+    "NAMED_HEADERS": len(NAMED_HEADERS),
+    "COUNTS": len(COUNTS),
+    "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES,
+    "JOURNAL_SEEN": sum(map(len, SEEN.values())),
+    "UNKNOWN_MODEL": UNKNOWN_MODEL,
+    "NO_ENTRY": NO_ENTRY,
+}
+"""Further numbers that C needs."""
