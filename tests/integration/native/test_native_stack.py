@@ -12,7 +12,12 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from click.testing import CliRunner
+from support.load import steady_load
 from support.stack import Stack, eventually
+
+from balancer import cli
+from balancer.operate.decision_log.reading import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "emulated_tft"
@@ -128,8 +133,45 @@ async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
     assert not failed, f"{len(failed)} of {sum(served)}, the first: {failed[0]}"
 
 
-async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack, tmp_path: Path) -> None:
-    stack.write_config({"name": "round_robin"}, decision_log={"folder": str(tmp_path)})
+async def test_the_decision_log_may_begin_and_end_under_requests(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "decisions"
+
+    async def written() -> float:
+        return await stack.metric("balancer_decision_log_lines_total", result="written")
+
+    async with steady_load(stack.url, MODEL, clients=4) as load:
+        stack.write_config({"name": "expected_latency"}, decision_log={"folder": str(folder)})
+
+        async def recorded() -> bool:
+            return await written() > 200
+
+        await eventually(recorded, "decisions are recorded")
+        stack.write_config({"name": "wlpr"}, decision_log={"folder": str(folder)})
+        before = await written()
+
+        async def goes_on() -> bool:
+            return await written() > before + 200
+
+        await eventually(goes_on, "decisions are recorded under another policy")
+        stack.write_config({"name": "round_robin"})
+
+        async def ended() -> bool:
+            before = await written()
+            await asyncio.sleep(0.5)
+            return await written() == before
+
+        await eventually(ended, "nothing is recorded any more")
+    assert not load.failures()
+    assert not any("does not decide itself" in str(record) for record in stack.log.so_far())
+    log = read_log(folder)
+    assert len(log.outcomes) > 0.8 * len(log)
+    assert {decision.policy.name for decision in log} >= {"expected_latency", "wlpr"}
+    replayed = await asyncio.to_thread(CliRunner().invoke, cli.main, ["replay", str(folder)])
+    assert replayed.exit_code == 0, replayed.output
+
+
+async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack) -> None:
+    stack.write_config({"name": "round_robin"}, shadow={"name": "wlpr", "share": 1.0})
 
     async def said() -> bool:
         return any("does not decide itself" in str(record) for record in stack.log.so_far())

@@ -31,6 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begin(router, time.monotonic())
     names = router.fleet.names
     router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    router.tell_decisions(1.0)
     router.serve(True)
     return path
 
@@ -57,7 +58,7 @@ def spoil(path: Path, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*"])
+@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*", "journal"])
 def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, name: str, seed: int) -> None:
     dice = random.Random(f"{name} {seed}")
     for number in range(5):
