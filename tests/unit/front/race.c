@@ -61,7 +61,7 @@ static void *envoys_thread(void *unused) {
   for (unsigned nth = 0; !done; nth++) {
     struct flying *one = &flying[nth % FLYING];
     if (one->attached) end(one, nth);
-    one->ask = (struct ask){.kind = INFERENCE, .grpc = true, .rows = 1, .deadline_s = INFINITY, .model = TEXT("a")};
+    one->ask = (struct ask){.kind = BALANCER_INFERENCE, .grpc = true, .rows = 1, .deadline_s = INFINITY, .model = TEXT("a")};
     if (nth % 7 == 0) one->ask.model = TEXT("nobody");
     if (nth % 3 == 0) one->ask.keyed = one->ask.sequence = true, one->ask.key = nth;
     if (!(one->attached = source_take(source))) {

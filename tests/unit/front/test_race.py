@@ -28,7 +28,7 @@ SERIAL_AT = 40
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("c") / "race"
     strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
-    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide")]
+    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide", "judge", "hash")]
     files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *ours]
     subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made
