@@ -7,6 +7,7 @@ README of `balancer/core`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,21 @@ class Guard:
             return Arm.BASELINE
         return arm
 
+    def standing(self, windows: bool) -> tuple[Arm, float]:
+        """Who decides as things stand, and when a request may change that; `windows`: whether policies are compared."""
+        if self.breach is not None:
+            return Arm.BASELINE, math.inf
+        return self.switchback.standing if windows else (Arm.POLICY, math.inf)
+
+    @property
+    def tickets_from_s(self) -> float:
+        """When there are tickets, as things stand."""
+        return self.switchback.measured_s if self.breach is None else math.inf
+
+    def looks_from_s(self, arm: Arm) -> float:
+        """When a decision of that arm is to be looked at: the baseline's, to ask the policy that is out of service."""
+        return math.inf if arm is Arm.BASELINE and self.breach is None else self._check_s
+
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
         """For a request that the arm of now decided, to be told how it ended; None: nobody wants to know."""
         return self.switchback.ticket(model, deadline_s, now_s) if self.breach is None else None
@@ -148,6 +164,10 @@ class Guard:
         slow = self._slow_cause()
         if slow is not None and self.breach is None:
             self._fall(slow, now_s)
+
+    def were_quick(self, decisions: int) -> None:
+        """The policy made so many decisions, each in time."""
+        self._decisions += decisions
 
     def probed(self, seconds: float) -> None:
         """The policy was asked while the baseline decided, and answered in so long."""
