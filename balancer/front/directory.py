@@ -12,21 +12,30 @@ from balancer.native.library import stamp
 MAGIC = int.from_bytes(b"irectory", "little")
 VERSION = 1
 ENDPOINT_BYTES = 64
-_REPORTS_REQUIRED, _STICKY_KEYS, _POLICY_NEEDS_KEY = 1, 2, 4
+_REPORTS_REQUIRED, _STICKY_KEYS = 1, 2
 _NO_ENTRY = -1
-_HEAD = struct.Struct("=3Q16s7Q2q22I")
+_HEAD = struct.Struct("=3Q16s7Q2q44I")
 _ENTRY = struct.Struct("=Q6Iq2IQ")
 _UNHEARD_OF = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
 
 
+class Decider(NamedTuple):
+    """A policy that may decide."""
+
+    name: str
+    number: int
+    """In outcomes."""
+    needs_key: bool
+    options: str
+    """File; empty: it decides nothing within Envoy."""
+
+
 class Deciding(NamedTuple):
     """What decides, beside the fleet."""
 
-    policy: str
-    needs_key: bool
-    options: tuple[str, str, str]
-    """Files: of the policy, of the hash that places sticky keys, of the one that places sequences."""
+    deciders: tuple[Decider, ...]
+    """In the order of `enum decider`."""
     headers: tuple[str | None, ...]
     """That may stand in for what the body says, in the order of `enum named_header`."""
 
@@ -81,13 +90,13 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
             loaded,
         )
     order = sorted(entries, key=lambda key: _ENTRY.unpack(entries[key])[0])
-    flags = (
-        _REPORTS_REQUIRED * settings.reports_required
-        | _STICKY_KEYS * settings.sticky_keys
-        | _POLICY_NEEDS_KEY * deciding.needs_key
-    )
-    texts = (deciding.policy, *deciding.options, *deciding.headers)
+    flags = _REPORTS_REQUIRED * settings.reports_required | _STICKY_KEYS * settings.sticky_keys
+    deciders = deciding.deciders
+    texts = (*(each.name for each in deciders), *(each.options for each in deciders))
     pieces = [number for text in texts for number in strings.add(text)]
+    pieces += [each.number for each in deciders]
+    pieces += [int(each.needs_key) for each in deciders]
+    pieces += [number for text in deciding.headers for number in strings.add(text)]
     workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
     body = workers + b"".join(entries[key] for key in order) + b"".join(masks) + bytes(strings.content)
     head = _HEAD.pack(

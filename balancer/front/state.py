@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.front.folder import CONTROL, Folder
-from balancer.front.module import COUNTS, OUTCOME, SEATS, SLOT, SLOTS, Module
+from balancer.front.module import COUNTS, OUTCOME, SEATS, SLOT, SLOTS, TRIAL, Module
 from balancer.native.shared import in_file
 
 STALE_AFTER_S = 0.1
@@ -20,6 +20,7 @@ STALE_AFTER_S = 0.1
 WAIT_S = 0.25
 """For the lock. Envoys have it for microseconds: one that has it longer ended with it, or was stopped."""
 _MOST_AT_ONCE = 4096
+_NONE = (1 << 64) - 1
 
 
 class State:
@@ -29,6 +30,7 @@ class State:
         """`seed`: of the lots, mixed. `OSError` where there is no room for it."""
         self._module, self._folder, self._seed = module, folder, seed
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
+        self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
         self._make(0)
 
     def _make(self, number: int) -> None:
@@ -96,6 +98,24 @@ class State:
         """What ended since this was last read, as `OUTCOME`, in batches that hold until the next."""
         while count := int(self._call("outcomes", self._read.ctypes.data, len(self._read))):
             yield self._read[:count]
+
+    def steer(self, said: bytes) -> None:
+        """With the lock held: who decides, as `STEERING`."""
+        self._call("steer", said)
+
+    def watched(self, side: int) -> int:
+        """With the lock held: decisions of that side, ever, that a guard counts."""
+        return int(self._call("watched", side))
+
+    def owed(self) -> int | None:
+        """With the lock held: takes the number that was left to the balancer first; None: none is left."""
+        number = int(self._call("owed"))
+        return None if number == _NONE else number
+
+    def trials(self) -> Iterator[npt.NDArray[Any]]:
+        """What guard and rollout are told, as `TRIAL`, in batches as of `outcomes`."""
+        while count := int(self._call("trials", self._read_trials.ctypes.data, len(self._read_trials))):
+            yield self._read_trials[:count]
 
     def expired(self, before_s: float) -> npt.NDArray[Any]:
         """With the lock held: requests that were sent before that are given up, as `SLOT`."""

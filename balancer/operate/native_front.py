@@ -60,6 +60,7 @@ class NativeFront:
         if why and why != self._said:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
         self._said = why
+        self._router.learn()
         for batch in state.outcomes():
             self._outcomes.take(batch)
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:

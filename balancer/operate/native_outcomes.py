@@ -42,7 +42,7 @@ class NativeOutcomes:
     def _take(self, told: tuple[Any, ...], models: dict[int, str]) -> None:
         metrics = self._metrics
         _, at_s, latency_s, _, _, column, http, grpc, source, kind, is_grpc, ok, void, refusal, *rest = told
-        retried, unserved, endpoint, field = rest
+        retried, unserved, policy, endpoint, field = rest
         status = f"grpc_{grpc}" if is_grpc and grpc >= 0 else f"http_{http}"
         inference, model = kind == _INFERENCE, models.get(column, "")
         if source == REFUSED:
@@ -50,7 +50,7 @@ class NativeOutcomes:
             if refusal == _INVALID:
                 metrics.refused_inputs.labels("request", field.decode("utf-8", "replace")).inc()
         elif source == BY_POLICY:
-            metrics.decisions_of(self._router.policy.name).inc()
+            metrics.decisions_of(self._router.policy_names[policy]).inc()
             self._router.outcomes["matched"] += 1
         elif not unserved:
             metrics.fallbacks.labels("no_pick").inc()

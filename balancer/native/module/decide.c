@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "decide.h"
+#include "trials.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -59,11 +59,11 @@ static const struct entry *entry_for(const struct directory *directory, const st
 }
 
 /* Why the kernel picked nobody, in the words of balancer/core/refusals.py. */
-static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, enum decider by,
-                    int64_t why, struct decision *out) {
+static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
+                    struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
-  struct text policy = by == POLICY ? directory_text(directory, directory->head.policy) : TEXT("consistent_hash");
+  struct text policy = directory_text(directory, directory->head.names[out->by]);
   double refused_at = attached->call.refused_at;
   switch (why) {
     case BALANCER_NOBODY: turn_away(out, 503, 14, "no worker may serve model %.*s now; retry later", SHOWN(quoted)); break;
@@ -81,13 +81,6 @@ static void say_why(struct attached *attached, const struct entry *entry, const 
       break;
     default: break; /* a row that is none: the balancer is asked */
   }
-}
-
-static enum decider decider_for(const struct directory *directory, const struct ask *ask) {
-  uint64_t flags = directory->head.flags;
-  if (!ask->keyed) return POLICY;
-  if (ask->sequence) return SEQUENCES;
-  return flags & STICKY_KEYS && !(flags & POLICY_NEEDS_KEY) ? STICKY : POLICY;
 }
 
 static void name_endpoints(struct attached *attached, const struct ask *ask, struct decision *out) {
@@ -121,8 +114,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  enum decider by = decider_for(attached->directory, ask);
-  const struct options *options = &attached->options[by];
+  const struct options *options = &attached->options[out->by];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -138,15 +130,20 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
+  bool compared = out->side < NO_SIDE;
+  uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
+  double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
-    say_why(attached, entry, ask, by, out->row, out);
+    if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
+    say_why(attached, entry, ask, out->row, out);
     return;
   }
   out->propensity = call->propensity;
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, by == POLICY && call->among > 1);
+  fill_slot(attached, out, out->by != STICKY && out->by != SEQUENCES && call->among > 1);
   if (out->length) {
+    tell_decided(attached, ask, out, seconds, true);
     out->answer = TAKEN;
     return;
   }
@@ -159,7 +156,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
   out->number = attached->control->number++;
   const struct entry *entry = entry_for(attached->directory, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models) return;
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -237,7 +234,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
       decide_locked(attached, &any_server, out);
     }
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) control->number = number;
+    if (out->answer == BALANCER_DECIDES && !out->owed) control->number = number;
   }
   if (number % SAMPLED == 0) add(control, DECIDE_NS, SAMPLED * (now_ns() - began_ns));
   add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
@@ -300,6 +297,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
     picked = (struct text){decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
     told->number = decision->number;
     told->propensity = decision->propensity;
+    told->policy = decision->policy;
     told->column = (int32_t)decision->column;
   }
   told->at_s = attached->call.now_s;
@@ -365,6 +363,7 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
   attached->call.now_s = seconds_of(now_ns());
   if (attached_refresh(source, attached)) learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending);
+  if (decision) tell_ended(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

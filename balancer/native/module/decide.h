@@ -29,7 +29,12 @@ struct decision {
   uint64_t number, at_ns;
   double propensity, at_s;
   int64_t row, column;
+  enum decider by;
+  uint32_t policy; /* as the directory numbers it */
+  unsigned side;   /* of the trial; NO_SIDE: nobody compares it */
   bool sequence;
+  bool owed; /* the number is the balancer's */
+  bool told; /* of the decision, so that its end is told of too */
   /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;

@@ -10,8 +10,9 @@
 
 #define DIRECTORY_MAGIC UINT64_C(0x79726f7463657269)
 enum { DIRECTORY_VERSION = 1, DIRECTORY_MOST_BYTES = 64 << 20, NO_ENTRY = -1 };
-enum directory_flag { REPORTS_REQUIRED = 1, STICKY_KEYS = 2, POLICY_NEEDS_KEY = 4 };
-enum decider { POLICY, STICKY, SEQUENCES, DECIDERS };
+enum directory_flag { REPORTS_REQUIRED = 1, STICKY_KEYS = 2 };
+/* In force; hashes of keys and of sequences; the guard's; the one that is rolled out. */
+enum decider { POLICY, STICKY, SEQUENCES, BASELINE, NEW, DECIDERS };
 enum named_header { MODEL, ROWS, KEY, SEQUENCE, PRIORITY, TENANT, DEADLINE, NAMED_HEADERS };
 
 /* A text among the strings. */
@@ -25,8 +26,10 @@ struct directory_head {
   uint64_t serial, generation, workers, entries, masks, strings, flags;
   int64_t any_model; /* entry for models that are not listed; NO_ENTRY: they are unknown */
   int64_t no_model;  /* entry for calls that concern a server */
-  struct piece policy;
-  struct piece options[DECIDERS]; /* names of files */
+  struct piece names[DECIDERS];
+  struct piece options[DECIDERS]; /* names of files; empty: it decides nothing here */
+  uint32_t policies[DECIDERS];    /* numbers, for outcomes */
+  uint32_t needs_key[DECIDERS];
   struct piece headers[NAMED_HEADERS];
 };
 

@@ -150,6 +150,31 @@ EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcom
   return count;
 }
 
+EXPORTED uint64_t balancer_state_trial_bytes(void) { return sizeof(struct trial); }
+EXPORTED uint64_t balancer_state_steering_bytes(void) { return sizeof(struct steering); }
+EXPORTED void balancer_state_steer(struct control *control, const struct steering *steering) {
+  control->steering = *steering;
+}
+
+EXPORTED uint64_t balancer_state_watched(const struct control *control, uint64_t side) {
+  return side < NO_SIDE ? control->watched[side] : 0;
+}
+
+/* With the lock held: the number that was left to the balancer first; UINT64_MAX: none. */
+EXPORTED uint64_t balancer_state_owed(struct control *control) {
+  return control->owed_out == control->owed_in ? UINT64_MAX : control->owed[control->owed_out++ % OWED];
+}
+
+/* As `balancer_state_outcomes`. */
+EXPORTED uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most) {
+  uint64_t read = atomic_load_explicit(&control->trials_read, memory_order_relaxed);
+  uint64_t there = atomic_load_explicit(&control->trials_written, memory_order_acquire) - read;
+  uint64_t count = there < most ? there : most;
+  for (uint64_t i = 0; i < count; i++) out[i] = control->trials[(read + i) % TRIALS];
+  atomic_store_explicit(&control->trials_read, read + count, memory_order_release);
+  return count;
+}
+
 /* With the lock held: the worker of that row is gone, and those after it move up. */
 EXPORTED void balancer_state_row_removed(struct control *control, int64_t row) {
   for (uint32_t place = 0; place < SLOTS; place++) {

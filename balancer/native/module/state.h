@@ -40,11 +40,46 @@ struct outcome {
   uint16_t http_status;
   int16_t grpc_status; /* -1: none */
   uint8_t source, kind, grpc, ok, void_kind, refusal, retried, unserved;
+  uint32_t policy; /* that decided, by the directory's number */
   char endpoint[ENDPOINT_BYTES]; /* that served it; empty: none */
   char picked[ENDPOINT_BYTES];
 };
 
-enum count { PICKED, LEAST_LOCKED, LEAST_STALE, ASKED, REFUSALS, SLOTS_FULL, OUTCOMES_LOST, DECIDE_NS, COUNTS = 16 };
+enum count { PICKED, LEAST_LOCKED, LEAST_STALE, ASKED, REFUSALS, SLOTS_FULL, OUTCOMES_LOST, DECIDE_NS, TRIALS_LOST, COUNTS = 16 };
+
+enum { OWED = 4096, TRIALS = 16384, NO_SIDE = 2, MODEL_BYTES = 64 };
+
+/* One of the two who may decide. */
+struct side {
+  uint64_t decider;
+  double looks_from_s; /* from then on a decision is to be looked at */
+  double slow_s;       /* decisions that take longer are told of; infinite: nobody watches them */
+};
+
+/* Who decides, as it stands; see balancer/core/trials/steering.py. */
+struct steering {
+  uint64_t on; /* 0: the policy in force, always */
+  uint64_t lots, shadow_lots;
+  double share; /* of the numbers, of the second side */
+  double shadow_share;
+  double until_s;     /* from then on who decides may be another */
+  double told_from_s; /* from then on decisions are told of */
+  struct side sides[NO_SIDE];
+};
+
+enum trial_kind { TRIAL_TAKEN = 1, TRIAL_SHED, TRIAL_ENDED, TRIAL_DROPPED };
+
+/* What guards and rollouts are told of a request. */
+struct trial {
+  uint64_t number;
+  uint64_t watched; /* decisions of its side so far that its guard counts */
+  double at_s;
+  double seconds; /* that the decision took */
+  double value_s; /* deadline; of what ended, its latency, not a number: none */
+  int32_t row;
+  uint8_t what, side, ok;
+  char model[MODEL_BYTES]; /* or its beginning */
+};
 
 struct seat {
   uint64_t ticket; /* of who sits there, or sat last */
@@ -66,8 +101,15 @@ struct control {
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
   _Alignas(64) _Atomic uint64_t written; /* outcomes, ever; by who has the lock */
   _Alignas(64) _Atomic uint64_t read;    /* of them, by the balancer */
+  struct steering steering;
+  uint64_t watched[NO_SIDE];
+  uint64_t owed_in, owed_out; /* numbers left to the balancer, ever, and those that it took */
+  uint64_t owed[OWED];
+  _Alignas(64) _Atomic uint64_t trials_written;
+  _Alignas(64) _Atomic uint64_t trials_read;
   struct slot slots[SLOTS];
   struct outcome outcomes[OUTCOMES];
+  struct trial trials[TRIALS];
 };
 
 uint64_t now_ns(void);

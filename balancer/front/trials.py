@@ -1,0 +1,135 @@
+"""Guard, rollout and shadow of decisions that Envoys make: what they are told, and what they tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from balancer.core.trials.guard import Guard
+from balancer.core.trials.steering import Choice, Role, Side, Standing, Steering, Ticket
+from balancer.front.module import BASELINE, DROPPED, ENDED, NEW, POLICY, STEERING, TAKEN
+from balancer.front.state import State
+
+_DECIDERS: dict[Role, int] = {"in_force": POLICY, "baseline": BASELINE, "rollout": NEW}
+_NOBODY = np.zeros(1, STEERING)
+
+
+class Trials:
+    """Between a `Steering` and the Envoys that decide as it says.
+
+    Envoys keep to what stands. A request that may change it, or that somebody is to look at, they leave to the balancer
+    with its number; of the others they tell what guard and rollout need.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._standing: Standing | None = None
+        self._tickets: dict[int, tuple[Ticket, str, float]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """The state is another one, which nobody was told anything by."""
+        self._told = b""
+        self._watched = [0, 0]
+
+    def learn(self, steering: Steering | None, workers: Sequence[str]) -> None:
+        """Take in what was told so far; `workers`: their names by row. Without the lock, too."""
+        for batch in self._state.trials():
+            for told in batch.tolist():
+                self._take(steering, workers, told)
+
+    def _take(self, steering: Steering | None, workers: Sequence[str], told: tuple[Any, ...]) -> None:
+        number, watched, at_s, seconds, value_s, row, what, side, ok, model = told
+        if what in (ENDED, DROPPED):
+            ticket = self._tickets.pop(number, None)
+            if ticket is not None and what == ENDED:
+                ticket[0].ended(None if math.isnan(value_s) else value_s, bool(ok), at_s)
+            elif ticket is not None:
+                ticket[0].dropped()
+            return
+        if steering is None or self._standing is None:
+            return
+        choice = self._standing.sides[side].choice
+        self._count(choice.guard, side, watched - _is_watched(choice))
+        self._watched[side] = watched
+        found = steering.answered(choice, seconds, model.decode("utf-8", "replace"), value_s, at_s, what == TAKEN)
+        if found is not None and 0 <= row < len(workers):
+            self._tickets[number] = found, workers[row], at_s
+
+    def _count(self, guard: Guard | None, side: int, watched: int) -> None:
+        """Decisions that were not told of, since they were quick."""
+        if guard is not None:
+            guard.were_quick(watched - self._watched[side])
+        self._watched[side] = watched
+
+    def settle(self, steering: Steering | None, workers: Sequence[str]) -> None:
+        """Take in the rest; with the lock held, before anything is changed."""
+        self.learn(steering, workers)
+        if self._standing is not None:
+            for number, side in enumerate(self._standing.sides):
+                self._count(side.choice.guard, number, self._state.watched(number))
+
+    def publish(self, steering: Steering | None) -> None:
+        """Say what stands, if that changed; with the lock held."""
+        self._standing = None if steering is None else steering.standing()
+        said = _NOBODY.tobytes() if steering is None else _said(steering, self._standing)
+        if said != self._told:
+            self._state.steer(said)
+            self._told = said
+
+    def claimed(self) -> None:
+        """A request was decided that Envoys may have waited for: what stands is to be said again."""
+        self._told = b""
+
+    def gone(self, worker: str) -> None:
+        """It was removed, so what is in flight there says nothing."""
+        self.dropped([number for number, (_, at, _) in self._tickets.items() if at == worker])
+
+    def dropped(self, numbers: Iterable[int]) -> None:
+        """Nobody expects the ends of these any more."""
+        for number in numbers:
+            ticket = self._tickets.pop(number, None)
+            if ticket is not None:
+                ticket[0].dropped()
+
+    def expire(self, before_s: float) -> None:
+        """Likewise of what was decided before that: its end may have been told to nobody."""
+        due = []
+        for number, (_, _, at_s) in self._tickets.items():
+            if at_s >= before_s:
+                break
+            due.append(number)
+        self.dropped(due)
+
+
+def _is_watched(choice: Choice) -> bool:
+    return choice.guard is not None and choice.role != "baseline"
+
+
+def _side(side: Side) -> tuple[int, float, float]:
+    choice = side.choice
+    slow_s = choice.guard.settings.decision_s if choice.guard is not None and _is_watched(choice) else math.inf
+    return _DECIDERS[choice.role], side.looks_from_s, slow_s
+
+
+def _said(steering: Steering, standing: Standing | None) -> bytes:
+    """As `STEERING`."""
+    assert standing is not None
+    shadow = steering.shadow
+    said = np.zeros(1, STEERING)
+    sides = [_side(side) for side in standing.sides]
+    shadow_said = (shadow.lots, shadow.share) if shadow is not None else (0, 0.0)
+    said[0] = (
+        1,
+        standing.lots,
+        shadow_said[0],
+        standing.share,
+        shadow_said[1],
+        standing.until_s,
+        standing.tickets_from_s,
+        sides,
+    )
+    return said.tobytes()

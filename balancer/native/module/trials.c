@@ -1,0 +1,111 @@
+#define _GNU_SOURCE
+#include "trials.h"
+
+#include <math.h>
+#include <string.h>
+
+/* So long a request that is left to the balancer is waited for; then it is another one's turn. */
+#define CLAIM_S 0.05
+
+static bool falls_below(uint64_t lots, uint64_t number, double share) {
+  return (double)(balancer_mix(lots ^ number) >> 11) * 0x1p-53 < share;
+}
+
+/* As `placing` of balancer/core/keys.py. */
+static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
+  if (!ask->keyed) return by;
+  if (ask->sequence) return SEQUENCES;
+  return directory->head.flags & STICKY_KEYS && !directory->head.needs_key[by] ? STICKY : by;
+}
+
+/* Whether the balancer must see it; `hashed`: no policy decides, only time passes. */
+static bool to_be_seen(struct steering *steering, struct side *side, bool hashed, const struct decision *out) {
+  if (out->at_s >= steering->until_s) {
+    steering->until_s = out->at_s + CLAIM_S;
+    return true;
+  }
+  if (hashed) return false;
+  if (out->at_s >= side->looks_from_s) {
+    side->looks_from_s = out->at_s + CLAIM_S;
+    return true;
+  }
+  return falls_below(steering->shadow_lots, out->number, steering->shadow_share);
+}
+
+/* Leaves the number to the balancer, for a request that it is asked about; false: too many wait for that. */
+static bool owe(struct control *control, struct decision *out) {
+  if (control->owed_in - control->owed_out >= OWED) return false;
+  control->owed[control->owed_in++ % OWED] = out->number;
+  out->owed = true;
+  return true;
+}
+
+bool chosen(struct attached *attached, const struct ask *ask, struct decision *out) {
+  struct control *control = attached->control;
+  struct steering *steering = &control->steering;
+  enum decider by = POLICY;
+  out->side = NO_SIDE;
+  if (steering->on) {
+    out->side = falls_below(steering->lots, out->number, steering->share);
+    uint64_t decider = steering->sides[out->side].decider;
+    if (decider >= DECIDERS) return false;
+    by = (enum decider)decider;
+  }
+  out->by = placed(attached->directory, ask, by);
+  bool hashed = out->by != by;
+  if (steering->on && to_be_seen(steering, &steering->sides[out->side], hashed, out) && owe(control, out)) return false;
+  if (hashed) out->side = NO_SIDE;
+  out->policy = attached->directory->head.policies[out->by];
+  if (attached->options[out->by].answer) return true;
+  if (steering->on) owe(control, out);
+  return false;
+}
+
+static struct trial *trial_place(struct control *control) {
+  uint64_t written = atomic_load_explicit(&control->trials_written, memory_order_relaxed);
+  uint64_t read = atomic_load_explicit(&control->trials_read, memory_order_acquire);
+  if (written - read >= TRIALS) {
+    add(control, TRIALS_LOST, 1);
+    return NULL;
+  }
+  struct trial *place = &control->trials[written % TRIALS];
+  memset(place, 0, sizeof *place);
+  return place;
+}
+
+static void trial_done(struct control *control) {
+  atomic_fetch_add_explicit(&control->trials_written, 1, memory_order_release);
+}
+
+void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
+  struct control *control = attached->control;
+  if (out->side >= NO_SIDE) return;
+  const struct side *side = &control->steering.sides[out->side];
+  uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
+  if (out->at_s < control->steering.told_from_s && !(seconds > side->slow_s)) return;
+  struct trial *told = trial_place(control);
+  if (!told) return;
+  told->number = out->number;
+  told->watched = watched;
+  told->at_s = out->at_s;
+  told->seconds = seconds;
+  told->value_s = ask->deadline_s;
+  told->row = (int32_t)out->row;
+  told->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
+  told->side = (uint8_t)out->side;
+  size_t length = ask->model.length < sizeof told->model ? ask->model.length : sizeof told->model;
+  memcpy(told->model, ask->model.length ? ask->model.ptr : "", length);
+  out->told = taken;
+  trial_done(control);
+}
+
+void tell_ended(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct trial *told = decision->told ? trial_place(attached->control) : NULL;
+  if (!told) return;
+  told->number = decision->number;
+  told->at_s = attached->call.now_s;
+  told->value_s = ending->latency_s;
+  told->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
+  told->ok = ending->judged.ok;
+  trial_done(attached->control);
+}
