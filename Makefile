@@ -18,7 +18,7 @@ setup: .venv/ready balancer/native/kernel.so balancer/native/module.so ## everyt
 balancer/native/kernel.so: .venv/ready $(shell find policies balancer/core balancer/native -name '*.py')
 	$(BIN)/python -m balancer.native.build
 
-balancer/native/module.so: balancer/native/kernel.so $(wildcard balancer/native/module/*.[ch])
+balancer/native/module.so: balancer/native/kernel.so $(wildcard balancer/native/module/*.[ch] balancer/front/*.py balancer/gateway/*.py)
 	$(BIN)/python -m balancer.front.build
 
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
@@ -71,4 +71,4 @@ proto: setup ## code from the .proto files
 	$(MAKE) -C envoy
 
 clean: ## remove what the targets made
-	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module.so balancer/native/module/bounds.h
+	rm -rf .venv out site *.egg-info balancer/native/kernel.so balancer/native/kernel.h balancer/native/module.so balancer/native/module/bounds.h balancer/native/module/shared.h

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.fleet import Fleet
 from balancer.core.view import LiveView
 from policies.base import Policy, Request
 
 
-def unknown(request: Request) -> UnknownModel:
-    """No worker has the model, or that version: Triton's own words, so that clients see no difference."""
-    version = f" version {request.version}" if request.version else ""
-    return UnknownModel(f"Request for unknown model: '{request.model}'{version} is not found")
+class Words(NamedTuple):
+    """A refusal; what decides within Envoy is compiled with these."""
+
+    error: type[RoutingError]
+    text: str
+    """Template for `str.format`."""
+
+    def of(self, **values: object) -> RoutingError:
+        """The error, with its words."""
+        return self.error(self.text.format(**values))
+
+
+# Triton's own words, so that clients see no difference.
+UNKNOWN = Words(UnknownModel, "Request for unknown model: '{model}' is not found")
+UNKNOWN_VERSION = Words(UnknownModel, "Request for unknown model: '{model}' version {version} is not found")
+NOBODY = Words(NoEligibleWorker, "no worker may serve model {model!r} now; retry later")
+FULL = Words(Shed, "every worker for model {model!r} has {limit:.0f} requests pending; retry later")
+LATE = Words(Shed, "model {model!r} would take {best_ms:.0f} ms at best, the deadline is in {deadline_ms:.3g} ms")
+SHED = Words(Shed, "policy {policy} sheds: no capacity for model {model!r} now; retry later")
+
+
+def unknown(request: Request) -> RoutingError:
+    """No worker has the model, or that version."""
+    words = UNKNOWN_VERSION if request.version else UNKNOWN
+    return words.of(model=request.model, version=request.version)
 
 
 def nobody(fleet: Fleet, request: Request) -> RoutingError:
@@ -19,20 +42,17 @@ def nobody(fleet: Fleet, request: Request) -> RoutingError:
     loaded = [worker.versions[request.model] for worker in fleet.workers if request.model in worker.versions]
     if request.version and loaded and not any(request.version in versions for versions in loaded):
         return unknown(request)
-    return NoEligibleWorker(f"no worker may serve model {request.model!r} now; retry later")
+    return NOBODY.of(model=request.model)
 
 
-def full_or_late(request: Request, view: LiveView, limit: float) -> Shed:
+def full_or_late(request: Request, view: LiveView, limit: float) -> RoutingError:
     """Limits leave nobody: all workers have as many pending as `limit`, or none in the view's mask would be in time."""
     if not view.mask.any():
-        return Shed(f"every worker for model {request.model!r} has {limit:.0f} requests pending; retry later")
+        return FULL.of(model=request.model, limit=limit)
     best_s = float(view.completion_s[view.mask].min())
-    return Shed(
-        f"model {request.model!r} would take {best_s * 1000:.0f} ms at best, "
-        f"the deadline is in {float(request.deadline_s) * 1000:.3g} ms"
-    )
+    return LATE.of(model=request.model, best_ms=best_s * 1000, deadline_ms=float(request.deadline_s) * 1000)
 
 
-def shed(request: Request, policy: Policy) -> Shed:
+def shed(request: Request, policy: Policy) -> RoutingError:
     """The policy gives the request to nobody."""
-    return Shed(f"policy {policy.name} sheds: no capacity for model {request.model!r} now; retry later")
+    return SHED.of(policy=policy.name, model=request.model)

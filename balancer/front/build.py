@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from balancer.front import header
 from balancer.front.module import PATH
 from balancer.native import constants
 from balancer.native.library import PATH as KERNEL
@@ -29,6 +30,7 @@ def build(path: Path = PATH, *further: str) -> Path:
         CalledProcessError: it does not compile.
     """
     constants.write()
+    header.write()
     compiler = shlex.split(os.environ.get("CC", "cc"))
     draft = path.with_suffix(".new")
     sources = sorted(SOURCES.glob("*.c"))

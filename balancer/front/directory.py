@@ -1,26 +1,21 @@
-"""Who may serve what, and where, as one file for the module: balancer/native/module/directory.h declares it."""
+"""Who may serve what, and where, as one file for the module; `layouts.py` declares what is in it."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from balancer.core.fleet import Fleet
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Flag
 from balancer.native.library import stamp
 
-MAGIC = int.from_bytes(b"irectory", "little")
-VERSION = 1
-ENDPOINT_BYTES = 64
-_REPORTS_REQUIRED, _STICKY_KEYS = 1, 2
-_NO_ENTRY = -1
-_HEAD = struct.Struct("=3Q16s7Q2q44I")
-_ENTRY = struct.Struct("=Q6Iq2IQ")
 _UNHEARD_OF = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
 
 
-class Decider(NamedTuple):
+class Candidate(NamedTuple):
     """A policy that may decide."""
 
     name: str
@@ -34,10 +29,10 @@ class Decider(NamedTuple):
 class Deciding(NamedTuple):
     """What decides, beside the fleet."""
 
-    deciders: tuple[Decider, ...]
-    """In the order of `enum decider`."""
+    deciders: tuple[Candidate, ...]
+    """In the order of `Decider`."""
     headers: tuple[str | None, ...]
-    """That may stand in for what the body says, in the order of `enum named_header`."""
+    """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
 
 
 class _Strings:
@@ -74,7 +69,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     """
     settings, strings = fleet.settings, _Strings()
     masks: dict[bytes, int] = {}
-    entries: dict[tuple[str, str], bytes] = {}
+    entries: dict[tuple[str, str], tuple[Any, ...]] = {}
     listed = set(fleet.listed())
     anybody = not settings.reports_required
     for model, version in listed | ({(_UNHEARD_OF, "")} if anybody else set()):
@@ -82,31 +77,34 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
         loaded = any(model in worker.versions for worker in fleet.workers)
         data = model.encode("utf-8", "surrogatepass"), version.encode("utf-8", "surrogatepass")
-        entries[model, version] = _ENTRY.pack(
-            hash_of(*data),
-            *(*strings.add(model), *strings.add(version), *strings.add(repr(model))),
-            fleet.models.get(model, 0),
-            *placed,
-            loaded,
-        )
-    order = sorted(entries, key=lambda key: _ENTRY.unpack(entries[key])[0])
-    flags = _REPORTS_REQUIRED * settings.reports_required | _STICKY_KEYS * settings.sticky_keys
-    deciders = deciding.deciders
-    texts = (*(each.name for each in deciders), *(each.options for each in deciders))
-    pieces = [number for text in texts for number in strings.add(text)]
-    pieces += [each.number for each in deciders]
-    pieces += [int(each.needs_key) for each in deciders]
-    pieces += [number for text in deciding.headers for number in strings.add(text)]
+        texts = [strings.add(text) for text in (model, version, repr(model))]
+        entries[model, version] = (hash_of(*data), *texts, fleet.models.get(model, 0), *placed, loaded)
+    order = sorted(entries, key=lambda key: entries[key][0])
+    head = np.zeros((), HEAD)
+    head["deciders"] = [
+        (strings.add(each.name), strings.add(each.options), each.number, each.needs_key) for each in deciding.deciders
+    ]
+    head["headers"] = [strings.add(name) for name in deciding.headers]
+    listing = np.array([entries[key] for key in order], ENTRY)
     workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
-    body = workers + b"".join(entries[key] for key in order) + b"".join(masks) + bytes(strings.content)
-    head = _HEAD.pack(
-        *(MAGIC, VERSION, _HEAD.size + len(body), stamp().encode(), serial, fleet.block.generation),
-        *(len(endpoints), len(entries), len(masks), len(strings.content), flags),
-        order.index((_UNHEARD_OF, "")) if anybody else _NO_ENTRY,
-        order.index(("", "")),
-        *pieces,
-    )
-    return head + body
+    body = workers + listing.tobytes() + b"".join(masks) + bytes(strings.content)
+    values = {
+        "magic": DIRECTORY_MAGIC,
+        "bytes": HEAD.itemsize + len(body),
+        "stamp": stamp().encode(),
+        "serial": serial,
+        "generation": fleet.block.generation,
+        "workers": len(endpoints),
+        "entries": len(entries),
+        "masks": len(masks),
+        "strings": len(strings.content),
+        "flags": Flag.REPORTS_REQUIRED * settings.reports_required | Flag.STICKY_KEYS * settings.sticky_keys,
+        "any_model": order.index((_UNHEARD_OF, "")) if anybody else NO_ENTRY,
+        "no_model": order.index(("", "")),
+    }
+    for name, value in values.items():
+        head[name] = value
+    return head.tobytes() + body
 
 
 def _endpoint(text: str) -> bytes:

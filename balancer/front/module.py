@@ -6,8 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from balancer.front.header import DIGEST
 from balancer.native.library import PATH as KERNEL
 from balancer.native.library import Library
 
@@ -15,92 +14,11 @@ PATH = KERNEL.with_name("module.so")
 BUILD = "build it: python -m balancer.front.build"
 """What to do where it does not fit."""
 
-OUTCOME = np.dtype(
-    [
-        ("number", np.uint64),
-        ("at_s", np.float64),
-        ("latency_s", np.float64),
-        ("first_byte_s", np.float64),
-        ("propensity", np.float64),
-        ("column", np.int32),
-        ("http_status", np.uint16),
-        ("grpc_status", np.int16),
-        *((name, np.uint8) for name in ("source", "kind", "grpc", "ok", "void", "refusal", "retried", "unserved")),
-        ("policy", np.uint32),
-        ("endpoint", "S64"),
-        ("picked", "S64"),
-    ],
-    align=True,
-)
-"""As `struct outcome` of state.h: how a request ended."""
-STEERING = np.dtype(
-    [
-        ("on", np.uint64),
-        ("lots", np.uint64),
-        ("shadow_lots", np.uint64),
-        ("share", np.float64),
-        ("shadow_share", np.float64),
-        ("until_s", np.float64),
-        ("told_from_s", np.float64),
-        ("sides", [("decider", np.uint64), ("looks_from_s", np.float64), ("slow_s", np.float64)], 2),
-    ],
-    align=True,
-)
-"""As `struct steering`."""
-TRIAL = np.dtype(
-    [
-        ("number", np.uint64),
-        ("watched", np.uint64),
-        ("at_s", np.float64),
-        ("seconds", np.float64),
-        ("value_s", np.float64),
-        ("row", np.int32),
-        *((name, np.uint8) for name in ("what", "side", "ok")),
-        ("model", "S64"),
-    ],
-    align=True,
-)
-"""As `struct trial`."""
-POLICY, STICKY, SEQUENCES, BASELINE, NEW = range(5)
-"""Deciders."""
-TAKEN, SHED, ENDED, DROPPED = range(1, 5)
-"""Of a trial's `what`."""
-SLOT = np.dtype(
-    [
-        ("number", np.uint64),
-        ("ticket", np.uint64),
-        ("row", np.int64),
-        ("column", np.int64),
-        ("rows", np.float64),
-        ("at_s", np.float64),
-        ("next", np.uint32),
-        ("chosen", np.uint32),
-    ]
-)
-"""As `struct slot`: a request in flight."""
-BY_POLICY, BY_LEAST_REQUEST, REFUSED = 1, 2, 3
-"""Of an outcome's source."""
-VOIDS = ("", "request", "client", "deadline")
-"""Of an outcome's void, as `balancer.core.events.Void`."""
-COUNTS = (
-    "picked",
-    "least_locked",
-    "least_stale",
-    "asked",
-    "refused",
-    "slots_full",
-    "outcomes_lost",
-    "decide_ns",
-    "trials_lost",
-)
-"""What the module counts, in the order of `enum count`."""
-SEATS, SLOTS = 64, 65_536
-
 _PLACE, _NUMBER, _SECONDS = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bytes": (_NUMBER, ()),
-    "outcome_bytes": (_NUMBER, ()),
     "stamp": (ctypes.c_char_p, ()),
+    "shared": (ctypes.c_char_p, ()),
     "init": (None, (_PLACE, _NUMBER, _NUMBER, _NUMBER)),
     "publish": (None, (_PLACE, _NUMBER)),
     "beat": (None, (_PLACE,)),
@@ -115,8 +33,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ticket": (_NUMBER, (_PLACE, _NUMBER)),
     "last_ticket": (_NUMBER, (_PLACE,)),
     "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
-    "trial_bytes": (_NUMBER, ()),
-    "steering_bytes": (_NUMBER, ()),
     "steer": (None, (_PLACE, ctypes.c_char_p)),
     "watched": (_NUMBER, (_PLACE, _NUMBER)),
     "owed": (_NUMBER, (_PLACE,)),
@@ -150,8 +66,7 @@ class Module:
             raise ModuleError(f"{path.name} cannot be loaded: {error}; {BUILD}") from error
         if self.call("stamp") != kernel.stamp.encode():
             raise ModuleError(f"{path.name} was built for another kernel; {BUILD}")
-        sizes = {"outcome": OUTCOME, "trial": TRIAL, "steering": STEERING}
-        if any(self.call(f"{name}_bytes") != dtype.itemsize for name, dtype in sizes.items()):
+        if self.call("shared") != DIGEST.encode():
             raise ModuleError(f"{path.name} was built from other sources; {BUILD}")
 
     def _function(self, name: str) -> Any:

@@ -20,7 +20,7 @@ from balancer.core.router import Answered, Decision, Router
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Plan, Steering
 from balancer.core.view import LiveView
-from balancer.front.directory import Decider, Deciding, directory_of, endpoints_of
+from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
 from balancer.front.folder import BOOKS, Folder
 from balancer.front.module import Module
 from balancer.front.state import State
@@ -99,7 +99,7 @@ class SharedRouter(Router):
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
 
     def read_headers(self, names: HeaderNames) -> None:
-        """The headers that may say what the body does not; `enum named_header` has their order."""
+        """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""
         with self._alone():
             self._headers, self._published = dataclasses.astuple(names), None
 
@@ -180,8 +180,8 @@ class SharedRouter(Router):
         self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciding.deciders))
         self._serial = serial
 
-    def _deciders(self, serial: int) -> tuple[Decider, ...]:
-        """In the order of `enum decider`."""
+    def _deciders(self, serial: int) -> tuple[Candidate, ...]:
+        """in the order of `Decider`."""
         (policy, baseline, new), (compiled, baseline_compiled, new_compiled) = self._policies, self._compiled
         return (
             self._decider(policy, compiled, f"options-{serial}-policy"),
@@ -191,19 +191,19 @@ class SharedRouter(Router):
             self._decider(new, new_compiled, f"options-{serial}-new"),
         )
 
-    def _decider(self, policy: Policy | None, compiled: bool, file: str) -> Decider:
+    def _decider(self, policy: Policy | None, compiled: bool, file: str) -> Candidate:
         """With what it is told in that file."""
         if policy is None:
-            return Decider("", 0, False, "")
+            return Candidate("", 0, False, "")
         if policy.name not in self.policy_names:
             self.policy_names.append(policy.name)
         found, number = answering(policy, Compiler()), self.policy_names.index(policy.name)
         if found is None or not compiled:
-            return Decider(policy.name, number, policy.needs_key, "")
+            return Candidate(policy.name, number, policy.needs_key, "")
         options_block(
             found, self.fleet.block.room, symbol_of(found.name), in_file(self._folder.path / file), self._library.stamp
         )
-        return Decider(policy.name, number, policy.needs_key, file)
+        return Candidate(policy.name, number, policy.needs_key, file)
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """See `Router`."""

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.front.folder import CONTROL, Folder
-from balancer.front.module import COUNTS, OUTCOME, SEATS, SLOT, SLOTS, TRIAL, Module
+from balancer.front.layouts import COUNTS, OUTCOME, SEATS, SLOT, SLOTS, TRIAL
+from balancer.front.module import Module
 from balancer.native.shared import in_file
 
 STALE_AFTER_S = 0.1

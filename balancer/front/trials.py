@@ -10,10 +10,10 @@ import numpy as np
 
 from balancer.core.trials.guard import Guard
 from balancer.core.trials.steering import Choice, Role, Side, Standing, Steering, Ticket
-from balancer.front.module import BASELINE, DROPPED, ENDED, NEW, POLICY, STEERING, TAKEN
+from balancer.front.layouts import STEERING, Decider, Told
 from balancer.front.state import State
 
-_DECIDERS: dict[Role, int] = {"in_force": POLICY, "baseline": BASELINE, "rollout": NEW}
+_DECIDERS: dict[Role, int] = {"in_force": Decider.POLICY, "baseline": Decider.BASELINE, "rollout": Decider.NEW}
 _NOBODY = np.zeros(1, STEERING)
 
 
@@ -43,9 +43,9 @@ class Trials:
 
     def _take(self, steering: Steering | None, workers: Sequence[str], told: tuple[Any, ...]) -> None:
         number, watched, at_s, seconds, value_s, row, what, side, ok, model = told
-        if what in (ENDED, DROPPED):
+        if what in (Told.TRIAL_ENDED, Told.TRIAL_DROPPED):
             ticket = self._tickets.pop(number, None)
-            if ticket is not None and what == ENDED:
+            if ticket is not None and what == Told.TRIAL_ENDED:
                 ticket[0].ended(None if math.isnan(value_s) else value_s, bool(ok), at_s)
             elif ticket is not None:
                 ticket[0].dropped()
@@ -55,7 +55,9 @@ class Trials:
         choice = self._standing.sides[side].choice
         self._count(choice.guard, side, watched - _is_watched(choice))
         self._watched[side] = watched
-        found = steering.answered(choice, seconds, model.decode("utf-8", "replace"), value_s, at_s, what == TAKEN)
+        found = steering.answered(
+            choice, seconds, model.decode("utf-8", "replace"), value_s, at_s, what == Told.TRIAL_TAKEN
+        )
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row], at_s
 

@@ -27,7 +27,7 @@ from balancer.gateway.names import (
 )
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_CODES: dict[type[RoutingError], tuple[int, int]] = {
+CODES: dict[type[RoutingError], tuple[int, int]] = {
     UnknownModel: (404, 5),
     NoEligibleWorker: (503, 14),
     Shed: (429, 8),
@@ -92,7 +92,7 @@ def _decision(process: str, number: str) -> bytes:
 
 def refusal(error: RoutingError, grpc: bool) -> bytes:
     """An immediate answer to the client for a request that gets no worker."""
-    http_status, grpc_status = _CODES[type(error)]
+    http_status, grpc_status = CODES[type(error)]
     return immediate(http_status, grpc_status, str(error), grpc)
 
 

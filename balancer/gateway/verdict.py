@@ -13,8 +13,10 @@ _FAILED_AT_IT: Verdict = (False, "request")
 _LATE: Verdict = (False, "deadline")
 _CLIENTS: Verdict = (False, "client")
 # OK, DEADLINE_EXCEEDED; UNAVAILABLE, DATA_LOSS; UNKNOWN, INTERNAL: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_GRPC = {0: _ANSWER, 4: _LATE, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
-_HTTP = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT} | dict.fromkeys(range(200, 300), _ANSWER)
+OF_GRPC = {0: _ANSWER, 4: _LATE, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
+OF_HTTP: dict[int, Verdict] = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT} | dict.fromkeys(
+    range(200, 300), _ANSWER
+)
 _MOST_DIGITS = 3
 
 
@@ -36,4 +38,4 @@ def verdict(grpc_status: int, http_status: int) -> Verdict:
         grpc_status: -1: none is known; then HTTP's decides.
         http_status: 0: none came, since the client left before.
     """
-    return _GRPC.get(grpc_status, _CLIENTS) if grpc_status >= 0 else _HTTP.get(http_status, _CLIENTS)
+    return OF_GRPC.get(grpc_status, _CLIENTS) if grpc_status >= 0 else OF_HTTP.get(http_status, _CLIENTS)

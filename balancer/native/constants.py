@@ -41,6 +41,7 @@ def constants() -> str:
     lines += [f"#define BALANCER_{name} {value}" for name, value in _deadlines().items()]
     lines += [f'#define BALANCER_{name} "{value}"' for name, value in _names().items()]
     lines += [f"#define BALANCER_{name}{_listed(values)}" for name, values in _tables().items()]
+    lines += [f"enum balancer_kind {{ {', '.join(f'BALANCER_{kind.name}' for kind in kserve.Kind)} }};"]
     lines += [f"#define BALANCER_KINDS_OF_{name.upper()} {_mask(kinds)}" for name, kinds in KINDS_OF_PARAMETER.items()]
     return "\n".join((_BEGIN, *lines, "", "#endif\n"))
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Iterable
 from typing import Any
 
 import numpy.typing as npt
 
-from balancer.front.module import BY_POLICY, REFUSED, VOIDS
+from balancer.front.layouts import KINDS, OUTCOME, VOIDS, Source
 from balancer.front.router import SharedRouter
+from balancer.gateway.kserve import Kind
 from balancer.gateway.verdict import verdict
 from balancer.operate.metrics import Metrics
 from balancer.operate.recent import Recent
 
-_INFERENCE = 0
-"""Of an outcome's kind, see `enum call_kind` of balancer/native/module/decide.h."""
+_Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
 _INVALID = 3
 _REASONS = {_INVALID: "invalid", 5: "unknown_model", 8: "shed", 14: "no_worker"}
 """Of refusals, by gRPC's status."""
@@ -36,37 +37,37 @@ class NativeOutcomes:
     def take(self, batch: npt.NDArray[Any]) -> None:
         """As `OUTCOME`."""
         models = {column: model for model, column in self._router.fleet.models.items() if column}
-        for told in batch.tolist():
-            self._take(told, models)
+        for row in batch.tolist():
+            self._take(_Told._make(row), models)
 
-    def _take(self, told: tuple[Any, ...], models: dict[int, str]) -> None:
+    def _take(self, told: Any, models: dict[int, str]) -> None:
         metrics = self._metrics
-        _, at_s, latency_s, _, _, column, http, grpc, source, kind, is_grpc, ok, void, refusal, *rest = told
-        retried, unserved, policy, endpoint, field = rest
-        status = f"grpc_{grpc}" if is_grpc and grpc >= 0 else f"http_{http}"
-        inference, model = kind == _INFERENCE, models.get(column, "")
-        if source == REFUSED:
+        status = f"grpc_{told.grpc_status}" if told.grpc and told.grpc_status >= 0 else f"http_{told.http_status}"
+        source, at_s, latency_s, ok = told.source, told.at_s, told.latency_s, bool(told.ok)
+        unserved, refusal = not told.endpoint, told.refusal
+        inference, model = KINDS[told.kind] is Kind.INFERENCE, models.get(told.column, "")
+        if source == Source.REFUSED:
             metrics.refusals.labels(_REASONS.get(refusal, "invalid")).inc()
             if refusal == _INVALID:
-                metrics.refused_inputs.labels("request", field.decode("utf-8", "replace")).inc()
-        elif source == BY_POLICY:
-            metrics.decisions_of(self._router.policy_names[policy]).inc()
+                metrics.refused_inputs.labels("request", told.endpoint.decode("utf-8", "replace")).inc()
+        elif source == Source.BY_POLICY:
+            metrics.decisions_of(self._router.policy_names[told.policy]).inc()
             self._router.outcomes["matched"] += 1
         elif not unserved:
             metrics.fallbacks.labels("no_pick").inc()
-        if source == REFUSED or unserved:
-            failed = verdict(grpc, http) in ((False, ""), (False, "request"))
+        if source == Source.REFUSED or unserved:
+            failed = verdict(told.grpc_status, told.http_status) in ((False, ""), (False, "request"))
             if inference and failed:
-                self._recent.add(at_s, None, False, source == BY_POLICY)
+                self._recent.add(at_s, None, False, source == Source.BY_POLICY)
             metrics.requests_of(model, "", status).inc()
             return
-        if retried:
+        if told.attempts > 1:
             metrics.fallbacks.labels("retried").inc()
-        worker = self._names.get(endpoint, "")
-        fault = not ok and VOIDS[void] in _FAILURES
+        worker = self._names.get(told.endpoint, "")
+        fault = not ok and VOIDS[told.void_kind] in _FAILURES
         measured_s = latency_s if math.isfinite(latency_s) else None
         if inference:
-            self._recent.add(at_s, measured_s if ok else None, not fault, source == BY_POLICY)
+            self._recent.add(at_s, measured_s if ok else None, not fault, source == Source.BY_POLICY)
         metrics.requests_of(model, worker, status).inc()
         if fault:
             metrics.errors_of(model, worker).inc()

@@ -17,6 +17,7 @@ from balancer.core.events import WorkerAdded
 from balancer.core.settings import Settings
 from balancer.front import module
 from balancer.front.folder import Folder
+from balancer.front.layouts import OUTCOME
 from balancer.front.router import SharedRouter
 from balancer.gateway.bootstrap import NativeOptions
 from balancer.gateway.kserve import HeaderNames
@@ -97,7 +98,7 @@ class NativeRig(Rig):
     def told(self) -> npt.NDArray[Any]:
         """All outcomes so far."""
         self.outcomes += [batch.copy() for batch in self.router.state.outcomes()]
-        return np.concatenate(self.outcomes) if self.outcomes else np.zeros(0, module.OUTCOME)
+        return np.concatenate(self.outcomes) if self.outcomes else np.zeros(0, OUTCOME)
 
     def name_of(self, endpoint: bytes) -> str:
         """The worker there."""

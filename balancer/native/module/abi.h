@@ -26,10 +26,10 @@ struct header {
 #define WEAK __attribute__((weak))
 
 enum header_kind { REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_HEADERS, RESPONSE_TRAILERS };
-enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY };
+enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY, RECEIVED_RESPONSE_BODY };
 enum headers_status { HEADERS_CONTINUE, HEADERS_STOP };
 enum body_status { BODY_CONTINUE, BODY_STOP_AND_BUFFER };
-enum attribute { RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41 };
+enum attribute { RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53 };
 enum log_level { LOG_INFO = 2, LOG_WARNING = 3 };
 
 WEAK bool CALLBACK(http_get_header)(void *filter, int kind, struct text name, struct text *found, size_t index,
@@ -37,6 +37,7 @@ WEAK bool CALLBACK(http_get_header)(void *filter, int kind, struct text name, st
 WEAK size_t CALLBACK(http_get_headers_size)(void *filter, int kind);
 WEAK bool CALLBACK(http_get_headers)(void *filter, int kind, struct header *headers);
 WEAK bool CALLBACK(http_set_header)(void *filter, int kind, struct text name, struct text value);
+WEAK size_t CALLBACK(http_get_body_size)(void *filter, int kind);
 WEAK size_t CALLBACK(http_get_body_chunks_size)(void *filter, int kind);
 WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *chunks);
 /* Pairs of key and value. */
@@ -45,6 +46,7 @@ WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct 
 WEAK void CALLBACK(http_send_response)(void *filter, uint32_t status, struct header *headers, size_t count,
                                        struct text body, struct text details);
 WEAK bool CALLBACK(http_filter_get_attribute_string)(void *filter, int attribute, struct text *found);
+WEAK bool CALLBACK(http_filter_get_attribute_int)(void *filter, int attribute, uint64_t *found);
 WEAK void CALLBACK(log)(int level, struct text message);
 
 #endif

@@ -105,7 +105,8 @@ static const char *objection(const struct mapped *file) {
   const struct control *control = file->memory;
   if (file->bytes != sizeof *control || control->magic != STATE_MAGIC) return "none yet";
   if (control->version != STATE_VERSION || control->bytes != sizeof *control) return "of another version";
-  if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp))
+  if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp) ||
+      memcmp(control->shared, SHARED_DIGEST, sizeof control->shared))
     return "of a balancer of other sources; both must be of one version";
   if (control->stale_after_ns > MOST_STALE_NS) return "of a balancer that may be dead for too long";
   return atomic_load(&control->in_force) ? NULL : "given up";
@@ -224,7 +225,7 @@ static bool refresh_books(struct source *source, struct attached *attached) {
 
 static bool load_options(struct attached *attached, int which) {
   struct options *options = &attached->options[which];
-  struct text named = directory_text(attached->directory, attached->directory->head.options[which]);
+  struct text named = directory_text(attached->directory, attached->directory->head.deciders[which].options);
   char name[64];
   unmap(&options->file);
   options->answer = NULL;

@@ -2,7 +2,6 @@
 #include "trials.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,17 +22,13 @@ __attribute__((format(printf, 4, 5))) static void turn_away(struct decision *out
   out->answer = TURNED_AWAY;
 }
 
-/* One decision in so many is timed. */
-enum { SAMPLED = 16 };
-
 #define SHOWN(text) (int)(text).length, (text).ptr
 
 static void unknown(struct decision *out, struct text model, struct text version) {
-  /* Triton's words, as in balancer/core/refusals.py. */
   if (version.length)
-    turn_away(out, 404, 5, "Request for unknown model: '%.*s' version %.*s is not found", SHOWN(model), SHOWN(version));
+    turn_away(out, SAY_UNKNOWN_VERSION(model, version));
   else
-    turn_away(out, 404, 5, "Request for unknown model: '%.*s' is not found", SHOWN(model));
+    turn_away(out, SAY_UNKNOWN(model));
 }
 
 /* Null where `out` is an answer already. */
@@ -51,34 +46,25 @@ static const struct entry *entry_for(const struct directory *directory, const st
   }
   if (listed && !any_version->loaded) {
     struct text quoted = directory_text(directory, any_version->quoted);
-    turn_away(out, 503, 14, "no worker may serve model %.*s now; retry later", SHOWN(quoted));
+    turn_away(out, SAY_NOBODY(quoted));
   } else {
     unknown(out, ask->model, ask->version);
   }
   return NULL;
 }
 
-/* Why the kernel picked nobody, in the words of balancer/core/refusals.py. */
+/* Why the kernel picked nobody. */
 static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
                     struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
-  struct text policy = directory_text(directory, directory->head.names[out->by]);
+  struct text policy = directory_text(directory, directory->head.deciders[out->decider].name);
   double refused_at = attached->call.refused_at;
   switch (why) {
-    case BALANCER_NOBODY: turn_away(out, 503, 14, "no worker may serve model %.*s now; retry later", SHOWN(quoted)); break;
-    case BALANCER_FULL:
-      turn_away(out, 429, 8, "every worker for model %.*s has %.0f requests pending; retry later", SHOWN(quoted),
-                refused_at);
-      break;
-    case BALANCER_LATE:
-      turn_away(out, 429, 8, "model %.*s would take %.0f ms at best, the deadline is in %.3g ms", SHOWN(quoted),
-                refused_at * 1000, ask->deadline_s * 1000);
-      break;
-    case BALANCER_SHED:
-      turn_away(out, 429, 8, "policy %.*s sheds: no capacity for model %.*s now; retry later", SHOWN(policy),
-                SHOWN(quoted));
-      break;
+    case BALANCER_NOBODY: turn_away(out, SAY_NOBODY(quoted)); break;
+    case BALANCER_FULL: turn_away(out, SAY_FULL(quoted, refused_at)); break;
+    case BALANCER_LATE: turn_away(out, SAY_LATE(quoted, refused_at * 1000, ask->deadline_s * 1000)); break;
+    case BALANCER_SHED: turn_away(out, SAY_SHED(policy, quoted)); break;
     default: break; /* a row that is none: the balancer is asked */
   }
 }
@@ -114,7 +100,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  const struct options *options = &attached->options[out->by];
+  const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -130,7 +116,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
-  bool compared = out->side < NO_SIDE;
+  bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
   double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
@@ -141,7 +127,7 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   }
   out->propensity = call->propensity;
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, out->by != STICKY && out->by != SEQUENCES && call->among > 1);
+  fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
     tell_decided(attached, ask, out, seconds, true);
     out->answer = TAKEN;
@@ -175,20 +161,31 @@ static void copy(char *out, struct text text) {
   out[length] = 0;
 }
 
+/* Of the model that was asked for, as people are told. */
+static int32_t column_told(const struct attached *attached, const struct ask *ask) {
+  if (!ask->model.length) return 0;
+  const struct entry *entry = attached->directory ? directory_find(attached->directory, ask->model, TEXT("")) : NULL;
+  return entry && entry->column ? (int32_t)entry->column : UNKNOWN_MODEL;
+}
+
 /* `field`: that was out of bounds. */
 static void tell_refusal(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
                          struct text field) {
   struct outcome *told = outcome_place(attached->control);
   if (!told) return;
-  told->at_s = seconds_of(now_ns());
+  uint64_t now = now_ns();
+  told->at_s = seconds_of(now);
+  told->pick_s = seconds_since(ask->came_ns, now);
+  told->decision_s = seconds_since(ask->read_ns, now);
   told->latency_s = told->first_byte_s = NAN;
+  told->column = column_told(attached, ask);
   told->source = REFUSED;
   told->kind = (uint8_t)ask->kind;
   told->grpc = ask->grpc;
   told->http_status = (uint16_t)http_status;
   told->grpc_status = ask->grpc ? (int16_t)grpc_status : -1;
   told->refusal = (uint8_t)grpc_status;
-  copy(told->picked, field);
+  copy(told->endpoint, field);
   outcome_done(attached->control);
 }
 
@@ -220,12 +217,12 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   }
   out->answer = BALANCER_DECIDES;
   out->sequence = ask->sequence;
-  uint64_t began_ns = now_ns(), number = control->number;
-  out->at_ns = began_ns;
-  out->at_s = seconds_of(began_ns);
+  uint64_t number = control->number;
+  out->at_ns = now_ns();
+  out->at_s = seconds_of(out->at_ns);
   if (attached_refresh(source, attached)) {
     decide_locked(attached, ask, out);
-    if (out->answer == TURNED_AWAY && ask->kind == ABOUT_MODEL && out->grpc_status != 8) {
+    if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != 8) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
       struct ask any_server = *ask;
       any_server.model = any_server.version = TEXT("");
@@ -236,7 +233,6 @@ void decide(struct source *source, struct attached *attached, const struct ask *
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
     if (out->answer == BALANCER_DECIDES && !out->owed) control->number = number;
   }
-  if (number % SAMPLED == 0) add(control, DECIDE_NS, SAMPLED * (now_ns() - began_ns));
   add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
   balancer_state_unlock(control);
 }
@@ -250,45 +246,62 @@ static bool contains(struct text text, const char *part) {
   return text.length && memmem(text.ptr, text.length, part, strlen(part));
 }
 
+struct verdict {
+  int first, last;
+  struct judged judged;
+};
+
+static struct judged verdict_in(const struct verdict *table, size_t count, int status) {
+  for (size_t i = 0; i < count; i++)
+    if (table[i].first <= status && status <= table[i].last) return table[i].judged;
+  return (struct judged){false, VOID_CLIENT};
+}
+
 static struct judged by_status(int grpc_status, int http_status) {
-  static const struct judged answered = {true, VOID_NONE}, fault = {false, VOID_NONE}, at_it = {false, VOID_REQUEST};
-  static const struct judged late = {false, VOID_DEADLINE}, clients = {false, VOID_CLIENT};
-  if (grpc_status >= 0) switch (grpc_status) {
-      case 0: return answered;
-      case 4: return late;
-      case 14: case 15: return fault;
-      case 2: case 13: return at_it;
-      default: return clients;
-    }
-  if (http_status >= 200 && http_status < 300) return answered;
-  switch (http_status) {
-    case 504: return late;
-    case 502: case 503: return fault;
-    case 500: return at_it;
-    default: return clients;
-  }
+  static const struct verdict grpc[] = {VERDICTS_OF_GRPC}, http[] = {VERDICTS_OF_HTTP};
+  if (grpc_status >= 0) return verdict_in(grpc, sizeof grpc / sizeof *grpc, grpc_status);
+  return verdict_in(http, sizeof http / sizeof *http, http_status);
 }
 
-/* As balancer/gateway/verdict.py and outcomes.py have it, with the response code details in place of the flags. */
+#define FAULT {false, VOID_NONE}
+#define LATE {false, VOID_DEADLINE}
+#define CLIENTS {false, VOID_CLIENT}
+
+/* What Envoy's response code details begin with, or have in them, where not the worker's answer ended the request; in
+   place of the flags that `verdict_of` of balancer/gateway/outcomes.py goes by. */
+static const struct cause {
+  const char *words;
+  bool within;
+  struct judged judged;
+  enum aborted by;
+} causes[] = {
+  {"downstream", false, CLIENTS, BY_CLIENT},
+  {"http2.remote", false, CLIENTS, BY_CLIENT},
+  {"overflow", true, CLIENTS, BY_ENVOY},
+  {"overload", false, CLIENTS, BY_ENVOY},
+  {"upstream_reset", false, FAULT, BY_WORKER},
+  {"timeout", true, LATE, BY_DEADLINE},
+  {"max_stream_duration", true, LATE, BY_DEADLINE},
+  {"duration_", false, LATE, BY_DEADLINE},
+  {"upstream_response", false, FAULT, BY_WORKER},
+};
+
 void judge(struct ending *ending, struct text details, bool complete) {
-  static const struct judged fault = {false, VOID_NONE}, late = {false, VOID_DEADLINE}, clients = {false, VOID_CLIENT};
-  struct judged *found = &ending->judged;
-  *found = by_status(ending->grpc_status, ending->http_status);
-  if (!ending->endpoint[0] || begins(details, "downstream") || begins(details, "http2.remote") ||
-      contains(details, "overflow") || begins(details, "overload"))
-    *found = clients;
-  else if (begins(details, "upstream_reset"))
-    *found = fault;
-  else if (contains(details, "timeout") || contains(details, "max_stream_duration") || begins(details, "duration_"))
-    *found = late;
-  else if (begins(details, "upstream_response"))
-    *found = fault;
-  else if (!complete)
-    *found = clients;
+  static const struct judged clients = CLIENTS;
+  ending->judged = complete ? by_status(ending->grpc_status, ending->http_status) : clients;
+  ending->aborted = complete ? BY_NOBODY : BY_CLIENT;
+  for (const struct cause *cause = causes; cause < causes + sizeof causes / sizeof *causes; cause++)
+    if (cause->within ? contains(details, cause->words) : begins(details, cause->words)) {
+      ending->judged = cause->judged;
+      ending->aborted = cause->by;
+      break;
+    }
+  if (!ending->endpoint[0]) ending->judged = clients;
 }
 
+/* With the lock held. */
 static void tell(struct attached *attached, const struct ask *ask, const struct decision *decision,
-                 const struct ending *ending) {
+                 const struct ending *ending, bool matched) {
   struct outcome *told = outcome_place(attached->control);
   if (!told) return;
   struct text picked = {NULL, 0};
@@ -297,34 +310,40 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
     picked = (struct text){decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
     told->number = decision->number;
     told->propensity = decision->propensity;
-    told->policy = decision->policy;
-    told->column = (int32_t)decision->column;
+    told->decider = (uint8_t)decision->decider;
+    told->policy = (uint8_t)decision->policy;
   }
   told->at_s = attached->call.now_s;
   told->source = decision ? BY_POLICY : BY_LEAST_REQUEST;
+  told->pick_s = ending->pick_s;
+  told->decision_s = ending->decision_s;
   told->latency_s = ending->latency_s;
   told->first_byte_s = ending->first_byte_s;
+  told->bytes_in = ending->bytes_in;
+  told->bytes_out = ending->bytes_out;
+  told->column = column_told(attached, ask);
   told->kind = (uint8_t)ask->kind;
   told->grpc = ask->grpc;
   told->http_status = (uint16_t)ending->http_status;
   told->grpc_status = (int16_t)ending->grpc_status;
+  told->attempts = ending->attempts < UINT16_MAX ? (uint16_t)ending->attempts : UINT16_MAX;
   told->ok = ending->judged.ok;
-  told->void_kind = ending->judged.void_kind;
-  told->unserved = !ending->endpoint[0];
+  told->void_kind = (uint8_t)ending->judged.void_kind;
+  told->aborted = (uint8_t)ending->aborted;
+  told->matched = matched;
   memcpy(told->endpoint, ending->endpoint, sizeof told->endpoint);
   copy(told->picked, picked);
-  told->retried = decision && !told->unserved && strcmp(told->endpoint, told->picked);
   outcome_done(attached->control);
 }
 
-/* As `Router._finished` and `Recorder._outcome` have it. */
-static void learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
+/* As `Router._finished` and `Recorder._outcome` have it. True: the pick still counted as in flight. */
+static bool learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
                   const struct ending *ending) {
   const struct kernel *kernel = attached->kernel;
-  const int64_t *none = attached->options[POLICY].words;
+  const int64_t *none = attached->options[STICKY].words;
   struct balancer_call *call = &attached->call;
   int64_t picked = -1, guess = decision ? decision->row : -1;
-  bool chosen = false;
+  bool chosen = false, matched = false;
   call->ok = ending->judged.ok;
   call->latency_s = ending->latency_s;
   call->model = 0;
@@ -332,6 +351,7 @@ static void learn(struct attached *attached, const struct ask *ask, const struct
   if (decision && decision->slot < SLOTS) {
     struct slot *slot = &attached->control->slots[decision->slot];
     if (slot->ticket == attached->ticket && slot->number == decision->number) {
+      matched = true;
       picked = slot->row;
       chosen = slot->chosen;
       call->model = slot->column;
@@ -352,6 +372,7 @@ static void learn(struct attached *attached, const struct ask *ask, const struct
     call->picked = call->served;
     kernel->learn_of_pick(attached->of_books, none, attached->of_call);
   }
+  return matched;
 }
 
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
@@ -361,8 +382,8 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
   if (!attached_alive(attached)) return true;
   if (!balancer_state_lock(control, WAIT_NS)) return false;
   attached->call.now_s = seconds_of(now_ns());
-  if (attached_refresh(source, attached)) learn(attached, ask, decision, ending);
-  tell(attached, ask, decision, ending);
+  bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
+  tell(attached, ask, decision, ending, matched);
   if (decision) tell_ended(attached, decision, ending);
   balancer_state_unlock(control);
   return true;

@@ -4,16 +4,18 @@
 
 #include "attach.h"
 
-enum { MOST_MESSAGE = 2048, MOST_NAMED = 17 };
-enum call_kind { INFERENCE, STREAM, ABOUT_MODEL, ABOUT_SERVER };
+#include <math.h>
+
+enum { MOST_MESSAGE = 2048 };
 
 /* What is asked for, within the bounds of balancer/core/bounds.py. */
 struct ask {
-  enum call_kind kind;
+  enum balancer_kind kind;
   bool grpc, keyed, sequence;
   struct text model, version;
   double rows, deadline_s, priority;
   uint64_t key;
+  uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
 };
 
 enum answer {
@@ -29,9 +31,9 @@ struct decision {
   uint64_t number, at_ns;
   double propensity, at_s;
   int64_t row, column;
-  enum decider by;
+  enum decider decider;
   uint32_t policy; /* as the directory numbers it */
-  unsigned side;   /* of the trial; NO_SIDE: nobody compares it */
+  unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
   bool owed; /* the number is the balancer's */
   bool told; /* of the decision, so that its end is told of too */
@@ -40,6 +42,11 @@ struct decision {
   size_t length;
   uint32_t http_status, grpc_status;
 };
+
+/* From `from_ns` on; not a number: there is no such moment. */
+static inline double seconds_since(uint64_t from_ns, uint64_t to_ns) {
+  return from_ns && to_ns > from_ns ? seconds_of(to_ns - from_ns) : NAN;
+}
 
 void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out);
 
@@ -57,11 +64,14 @@ struct ending {
   char endpoint[ENDPOINT_BYTES]; /* of who served it; empty: nobody */
   int http_status;               /* 0: none */
   int grpc_status;               /* -1: none */
-  double latency_s, first_byte_s;
+  double pick_s, decision_s, first_byte_s, latency_s; /* not a number: not measured */
+  uint64_t bytes_in, bytes_out;
+  unsigned attempts;
   struct judged judged;
+  enum aborted aborted;
 };
 
-/* Sets `judged`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
+/* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);
 
 /* `decision`: null where Envoy chose. False: the lock was not to be had, and nothing is counted. */

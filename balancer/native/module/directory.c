@@ -38,7 +38,8 @@ static const char *objection(const struct directory *directory) {
     return "an entry that is not there";
   bool pieces = true;
   for (int i = 0; i < DECIDERS; i++)
-    pieces = pieces && within(head, head->names[i]) && within(head, head->options[i]) && head->options[i].length < 64;
+    pieces = pieces && within(head, head->deciders[i].name) && within(head, head->deciders[i].options) &&
+             head->deciders[i].options.length < 64;
   for (int i = 0; i < NAMED_HEADERS; i++) pieces = pieces && within(head, head->headers[i]);
   for (uint64_t w = 0; w < head->workers; w++)
     for (int i = 0; i < 2; i++)
@@ -59,7 +60,7 @@ static const char *lay_out(struct directory *directory, size_t bytes) {
   struct directory_head *head = &directory->head;
   if (bytes < sizeof *head) return "shorter than its head";
   memcpy(head, directory->memory, sizeof *head);
-  if (head->magic != DIRECTORY_MAGIC || head->version != DIRECTORY_VERSION) return "none, or of another version";
+  if (head->magic != DIRECTORY_MAGIC) return "none";
   if (memcmp(head->stamp, BALANCER_STAMP, sizeof head->stamp)) return "of other sources";
   uint64_t most = DIRECTORY_MOST_BYTES;
   if (head->workers > most || head->entries > most || head->masks > most || head->strings > most)

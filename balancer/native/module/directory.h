@@ -1,50 +1,15 @@
 /* Who may serve what, and where: file `directory-SERIAL` in the balancer's folder, written once and never changed.
 
    It is read whole into memory of this process and checked there, so that nobody changes it under a request. Rows are
-   those of the books' generation that it names. See balancer/front/directory.py, which writes it. */
+   those of the books' generation that it names. See
+   balancer/front/directory.py, which writes it, and layouts.py. */
 #ifndef MODULE_DIRECTORY_H
 #define MODULE_DIRECTORY_H
 
 #include "abi.h"
 #include "state.h"
 
-#define DIRECTORY_MAGIC UINT64_C(0x79726f7463657269)
-enum { DIRECTORY_VERSION = 1, DIRECTORY_MOST_BYTES = 64 << 20, NO_ENTRY = -1 };
-enum directory_flag { REPORTS_REQUIRED = 1, STICKY_KEYS = 2 };
-/* In force; hashes of keys and of sequences; the guard's; the one that is rolled out. */
-enum decider { POLICY, STICKY, SEQUENCES, BASELINE, NEW, DECIDERS };
-enum named_header { MODEL, ROWS, KEY, SEQUENCE, PRIORITY, TENANT, DEADLINE, NAMED_HEADERS };
-
-/* A text among the strings. */
-struct piece {
-  uint32_t at, length;
-};
-
-struct directory_head {
-  uint64_t magic, version, bytes;
-  char stamp[16];
-  uint64_t serial, generation, workers, entries, masks, strings, flags;
-  int64_t any_model; /* entry for models that are not listed; NO_ENTRY: they are unknown */
-  int64_t no_model;  /* entry for calls that concern a server */
-  struct piece names[DECIDERS];
-  struct piece options[DECIDERS]; /* names of files; empty: it decides nothing here */
-  uint32_t policies[DECIDERS];    /* numbers, for outcomes */
-  uint32_t needs_key[DECIDERS];
-  struct piece headers[NAMED_HEADERS];
-};
-
-struct endpoints {
-  char of[2][ENDPOINT_BYTES]; /* REST, gRPC; ends with a zero */
-};
-
-struct entry {
-  uint64_t hash; /* of model and version; entries are sorted by it */
-  struct piece model, version;
-  struct piece quoted; /* the model as Python quotes it */
-  int64_t column;
-  uint32_t servable, members; /* masks */
-  uint64_t loaded;            /* 1: some worker has a version of the model */
-};
+enum { DIRECTORY_MOST_BYTES = 64 << 20 };
 
 struct directory {
   struct directory_head head;

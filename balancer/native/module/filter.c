@@ -1,16 +1,16 @@
 #define _GNU_SOURCE
 #include "filter.h"
 
-#include <math.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HOOKED EXPORTED
 /* Metadata by which the filters that ask the balancer are skipped, and its access log; and by which the cluster finds the
-   endpoints. As in balancer/gateway/names.py; in one space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT("balancer"), PROCESS = TEXT("process"), NATIVE = TEXT("native");
-static const struct text DESTINATION = TEXT("x-gateway-destination-endpoint");
+   endpoints. In one space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), NATIVE = TEXT(NAME_NATIVE);
+static const struct text DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
@@ -28,11 +28,13 @@ static const char *missing(void) {
     {CALLBACK(http_get_headers), "http_get_headers"},
     {CALLBACK(http_get_headers_size), "http_get_headers_size"},
     {CALLBACK(http_set_header), "http_set_header"},
+    {CALLBACK(http_get_body_size), "http_get_body_size"},
     {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
     {CALLBACK(http_send_response), "http_send_response"},
     {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
+    {CALLBACK(http_filter_get_attribute_int), "http_filter_get_attribute_int"},
   };
   for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
     if (!needed[i].there) return needed[i].name;
@@ -82,7 +84,8 @@ HOOKED const void *HOOK(http_filter_new)(const void *config, void *envoy) {
   request->decision.answer = LEAST_REQUEST;
   request->source = (struct source *)config;
   request->ending.grpc_status = -1;
-  request->ending.latency_s = request->ending.first_byte_s = NAN;
+  struct ending *ending = &request->ending;
+  ending->pick_s = ending->decision_s = ending->first_byte_s = ending->latency_s = NAN;
   return request;
 }
 
@@ -121,13 +124,15 @@ static bool settle(void *filter, struct request *request) {
   struct header told[] = {{PROCESS, NATIVE}, {DESTINATION, words}};
   CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, decision->answer == TAKEN ? 2 : 1);
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
+  request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
+  if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
   if (decision->answer == TURNED_AWAY) {
     request->stage = ENDED;
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
   if (decision->answer == TAKEN && decision->sequence)
-    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT("x-envoy-max-retries"), TEXT("0"));
+    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
   return true;
 }
 
@@ -155,15 +160,17 @@ static bool look_at_headers(void *filter) {
 }
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
-  respond(filter, request->ask.grpc, 400, 3, (struct text){refusal->text, strnlen(refusal->text, sizeof refusal->text)});
+  respond(filter, request->ask.grpc, CODES_INVALID, (struct text){refusal->text, strnlen(refusal->text, sizeof refusal->text)});
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
   struct header told = {PROCESS, NATIVE};
   CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
   request->stage = ENDED;
-  request->ask.kind = (enum call_kind)request->reader.request.kind;
-  invalid(request->attached, &request->ask, 400, 3, (struct text){refusal->field.at, refusal->field.length});
+  const struct balancer_text *model = &request->reader.facts.model;
+  request->ask.kind = request->reader.request.kind;
+  if (model->bytes <= sizeof model->kept) request->ask.model = (struct text){model->kept, model->bytes};
+  invalid(request->attached, &request->ask, CODES_INVALID, (struct text){refusal->field.at, refusal->field.length});
   answer_invalid(filter, request, refusal);
   return false;
 }
@@ -173,11 +180,12 @@ static bool judge_request(void *filter, struct request *request) {
   struct balancer_refusal refusal;
   struct balancer_headers headers = {header_of, NULL};
   const struct names *names = atomic_load(&request->attached->names);
+  uint64_t read_ns = now_ns();
   request->ask.grpc = request->reader.request.grpc;
   const struct balancer_request *read = balancer_reader_finish(&request->reader, &names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
   request->ask = (struct ask){
-    .kind = (enum call_kind)read->kind,
+    .kind = read->kind,
     .grpc = read->grpc,
     .keyed = read->keyed,
     .sequence = read->sequence,
@@ -187,6 +195,8 @@ static bool judge_request(void *filter, struct request *request) {
     .rows = read->rows,
     .deadline_s = read->deadline_s,
     .priority = read->priority,
+    .came_ns = request->came_ns,
+    .read_ns = read_ns,
   };
   return settle(filter, request);
 }
@@ -200,7 +210,8 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   struct balancer_headers headers = {header_of, NULL};
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
-  if (end) request->uploaded_ns = now_ns();
+  request->came_ns = now_ns();
+  if (end) request->uploaded_ns = request->came_ns;
   if (progress == BALANCER_MORE) {
     request->stage = READING;
     return HEADERS_STOP;
@@ -215,8 +226,10 @@ static enum balancer_progress feed(void *filter, struct request *request) {
   enum balancer_progress progress = request->reader.progress;
   if (count > MOST_CHUNKS && !(chunks = calloc(count, sizeof *chunks))) return progress;
   if (count && CALLBACK(http_get_body_chunks)(filter, RECEIVED_REQUEST_BODY, chunks))
-    for (size_t i = 0; i < count && progress != BALANCER_REFUSED; i++)
+    for (size_t i = 0; i < count && progress != BALANCER_REFUSED; i++) {
+      request->ending.bytes_in += chunks[i].length;
       progress = balancer_reader_feed(&request->reader, chunks[i].ptr, chunks[i].length);
+    }
   if (chunks != few) free(chunks);
   return progress;
 }
@@ -234,6 +247,7 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
     answer_invalid(filter, request, &refusal);
     return BODY_STOP_AND_BUFFER;
   }
+  if (request->stage == OURS) request->ending.bytes_in += CALLBACK(http_get_body_size)(filter, RECEIVED_REQUEST_BODY);
   if (request->stage != READING) return BODY_CONTINUE;
   enum balancer_progress progress = feed(filter, request);
   if (end) progress = balancer_reader_end(&request->reader);
@@ -281,8 +295,9 @@ HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, 
 
 HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  (void)filter;
-  if (request->stage == OURS && end) ended(request);
+  if (request->stage != OURS) return BODY_CONTINUE;
+  request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
+  if (end) ended(request);
   return BODY_CONTINUE;
 }
 
@@ -310,9 +325,12 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
   found.length = 0;
   CALLBACK(http_filter_get_attribute_string)(filter, RESPONSE_CODE_DETAILS, &found);
   judge(ending, found, request->whole);
+  uint64_t attempts = 0;
+  CALLBACK(http_filter_get_attribute_int)(filter, ATTEMPT_COUNT, &attempts);
+  ending->attempts = attempts < UINT_MAX ? (unsigned)attempts : UINT_MAX;
   /* An upload that takes long says nothing of the worker. */
   uint64_t began_ns = request->uploaded_ns > request->began_ns ? request->uploaded_ns : request->began_ns;
-  if (request->ask.kind == INFERENCE && request->whole && request->last_byte_ns > began_ns)
+  if (request->ask.kind == BALANCER_INFERENCE && request->whole && request->last_byte_ns > began_ns)
     ending->latency_s = seconds_of(request->last_byte_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
   while (late && count_end(late)) {

@@ -17,7 +17,7 @@ struct request {
   struct source *source;
   struct attached *attached;
   enum stage stage;
-  uint64_t began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
+  uint64_t came_ns, began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
   bool whole; /* the response was sent to its end */
   struct ending ending;
   struct ask ask;

@@ -9,15 +9,6 @@
 #include "json.h"
 #include "protobuf.h"
 
-/* As `Kind` in kserve.py. */
-enum balancer_kind {
-  BALANCER_INFERENCE,
-  BALANCER_STREAM,
-  BALANCER_MODEL,
-  BALANCER_SERVER,
-  BALANCER_PER_SERVER /* not balanced: nothing else of the request is read */
-};
-
 /* The value of a header by its name in lower case, the last where it is repeated; NULL: there is none. The value must
    stay until the function that asked returns. */
 typedef const char *balancer_get(void *context, const char *name, size_t name_length, size_t *value_length);

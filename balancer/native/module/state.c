@@ -93,7 +93,7 @@ void outcome_done(struct control *control) {
 /* The balancer's side, called from Python. */
 
 EXPORTED uint64_t balancer_state_bytes(void) { return sizeof(struct control); }
-EXPORTED uint64_t balancer_state_outcome_bytes(void) { return sizeof(struct outcome); }
+EXPORTED const char *balancer_state_shared(void) { return SHARED_DIGEST; }
 EXPORTED const char *balancer_state_stamp(void) { return BALANCER_STAMP; }
 
 /* Over zeros. Envoys take it for a state once `balancer_state_publish` was called. */
@@ -101,6 +101,7 @@ EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64
   control->version = STATE_VERSION;
   control->bytes = sizeof *control;
   memcpy(control->stamp, BALANCER_STAMP, sizeof control->stamp);
+  memcpy(control->shared, SHARED_DIGEST, sizeof control->shared);
   control->stale_after_ns = stale_after_ns;
   control->seed = seed;
   control->number = number;
@@ -150,14 +151,12 @@ EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcom
   return count;
 }
 
-EXPORTED uint64_t balancer_state_trial_bytes(void) { return sizeof(struct trial); }
-EXPORTED uint64_t balancer_state_steering_bytes(void) { return sizeof(struct steering); }
 EXPORTED void balancer_state_steer(struct control *control, const struct steering *steering) {
   control->steering = *steering;
 }
 
 EXPORTED uint64_t balancer_state_watched(const struct control *control, uint64_t side) {
-  return side < NO_SIDE ? control->watched[side] : 0;
+  return side < SIDES ? control->watched[side] : 0;
 }
 
 /* With the lock held: the number that was left to the balancer first; UINT64_MAX: none. */

@@ -15,7 +15,7 @@ static bool falls_below(uint64_t lots, uint64_t number, double share) {
 static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
   if (!ask->keyed) return by;
   if (ask->sequence) return SEQUENCES;
-  return directory->head.flags & STICKY_KEYS && !directory->head.needs_key[by] ? STICKY : by;
+  return directory->head.flags & STICKY_KEYS && !directory->head.deciders[by].needs_key ? STICKY : by;
 }
 
 /* Whether the balancer must see it; `hashed`: no policy decides, only time passes. */
@@ -44,19 +44,19 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   struct control *control = attached->control;
   struct steering *steering = &control->steering;
   enum decider by = POLICY;
-  out->side = NO_SIDE;
+  out->side = SIDES;
   if (steering->on) {
     out->side = falls_below(steering->lots, out->number, steering->share);
     uint64_t decider = steering->sides[out->side].decider;
     if (decider >= DECIDERS) return false;
     by = (enum decider)decider;
   }
-  out->by = placed(attached->directory, ask, by);
-  bool hashed = out->by != by;
+  out->decider = placed(attached->directory, ask, by);
+  bool hashed = out->decider != by;
   if (steering->on && to_be_seen(steering, &steering->sides[out->side], hashed, out) && owe(control, out)) return false;
-  if (hashed) out->side = NO_SIDE;
-  out->policy = attached->directory->head.policies[out->by];
-  if (attached->options[out->by].answer) return true;
+  if (hashed) out->side = SIDES;
+  out->policy = attached->directory->head.deciders[out->decider].number;
+  if (attached->options[out->decider].answer) return true;
   if (steering->on) owe(control, out);
   return false;
 }
@@ -79,7 +79,7 @@ static void trial_done(struct control *control) {
 
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
   struct control *control = attached->control;
-  if (out->side >= NO_SIDE) return;
+  if (out->side >= SIDES) return;
   const struct side *side = &control->steering.sides[out->side];
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
   if (out->at_s < control->steering.told_from_s && !(seconds > side->slow_s)) return;

@@ -101,6 +101,6 @@ async def test_a_worker_that_is_gone_is_skipped(rig: NativeRig) -> None:
     served = [await rig.infer() for _ in range(12)]
     assert "w1" not in served
     await eventually(lambda: asyncio.sleep(0, len(rig.told()) == 12))
-    assert rig.told()["retried"].sum() == 4
+    assert (rig.told()["attempts"] > 1).sum() == 4
     assert rig.router.fleet.latency.errors[1] > 0
     assert rig.router.fleet.queue.in_flight.sum() == 0

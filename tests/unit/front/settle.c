@@ -61,7 +61,7 @@ int main(int count, char **arguments) {
     if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
               &ask->key, &ask->deadline_s, &ask->priority, &ask->rows, model, version) != 11)
       return 2;
-    ask->kind = (enum call_kind)kind;
+    ask->kind = (enum balancer_kind)kind;
     ask->grpc = grpc;
     ask->sequence = sequence;
     ask->keyed = keyed;

@@ -1,4 +1,4 @@
-"""With guard, rollout and shadow, Envoy's module and the balancer together decide as one router does, and learn as much."""
+"""With guard, rollout and shadow, module and balancer together decide as one router does, and learn as much."""
 
 from __future__ import annotations
 

@@ -1,0 +1,286 @@
+"""What the balancer shares with Envoy's module, declared once: `balancer.front.header` makes `module/shared.h` of it.
+
+NumPy's types are aligned as C aligns them, and the header has the compiler check sizes and places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.events import Void
+from balancer.gateway.kserve import HeaderNames, Kind
+
+SLOTS, OUTCOMES, SEATS = 65_536, 16_384, 64
+"""Requests in flight, outcomes that wait to be read, and Envoys, at most."""
+TRIALS, OWED = 16_384, 4096
+"""Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
+SIDES = 2
+"""That may decide at a time."""
+MODEL_BYTES = 64
+"""Of a model's name, for guard and rollout; what is longer is cut."""
+ENDPOINT_BYTES = 64
+"""Of an `address:port` with the zero that ends it."""
+MOST_NAMED = 1 + MAX_FALLBACKS
+"""Workers named for a request."""
+KINDS = tuple(Kind)
+"""Of an outcome's kind."""
+VOIDS: tuple[Void, ...] = get_args(Void)
+"""Of an outcome's void."""
+NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
+"""Headers that may say what a body does not, in order."""
+UNKNOWN_MODEL = -1
+"""In place of a column: the fleet has not that model."""
+DIRECTORY_MAGIC = int.from_bytes(b"irectory", "little")
+NO_ENTRY = -1
+"""In place of an entry of the directory."""
+
+
+class Source(IntEnum):
+    """Who said where a request goes."""
+
+    BY_POLICY = 1
+    BY_LEAST_REQUEST = 2
+    """Envoy itself."""
+    REFUSED = 3
+
+
+class Decider(IntEnum):
+    """Which of the policies of a directory decided."""
+
+    POLICY = 0
+    STICKY = 1
+    """A hash, by the request's key."""
+    SEQUENCES = 2
+    """A hash, by its sequence."""
+    BASELINE = 3
+    """The guard's."""
+    NEW = 4
+    """The one that is rolled out."""
+
+
+class Told(IntEnum):
+    """What guard and rollout are told of a request."""
+
+    TRIAL_TAKEN = 1
+    TRIAL_SHED = 2
+    TRIAL_ENDED = 3
+    TRIAL_DROPPED = 4
+    """It says nothing."""
+
+
+class Aborted(IntEnum):
+    """Who ended a request before its response was whole."""
+
+    BY_NOBODY = 0
+    BY_CLIENT = 1
+    BY_WORKER = 2
+    """Or the way to it."""
+    BY_DEADLINE = 3
+    BY_ENVOY = 4
+    """It had no room."""
+
+
+class Flag(IntFlag):
+    """Of a directory."""
+
+    REPORTS_REQUIRED = 1
+    STICKY_KEYS = 2
+
+
+COUNTS = {
+    "picked": "a worker was picked",
+    "least_locked": "left to Envoy, since the lock was not to be had",
+    "least_stale": "left to Envoy, since the balancer gave no sign of life",
+    "asked": "left to the balancer, which is asked",
+    "refusals": "refused",
+    "slots_full": "left to Envoy, since too many are in flight",
+    "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
+    "trials_lost": "told to no guard or rollout, since too many wait to be read",
+}
+"""What the module counts of requests, and what that says."""
+
+
+class Struct(NamedTuple):
+    """One of C's structures."""
+
+    name: str
+    says: str
+    fields: tuple[tuple[str, Any, str], ...]
+    """Name, type as NumPy names it, and what it says where the name does not."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As NumPy has it."""
+        return np.dtype([(name, kind) for name, kind, _ in self.fields], align=True)
+
+
+_ENDPOINT = f"S{ENDPOINT_BYTES}"
+_SLOT = Struct(
+    "slot",
+    "A request in flight that was counted in.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("ticket", np.uint64, "of the Envoy that has it; 0: the slot is free"),
+        ("row", np.int64, "of the worker, moved by the balancer when rows move; -1: it is gone"),
+        ("column", np.int64, "of the model"),
+        ("rows", np.float64, ""),
+        ("at_s", np.float64, ""),
+        ("next", np.uint32, "free slot"),
+        ("chosen", np.uint32, "1: the policy chose among several, so that no client did"),
+    ),
+)
+_OUTCOME = Struct(
+    "outcome",
+    "How a request ended, for the balancer's metrics and logs: the estimators have learned of it.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("bytes_in", np.uint64, "body of the request"),
+        ("bytes_out", np.uint64, "body of the response"),
+        ("at_s", np.float64, "when it ended"),
+        ("pick_s", np.float64, "from its headers to the decision; this and the next ones: not a number: none"),
+        ("decision_s", np.float64, "of these, to understand it and to decide"),
+        ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
+        ("latency_s", np.float64, "and to the end of the response"),
+        ("propensity", np.float64, ""),
+        ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
+        ("http_status", np.uint16, "0: none"),
+        ("grpc_status", np.int16, "-1: none"),
+        ("attempts", np.uint16, "1 and retries; 0: no worker was tried"),
+        ("source", np.uint8, "enum decided_by"),
+        ("decider", np.uint8, "enum decider"),
+        ("policy", np.uint8, "that decided, as the directory numbers it"),
+        ("kind", np.uint8, "enum balancer_kind"),
+        ("grpc", np.uint8, ""),
+        ("ok", np.uint8, ""),
+        ("void_kind", np.uint8, "enum void_kind"),
+        ("aborted", np.uint8, "enum aborted"),
+        ("refusal", np.uint8, "gRPC's status of it"),
+        ("matched", np.uint8, "1: the pick still counted as in flight"),
+        (
+            "endpoint",
+            _ENDPOINT,
+            "that was tried last; empty: none. Of a refusal: the field out of bounds",
+        ),
+        ("picked", _ENDPOINT, ""),
+    ),
+)
+_PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
+_CANDIDATE = Struct(
+    "candidate",
+    "A policy that may decide.",
+    (
+        ("name", _PIECE.dtype, ""),
+        ("options", _PIECE.dtype, "name of a file; empty: it decides nothing here"),
+        ("number", np.uint32, "in outcomes"),
+        ("needs_key", np.uint32, ""),
+    ),
+)
+_SIDE = Struct(
+    "side",
+    "One of the two who may decide.",
+    (
+        ("decider", np.uint64, ""),
+        ("looks_from_s", np.float64, "from then on a decision is to be looked at"),
+        ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
+    ),
+)
+_STEERING = Struct(
+    "steering",
+    "Who decides, as it stands: see balancer/core/trials/steering.py.",
+    (
+        ("on", np.uint64, "0: the policy in force, always"),
+        ("lots", np.uint64, ""),
+        ("shadow_lots", np.uint64, ""),
+        ("share", np.float64, "of the numbers, of the second side"),
+        ("shadow_share", np.float64, ""),
+        ("until_s", np.float64, "from then on who decides may be another"),
+        ("told_from_s", np.float64, "from then on decisions are told of"),
+        ("sides", (_SIDE.dtype, SIDES), ""),
+    ),
+)
+_TRIAL = Struct(
+    "trial",
+    "What guard and rollout are told of a request.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("watched", np.uint64, "decisions of its side so far that a guard counts"),
+        ("at_s", np.float64, ""),
+        ("seconds", np.float64, "that the decision took"),
+        ("value_s", np.float64, "deadline; of what ended, its latency, not a number: none"),
+        ("row", np.int32, "of the worker"),
+        ("what", np.uint8, "enum trial_kind"),
+        ("side", np.uint8, ""),
+        ("ok", np.uint8, ""),
+        ("model", f"S{MODEL_BYTES}", "or its beginning"),
+    ),
+)
+_HEAD = Struct(
+    "directory_head",
+    "What a directory begins with; then come endpoints, entries, masks and strings.",
+    (
+        ("magic", np.uint64, ""),
+        ("bytes", np.uint64, "of all of it"),
+        ("stamp", "S16", "the kernel's"),
+        ("serial", np.uint64, "its file's name has it too"),
+        ("generation", np.uint64, "of the books"),
+        ("workers", np.uint64, ""),
+        ("entries", np.uint64, ""),
+        ("masks", np.uint64, ""),
+        ("strings", np.uint64, "bytes"),
+        ("flags", np.uint64, "enum flag"),
+        ("any_model", np.int64, "entry for models that are not listed; NO_ENTRY: they are unknown"),
+        ("no_model", np.int64, "entry for calls that concern a server"),
+        ("deciders", (_CANDIDATE.dtype, len(Decider)), ""),
+        ("headers", (_PIECE.dtype, len(NAMED_HEADERS)), ""),
+    ),
+)
+_ENDPOINTS = Struct("endpoints", "Of a worker; each ends with a zero.", (("of", (_ENDPOINT, 2), "REST's, and gRPC's"),))
+_ENTRY = Struct(
+    "entry",
+    "One version of a model, or any version.",
+    (
+        ("hash", np.uint64, "of model and version; entries are sorted by it"),
+        ("model", _PIECE.dtype, ""),
+        ("version", _PIECE.dtype, ""),
+        ("quoted", _PIECE.dtype, "the model as Python quotes it"),
+        ("column", np.int64, ""),
+        ("servable", np.uint32, "mask, as the next"),
+        ("members", np.uint32, ""),
+        ("loaded", np.uint64, "1: some worker has a version of the model"),
+    ),
+)
+STRUCTS = (_SLOT, _OUTCOME, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY)
+SLOT, OUTCOME, HEAD, ENTRY = _SLOT.dtype, _OUTCOME.dtype, _HEAD.dtype, _ENTRY.dtype
+STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
+ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
+    "decided_by": Source,
+    "decider": Decider,
+    "trial_kind": Told,
+    "aborted": Aborted,
+    "directory_flag": Flag,
+    "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
+    "named_header": tuple(name.upper() for name in NAMED_HEADERS),
+    "count": tuple(name.upper() for name in COUNTS),
+}
+"""By their names in C."""
+SIZES = {
+    "SLOTS": SLOTS,
+    "OUTCOMES": OUTCOMES,
+    "SEATS": SEATS,
+    "TRIALS": TRIALS,
+    "OWED": OWED,
+    "SIDES": SIDES,
+    "ENDPOINT_BYTES": ENDPOINT_BYTES,
+    "MOST_NAMED": MOST_NAMED,
+    "DECIDERS": len(Decider),
+    "NAMED_HEADERS": len(NAMED_HEADERS),
+    "COUNTS": len(COUNTS),
+    "UNKNOWN_MODEL": UNKNOWN_MODEL,
+    "NO_ENTRY": NO_ENTRY,
+}
+"""Further numbers that C needs."""
