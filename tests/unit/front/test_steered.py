@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from support.busy import MODELS, busy_report
 from support.guarded import Moody
-from support.settling import SEED, TAKEN, begin, endpoint, line_of, parts
+from support.settling import SEED, TAKEN, TURNED_AWAY, begin, endpoint, line_of, parts
 
+from balancer.core.errors import Shed
 from balancer.core.events import Finished, WorkerAdded, WorkerRemoved
 from balancer.core.router import Decision, Router
-from balancer.core.settings import GuardSettings, RolloutSettings, Settings
+from balancer.core.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings
+from balancer.core.trials.guard import CHECK_EVERY_S
 from balancer.core.trials.steering import Plan, Steering
 from balancer.front.folder import Folder
+from balancer.front.layouts import Source
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library
@@ -38,101 +41,126 @@ PLANS = {
     "rollout to a policy that is not compiled": Plan(rollout=STEPS, new=Moody()),
     "all": Plan(GUARD, LEAST, WLPR, 0.1, STEPS, RANDOM, GUARD),
 }
-SETTINGS = Settings(stale_after_s=1e9)
+FEW_TOKENS = TokenSettings(capacity=2.0, refill_per_s=6.0)
+SETTINGS = Settings(stale_after_s=1e9, estimators=EstimatorSettings(tokens=FEW_TOKENS))
+POLICY = BUILTIN["expected_latency"]()
 EVENTS = 2600
+FAILED, DEADLINE, CANCELLED = 14, 4, 3
+LEARN_EVERY_NS = 20_000_000
 BALANCER_DECIDES = 0
 
 
 class Pair:
-    """Two routers that are told the same: one alone, one whose books an Envoy decides over."""
+    """Two routers that are told the same: one alone, one over whose books an Envoy decides too."""
 
-    def __init__(self, envoy: subprocess.Popen[str] | None, folder: Folder, policy: Policy, plan: Plan) -> None:
-        library = Library()
-        self.own = Router(policy, SETTINGS, SEED, Compiled(library))
-        self.shared = SharedRouter(policy, SETTINGS, SEED, library, Module(library), folder)
-        self.envoy = envoy
-        self.now_ns = time.monotonic_ns()
-        self.native = 0
+    def __init__(self, envoy: subprocess.Popen[str], shared: SharedRouter, own: Router, now_ns: int) -> None:
+        self.envoy, self.shared, self.own, self.now_ns = envoy, shared, own, now_ns
+        self.began_s = self.now_s
         self.exact = True
-        self.deciders: Counter[tuple[str, str]] = Counter()
-        self._asked = 0
-        self._plan = plan
         self.flying: list[tuple[Decision, Decision, int | None, bool]] = []
-        for router in (self.own, self.shared):
-            begin(router, self.now_s)
-            self.steer(router, policy)
-        names = [worker.name for worker in self.own.fleet.workers]
-        self.shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
-        self.shared.serve(True)
-
-    def steer(self, router: Router, policy: Policy) -> None:
-        router.configure(policy, SETTINGS, Steering(policy, self._plan, SEED))
+        self.deciders: Counter[str] = Counter()
+        """Of the requests that the router alone decided."""
+        self.ended: Counter[str] = Counter()
+        """Likewise, where Envoy decided and the request has ended."""
+        self.asked = self.shed = 0
+        """Times that Envoy left a request to the balancer, and that nobody got one."""
+        self._lines = 0
 
     @property
     def now_s(self) -> float:
         return self.now_ns * 1e-9
 
     def write(self, line: str) -> None:
-        assert self.envoy is not None
         assert self.envoy.stdin is not None
         self.envoy.stdin.write(f"{line}\n")
         self.envoy.stdin.flush()
 
     def read(self) -> str:
-        assert self.envoy is not None
         assert self.envoy.stdout is not None
         return self.envoy.stdout.readline().rstrip("\n")
 
     def observe(self, event: Any) -> None:
+        self.wait()
         for router in (self.own, self.shared):
             router.observe(event, self.now_s)
 
     def ask(self, request: Request, grpc: bool) -> None:
-        alone = self.own.route(request, self.now_s)
+        alone = route(self.own, request, self.now_s)
         self.write(line_of(request, grpc, self.now_ns))
         answer, number, _, _, propensity, words = parts(self.read())
-        nth, self._asked = self._asked, self._asked + 1
+        place: int | None = self._lines
+        self._lines += 1
+        together: Decision | str
         if answer == str(BALANCER_DECIDES):
-            together, place = self.shared.route(request, self.now_s), None
+            together, place = route(self.shared, request, self.now_s), None
+            self.asked += 1
+        elif answer == str(TURNED_AWAY):
+            together = str(words)
         else:
             assert answer == str(TAKEN)
-            by_endpoint = {endpoint(name, grpc): name for name in self.own.fleet.names}
-            worker, *others = (by_endpoint[each] for each in str(words).split(","))
-            by = alone.policy  # what was told says who it was: compared at the end
-            together = Decision(int(str(number)), worker, tuple(others), float(str(propensity)), by, self.now_s)
-            place = nth
-            self.native += 1
-        if self.exact:
-            assert together == alone
-        self.deciders["alone", alone.policy] += 1
-        self.deciders["by the balancer" if place is None else "expected of Envoy", together.policy] += 1
+            names = [f"w{each.partition(':')[0].rpartition('.')[2]}" for each in str(words).split(",")]
+            # Who decided is told with its end, and compared then.
+            by = alone.policy if isinstance(alone, Decision) else ""
+            together = Decision(int(str(number)), names[0], tuple(names[1:]), float(str(propensity)), by, self.now_s)
+        assert not self.exact or together == alone
+        if not isinstance(alone, Decision) or not isinstance(together, Decision):
+            self.shed += 1
+            return
+        self.deciders[alone.policy] += 1
         self.flying.append((alone, together, place, grpc))
 
     def finish(self, which: int, latency_s: float, status: int) -> None:
         alone, together, place, grpc = self.flying.pop(which)
-        ok, void = {0: (True, ""), 14: (False, ""), 3: (False, "client"), 4: (False, "deadline")}[status]
-        self.own.observe(Finished(alone.number, alone.worker, latency_s, ok, void), self.now_s)  # type: ignore[arg-type]  # of a table
+        ok, void = {0: (True, ""), FAILED: (False, ""), CANCELLED: (False, "client"), DEADLINE: (False, "deadline")}[
+            status
+        ]
+        told: list[tuple[Router, Decision]] = [(self.own, alone)]
         if place is None:
-            self.shared.observe(Finished(together.number, together.worker, latency_s, ok, void), self.now_s)  # type: ignore[arg-type]  # likewise
+            told.append((self.shared, together))
         else:
             self.write(f"end {self.now_ns} {place} {latency_s!r} {status} {endpoint(together.worker, grpc)}")
+            self.ended[alone.policy] += 1
+        for router, decision in told:
+            router.observe(Finished(decision.number, decision.worker, latency_s, ok, void), self.now_s)  # type: ignore[arg-type]  # of a table
 
     def wait(self) -> None:
         """Until Envoy has done all that it was told."""
         self.write("sync")
         assert self.read() == "done"
 
+    def learn(self) -> None:
+        self.wait()
+        self.shared.learn()
+
+    def told(self) -> Counter[str]:
+        """Who decided, as outcomes have it."""
+        ended = [row for batch in self.shared.state.outcomes() for row in batch[batch["source"] == Source.BY_POLICY]]
+        return Counter(self.shared.policy_names[row["policy"]] for row in ended)
+
+
+def route(router: Router, request: Request, now_s: float) -> Decision | str:
+    try:
+        return router.route(request, now_s)
+    except Shed as error:
+        return str(error)
+
 
 @contextmanager
-def pair(settle: Path, path: Path, policy: Policy, plan: Plan) -> Iterator[Pair]:
-    folder = Folder(path)
-    made = Pair(None, folder, policy, plan)
+def pair(settle: Path, path: Path, plan: Plan, policy: Policy = POLICY) -> Iterator[Pair]:
+    library, began_ns = Library(), time.monotonic_ns()
+    own = Router(policy, SETTINGS, SEED, Compiled(library))
+    shared = SharedRouter(policy, SETTINGS, SEED, library, Module(library), Folder(path))
+    for router in (own, shared):
+        begin(router, began_ns * 1e-9)
+        router.configure(policy, SETTINGS, Steering(policy, plan, SEED))
+    names = own.fleet.names
+    shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    shared.serve(True)
     with subprocess.Popen([settle, PATH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as envoy:
-        made.envoy = envoy
+        assert envoy.stdin is not None
         try:
-            yield made
+            yield Pair(envoy, shared, own, began_ns + 60_000_000)
         finally:
-            assert envoy.stdin is not None
             envoy.stdin.close()
     assert envoy.returncode == 0
 
@@ -148,44 +176,90 @@ def a_request(dice: random.Random) -> Request:
     )
 
 
-def drive(both: Pair, dice: random.Random, learn_every_ns: int) -> None:
-    """Requests, ends, reports, workers that come and go; `learn_every_ns`: how often the balancer looks. 0: at once."""
+def drive(both: Pair, dice: random.Random, learn_every_ns: int = 0, failing: str = "") -> None:
+    """Requests, ends, reports, a worker that comes and goes.
+
+    `learn_every_ns`: how often the balancer looks what it is told; `failing`: a policy half of whose requests fail.
+    """
     learned_ns, reports = both.now_ns, 10
     for _ in range(EVENTS):
         both.now_ns += int(dice.expovariate(1 / 1.5e6))
         if both.now_ns - learned_ns >= learn_every_ns:
             learned_ns = both.now_ns
-            both.wait()
-            both.shared.learn()
-        what = dice.random()
+            both.learn()
+        what, there = dice.random(), "w20" in both.own.fleet.index
         if what < 0.55:
             both.ask(a_request(dice), dice.random() < 0.7)
         elif what < 0.95 and both.flying:
-            status = dice.choices((0, 14, 3, 4), (90, 3, 4, 3))[0]
-            both.finish(dice.randrange(min(len(both.flying), 40)), 0.03 * dice.lognormvariate(0, 0.5), status)
+            which = dice.randrange(min(len(both.flying), 40))
+            status = dice.choices((0, FAILED, CANCELLED, DEADLINE), (90, 3, 4, 3))[0]
+            if dice.random() < 0.5 and both.flying[which][0].policy == failing:
+                status = FAILED
+            both.finish(which, 0.03 * dice.lognormvariate(0, 0.5), status)
         elif what < 0.98:
-            both.wait()
             reports += 1
             both.observe(busy_report(dice.randrange(20), reports, everywhere=False))
-        elif what < 0.982 and "w20" in both.own.fleet.index:
-            both.wait()
+        elif what < 0.983 and there:
             both.flying = [each for each in both.flying if each[0].worker != "w20"]
             both.observe(WorkerRemoved("w20"))
-        elif what < 0.984 and "w20" not in both.own.fleet.index:
-            both.wait()
+        elif what < 0.986 and not there:
             both.observe(WorkerAdded("w20"))
-    both.wait()
-    both.shared.learn()
+    both.learn()
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", PLANS)
-def test_they_decide_as_one_router_does(settle: Path, tmp_path: Path, name: str, seed: int) -> None:
-    dice = random.Random(f"{name} {seed}")
-    with pair(settle, tmp_path / "shared", BUILTIN["expected_latency"](), PLANS[name]) as both:
-        drive(both, dice, 0)
-        own, shared = both.own, both.shared
-        assert own.steering is not None
-        assert shared.steering is not None
-        print(name, both.native, both.deciders, own.steering.explain(both.now_s))
-        assert shared.steering.explain(both.now_s) == own.steering.explain(both.now_s)
+def test_they_decide_as_one_router_does(settle: Path, tmp_path: Path, name: str) -> None:
+    dice, plan = random.Random(name), PLANS[name]
+    with pair(settle, tmp_path / "shared", plan) as both:
+        drive(both, dice)
+        assert both.own.steering is not None
+        assert both.shared.steering is not None
+        assert both.shared.steering.explain(both.now_s) == both.own.steering.explain(both.now_s)
+        assert both.told() == both.ended
+        assert len(both.deciders) > 1
+        if plan.rollout is not None:
+            assert both.own.steering.rollout is not None
+            assert both.own.steering.rollout.share == 1
+        # Once in 20 ms for each guard, what the shadow is to see, and what only Python can decide.
+        guards = (plan.guard is not None) + (plan.rollout is not None)
+        wanted = guards * (both.now_ns * 1e-9 - both.began_s) / CHECK_EVERY_S
+        wanted += both.deciders.total() * plan.shadow_share + both.deciders["moody"]
+        assert both.asked < wanted + 30
+
+
+def test_what_a_policy_sheds_counts_against_it(settle: Path, tmp_path: Path) -> None:
+    policy = BUILTIN["token_bucket"](when_empty="shed")
+    with pair(settle, tmp_path / "shared", PLANS["guard"], policy) as both:
+        drive(both, random.Random("shed"))
+        assert both.shed > 50
+        guards = [
+            router.steering.explain(both.now_s)["guards"] for router in (both.own, both.shared) if router.steering
+        ]
+        assert guards[0] == guards[1]
+        assert guards[0][policy.name]["evidence_against"]["errors"] > 1
+
+
+def test_a_rollout_returns_for_what_envoys_tell(settle: Path, tmp_path: Path) -> None:
+    with pair(settle, tmp_path / "shared", PLANS["rollout"]) as both:
+        drive(both, random.Random("returns"), failing="random")
+        assert both.own.steering is not None
+        assert both.shared.steering is not None
+        explained = both.shared.steering.explain(both.now_s)
+        assert explained == both.own.steering.explain(both.now_s)
+        assert explained["rollout"]["state"] == "returned"
+        assert explained["decides"] == "expected_latency"
+
+
+def test_what_is_learned_some_milliseconds_later_changes_little(settle: Path, tmp_path: Path) -> None:
+    with pair(settle, tmp_path / "shared", PLANS["all"]) as both:
+        both.exact = False
+        drive(both, random.Random("later"), LEARN_EVERY_NS)
+        told, ended = both.told(), both.ended
+        for policy in ended:
+            assert told[policy] == pytest.approx(ended[policy], rel=0.1, abs=20)
+        rollouts = [
+            router.steering.explain(both.now_s)["rollout"] for router in (both.own, both.shared) if router.steering
+        ]
+        assert rollouts[0]["state"] == rollouts[1]["state"]
+        for arm in ("old", "new"):
+            assert rollouts[0][arm]["requests"] == pytest.approx(rollouts[1][arm]["requests"], rel=0.1)
