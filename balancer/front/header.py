@@ -27,7 +27,7 @@ PATH = KERNEL.parent / "module" / "shared.h"
 _NAMES = {
     "NAME_SPACE": names.DECISION_NAMESPACE,
     "NAME_PROCESS": names.PROCESS_KEY,
-    "NAME_NATIVE": names.NATIVE,
+    "NAME_ASKING": names.ASKING,
     "NAME_DESTINATION": names.DESTINATION,
     "NAME_MAX_RETRIES": names.MAX_RETRIES,
 }

@@ -19,7 +19,7 @@ from balancer.front import module
 from balancer.front.folder import Folder
 from balancer.front.layouts import OUTCOME
 from balancer.front.router import SharedRouter
-from balancer.gateway.bootstrap import NativeOptions
+from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.kserve import HeaderNames
 from balancer.native.library import PATH, Library
 from policies import BUILTIN

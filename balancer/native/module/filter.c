@@ -7,9 +7,9 @@
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata by which the filters that ask the balancer are skipped, and its access log; and by which the cluster finds the
-   endpoints. In one space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), NATIVE = TEXT(NAME_NATIVE);
+/* Metadata by which a request goes the way that asks the balancer, and by which the cluster finds the endpoints. In one
+   space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), ASKING = TEXT(NAME_ASKING);
 static const struct text DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
@@ -33,6 +33,7 @@ static const char *missing(void) {
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
     {CALLBACK(http_send_response), "http_send_response"},
+    {CALLBACK(http_clear_route_cache), "http_clear_route_cache"},
     {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
     {CALLBACK(http_filter_get_attribute_int), "http_filter_get_attribute_int"},
   };
@@ -65,7 +66,7 @@ HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, s
   struct source *none = calloc(1, sizeof *none);
   if (!none) return NULL;
   pthread_mutex_init(&none->mutex, NULL);
-  say(none, lacking ? "Envoy lacks a callback, and the balancer is asked" : "the balancer is asked", why);
+  say(none, lacking ? "Envoy lacks a callback, and chooses itself" : "the balancer is asked", why);
   return none;
 }
 
@@ -114,15 +115,25 @@ static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc
   CALLBACK(http_send_response)(filter, http_status, &kind, 1, json, TEXT("balancer"));
 }
 
+/* Nothing can be said here: the route is that to the listener which asks. Before anybody else looked at the request. */
+static int ask_balancer(void *filter) {
+  struct header told = {PROCESS, ASKING};
+  if (!CALLBACK(http_set_dynamic_metadata_string_batch) || !CALLBACK(http_clear_route_cache)) return HEADERS_CONTINUE;
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  CALLBACK(http_clear_route_cache)(filter);
+  return HEADERS_CONTINUE;
+}
+
 /* True: the request goes on. */
 static bool settle(void *filter, struct request *request) {
   struct decision *decision = &request->decision;
   decide(request->source, request->attached, &request->ask, decision);
   request->stage = decision->answer == BALANCER_DECIDES ? PASSED : OURS;
-  if (request->stage == PASSED) return true;
+  if (request->stage == PASSED) {
+    ask_balancer(filter);
+    return true;
+  }
   struct text words = {decision->words, decision->length};
-  struct header told[] = {{PROCESS, NATIVE}, {DESTINATION, words}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, decision->answer == TAKEN ? 2 : 1);
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
   request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
   if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
@@ -131,7 +142,10 @@ static bool settle(void *filter, struct request *request) {
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
-  if (decision->answer == TAKEN && decision->sequence)
+  if (decision->answer != TAKEN) return true;
+  struct header told = {DESTINATION, words};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
   return true;
 }
@@ -164,8 +178,6 @@ static void answer_invalid(void *filter, const struct request *request, const st
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
-  struct header told = {PROCESS, NATIVE};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
   request->stage = ENDED;
   const struct balancer_text *model = &request->reader.facts.model;
   request->ask.kind = request->reader.request.kind;
@@ -204,9 +216,9 @@ static bool judge_request(void *filter, struct request *request) {
 HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
   request->stage = PASSED;
-  if (!request->source->kernel.library || !(request->attached = source_take(request->source))) return HEADERS_CONTINUE;
-  if (!atomic_load(&request->attached->names)) return HEADERS_CONTINUE;
-  if (!look_at_headers(filter)) return HEADERS_CONTINUE;
+  if (!request->source->kernel.library || !(request->attached = source_take(request->source)))
+    return ask_balancer(filter);
+  if (!atomic_load(&request->attached->names) || !look_at_headers(filter)) return ask_balancer(filter);
   struct balancer_headers headers = {header_of, NULL};
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
