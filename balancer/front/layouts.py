@@ -185,7 +185,7 @@ _SIDE = Struct(
     "One of the two who may decide.",
     (
         ("decider", np.uint64, ""),
-        ("looks_from_s", np.float64, "from then on a decision is to be looked at"),
+        ("looks_from_s", np.float64, "from then on a guard is to look at a decision"),
         ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
     ),
 )
@@ -212,10 +212,13 @@ _TRIAL = Struct(
         ("at_s", np.float64, ""),
         ("seconds", np.float64, "that the decision took"),
         ("value_s", np.float64, "deadline; of what ended, its latency, not a number: none"),
+        ("rows", np.float64, ""),
+        ("priority", np.float64, ""),
         ("row", np.int32, "of the worker"),
         ("what", np.uint8, "enum trial_kind"),
         ("side", np.uint8, ""),
         ("ok", np.uint8, ""),
+        ("look", np.uint8, "1: a guard is to look at it"),
         ("model", f"S{MODEL_BYTES}", "or its beginning"),
     ),
 )

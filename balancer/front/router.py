@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from balancer.core.errors import RoutingError
 from balancer.core.events import Event, WorkerRemoved
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.books import options_block
@@ -119,12 +120,24 @@ class SharedRouter(Router):
         self._kernel.forget()
         try:
             self._trials.settle(self.steering, self.fleet.names)
+            self._look()
             yield
             self._publish()
             self._trials.publish(self.steering)
         finally:
             self._depth = 0
             self.state.unlock()
+
+    def _look(self) -> None:
+        """Show guards what they are to look at, as it is now."""
+        for choice, request, at_s in self._trials.looks():
+            self._trials.claimed()
+            if self.steering is None:
+                continue
+            try:
+                self.steering.look(choice, request, self.view(request, at_s), at_s)
+            except RoutingError:
+                continue  # nobody may serve it any more: another one is looked at
 
     def _replace(self) -> None:
         """Somebody keeps the lock. Whoever it is may go on at any time, so it keeps the books as well."""

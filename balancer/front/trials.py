@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from balancer.core.trials.guard import Guard
 from balancer.core.trials.steering import Choice, Role, Side, Standing, Steering, Ticket
 from balancer.front.layouts import STEERING, Decider, Told
 from balancer.front.state import State
+from policies.base import Request
 
 _DECIDERS: dict[Role, int] = {"in_force": Decider.POLICY, "baseline": Decider.BASELINE, "rollout": Decider.NEW}
 _NOBODY = np.zeros(1, STEERING)
@@ -20,14 +21,16 @@ _NOBODY = np.zeros(1, STEERING)
 class Trials:
     """Between a `Steering` and the Envoys that decide as it says.
 
-    Envoys keep to what stands. A request that may change it, or that somebody is to look at, they leave to the balancer
-    with its number; of the others they tell what guard and rollout need.
+    Envoys keep to what stands. A request that may change it, or that the shadow is asked about, they leave to the
+    balancer with its number; of the others they tell what guard and rollout need. A guard looks at the inputs of such a
+    decision some milliseconds later.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._standing: Standing | None = None
         self._tickets: dict[int, tuple[Ticket, str, float]] = {}
+        self._looks: list[tuple[Choice, Request, float]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -42,7 +45,7 @@ class Trials:
                 self._take(steering, workers, told)
 
     def _take(self, steering: Steering | None, workers: Sequence[str], told: tuple[Any, ...]) -> None:
-        number, watched, at_s, seconds, value_s, row, what, side, ok, model = told
+        number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = told
         if what in (Told.TRIAL_ENDED, Told.TRIAL_DROPPED):
             ticket = self._tickets.pop(number, None)
             if ticket is not None and what == Told.TRIAL_ENDED:
@@ -55,9 +58,11 @@ class Trials:
         choice = self._standing.sides[side].choice
         self._count(choice.guard, side, watched - _is_watched(choice))
         self._watched[side] = watched
-        found = steering.answered(
-            choice, seconds, model.decode("utf-8", "replace"), value_s, at_s, what == Told.TRIAL_TAKEN
-        )
+        model = name.decode("utf-8", "replace")
+        if look:
+            request = Request(model, rows=rows, deadline_s=value_s, priority=priority, number=number)
+            self._looks.append((choice, request, at_s))
+        found = steering.answered(choice, seconds, model, value_s, at_s, what == Told.TRIAL_TAKEN)
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row], at_s
 
@@ -66,6 +71,11 @@ class Trials:
         if guard is not None:
             guard.were_quick(watched - self._watched[side])
         self._watched[side] = watched
+
+    def looks(self) -> Iterator[tuple[Choice, Request, float]]:
+        """Decisions that a guard is to look at: who made it, of what request, and when. Each once."""
+        looks, self._looks = self._looks, []
+        yield from looks
 
     def settle(self, steering: Steering | None, workers: Sequence[str]) -> None:
         """Take in the rest; with the lock held, before anything is changed."""
@@ -83,7 +93,7 @@ class Trials:
             self._told = said
 
     def claimed(self) -> None:
-        """A request was decided that Envoys may have waited for: what stands is to be said again."""
+        """What Envoys waited for may have been done: what stands is to be said again."""
         self._told = b""
 
     def gone(self, worker: str) -> None:

@@ -169,21 +169,20 @@ class Steering:
 
     def answer(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
         """The answer of who was chosen, or of who stands in for it."""
-        policy, role, guard, watched = choice
+        policy, role, guard, _ = choice
         if guard is None:
             probabilities, failure = answer(policy, request, view)
         elif role == "baseline":
             probabilities, failure = answer(policy, request, view)
-            if guard.breach is not None and watched is not None and guard.check_due(now_s):
-                self._probe(guard, watched, request, view, now_s)
+            self.look(choice, request, view, now_s)
         else:
             begun_s = self.stopwatch()
             probabilities, failure = answer(policy, request, view)
             guard.took(self.stopwatch() - begun_s, now_s)
             if failure:
                 guard.failed(failure, now_s)
-            elif guard.check_due(now_s):
-                guard.looked(look(policy, request, view, guard.settings.report_age_s), now_s)
+            else:
+                self.look(choice, request, view, now_s)
         if probabilities is None:
             return self._stand_in(choice, failure, request, view, now_s)
         ticket = self._ticket(role, guard, request.model, float(request.deadline_s), now_s)
@@ -191,6 +190,16 @@ class Steering:
             ticket.ended(None, False, now_s)  # shed: nobody else will tell
             ticket = None
         return Answer(policy, role, probabilities, (), ticket)
+
+    def look(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> None:
+        """Let the guard look at a decision, if it is to: at the policy's inputs, or whether the policy may return."""
+        guard = choice.guard
+        if guard is None or now_s < guard.looks_from_s(_arm(choice)):
+            return
+        if choice.role != "baseline":
+            guard.looked(look(choice.policy, request, view, guard.settings.report_age_s), now_s)
+        elif choice.watched is not None:
+            self._probe(guard, choice.watched, request, view, now_s)
 
     def looks_on(self, choice: Choice, number: int, now_s: float) -> bool:
         """Whether somebody is to see the decision of that number: a guard its inputs, a shadow the answer."""

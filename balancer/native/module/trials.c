@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* So long a request that is left to the balancer is waited for; then it is another one's turn. */
+/* So long the balancer is waited for, to decide what was left to it or to look at what it was told; then it is another
+   request's turn. */
 #define CLAIM_S 0.05
 
 static bool falls_below(uint64_t lots, uint64_t number, double share) {
@@ -18,18 +19,13 @@ static enum decider placed(const struct directory *directory, const struct ask *
   return directory->head.flags & STICKY_KEYS && !directory->head.deciders[by].needs_key ? STICKY : by;
 }
 
-/* Whether the balancer must see it; `hashed`: no policy decides, only time passes. */
-static bool to_be_seen(struct steering *steering, struct side *side, bool hashed, const struct decision *out) {
+/* Whether the balancer must decide it: since time has passed, or for its shadow. `hashed`: no policy decides. */
+static bool to_be_seen(struct steering *steering, bool hashed, const struct decision *out) {
   if (out->at_s >= steering->until_s) {
     steering->until_s = out->at_s + CLAIM_S;
     return true;
   }
-  if (hashed) return false;
-  if (out->at_s >= side->looks_from_s) {
-    side->looks_from_s = out->at_s + CLAIM_S;
-    return true;
-  }
-  return falls_below(steering->shadow_lots, out->number, steering->shadow_share);
+  return !hashed && falls_below(steering->shadow_lots, out->number, steering->shadow_share);
 }
 
 /* Leaves the number to the balancer, for a request that it is asked about; false: too many wait for that. */
@@ -53,7 +49,7 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   }
   out->decider = placed(attached->directory, ask, by);
   bool hashed = out->decider != by;
-  if (steering->on && to_be_seen(steering, &steering->sides[out->side], hashed, out) && owe(control, out)) return false;
+  if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
   out->policy = attached->directory->head.deciders[out->decider].number;
   if (attached->options[out->decider].answer) return true;
@@ -80,16 +76,21 @@ static void trial_done(struct control *control) {
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
   struct control *control = attached->control;
   if (out->side >= SIDES) return;
-  const struct side *side = &control->steering.sides[out->side];
+  struct side *side = &control->steering.sides[out->side];
   uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
-  if (out->at_s < control->steering.told_from_s && !(seconds > side->slow_s)) return;
+  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->steering.told_from_s;
+  if (!look && !compared && !(seconds > side->slow_s)) return;
   struct trial *told = trial_place(control);
   if (!told) return;
+  if (look) side->looks_from_s = out->at_s + CLAIM_S;
   told->number = out->number;
   told->watched = watched;
   told->at_s = out->at_s;
   told->seconds = seconds;
   told->value_s = ask->deadline_s;
+  told->rows = ask->rows;
+  told->priority = ask->priority;
+  told->look = look;
   told->row = (int32_t)out->row;
   told->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
   told->side = (uint8_t)out->side;

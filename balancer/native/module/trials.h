@@ -1,7 +1,7 @@
 /* Decisions where it is not always the policy in force that decides: guard, rollout and shadow of balancer/core/trials.
 
-   The balancer says who decides which numbers, until when, and from when somebody is to look. What would change that, or
-   is to be seen, is left to the balancer; all else is decided here and told. With the lock held, all of it. */
+   The balancer says who decides which numbers, until when, and what it wants to be told. What would change that, or is
+   for the shadow, is left to the balancer. With the lock held, all of it. */
 #ifndef MODULE_TRIALS_H
 #define MODULE_TRIALS_H
 

@@ -32,7 +32,7 @@ class FakeState:
     """Tells what a test wants told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.told: list[Any] = []
         self.said = np.zeros((), STEERING)
         self.decisions = [0, 0]
 
@@ -47,12 +47,19 @@ class FakeState:
     def steer(self, said: bytes) -> None:
         self.said = np.frombuffer(said, STEERING)[0]
 
-    def decided(self, number: int, seconds: float = 0.0, what: int = Told.TRIAL_TAKEN, side: int = 0) -> None:
+    def tell(self, **values: Any) -> None:
+        told = np.zeros((), TRIAL)
+        for name, value in values.items():
+            told[name] = value
+        self.told.append(told)
+
+    def decided(self, number: int, what: int = Told.TRIAL_TAKEN, side: int = 0, **values: Any) -> None:
         self.decisions[side] += 1
-        self.told.append((number, self.decisions[side], 0.01 * number, seconds, 1.0, 0, what, side, 1, b"m"))
+        watched, at_s = self.decisions[side], 0.01 * number
+        self.tell(number=number, at_s=at_s, watched=watched, what=what, side=side, value_s=1.0, model=b"m", **values)
 
     def ended(self, number: int, *, ok: bool = True, what: int = Told.TRIAL_ENDED) -> None:
-        self.told.append((number, 0, 0.01 * number + 0.02, 0.0, 0.02, 0, what, 0, ok, b""))
+        self.tell(number=number, at_s=0.01 * number + 0.02, value_s=0.02, what=what, ok=ok)
 
 
 def trials_of(state: FakeState) -> Trials:
@@ -155,3 +162,17 @@ def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tm
     everything = Plan(shadow=LEAST, shadow_share=1.0)
     router.configure(LEAST, router.settings, Steering(LEAST, everything))
     assert router.asked_because == "the shadow is asked about each decision"
+
+
+def test_a_guard_looks_at_what_it_is_told_once() -> None:
+    state = FakeState()
+    moody = Moody()
+    steering, trials = Steering(moody, Plan(guard=GUARD, baseline=LEAST)), trials_of(state)
+    trials.publish(steering)
+    state.decided(7, look=1, rows=3.0, priority=2.0)
+    state.decided(8)
+    trials.settle(steering, WORKERS)
+    ((choice, request, at_s),) = trials.looks()
+    assert (choice.policy, request.model, request.rows, request.priority, request.number) == (moody, "m", 3.0, 2.0, 7)
+    assert at_s == 0.07
+    assert not list(trials.looks())
