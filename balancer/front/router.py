@@ -113,13 +113,13 @@ class SharedRouter(Router):
             yield
             return
         # Most of it before, as nobody decides while this has the lock.
-        self._trials.learn(self.steering, self.fleet.names)
+        self._trials.learn(self.steering, self.fleet.workers)
         if not self.state.lock():
             self._replace()
         self._depth = 1
         self._kernel.forget()
         try:
-            self._trials.settle(self.steering, self.fleet.names)
+            self._trials.settle(self.steering, self.fleet.workers)
             self._look()
             yield
             self._publish()

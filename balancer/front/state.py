@@ -32,6 +32,7 @@ class State:
         self._module, self._folder, self._seed = module, folder, seed
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
         self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
+        self._trials_at = self._read_trials.ctypes.data
         self._make(0)
 
     def _make(self, number: int) -> None:
@@ -115,7 +116,7 @@ class State:
 
     def trials(self) -> Iterator[npt.NDArray[Any]]:
         """What guard and rollout are told, as `TRIAL`, in batches as of `outcomes`."""
-        while count := int(self._call("trials", self._read_trials.ctypes.data, len(self._read_trials))):
+        while count := int(self._call("trials", self._trials_at, _MOST_AT_ONCE)):
             yield self._read_trials[:count]
 
     def expired(self, before_s: float) -> npt.NDArray[Any]:

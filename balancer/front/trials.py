@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from balancer.core.trials.guard import Guard
 from balancer.core.trials.steering import Choice, Role, Side, Standing, Steering, Ticket
-from balancer.front.layouts import STEERING, Decider, Told
+from balancer.core.worker import Worker
+from balancer.front.layouts import SIDES, STEERING, Decider, Told
 from balancer.front.state import State
 from policies.base import Request
 
 _DECIDERS: dict[Role, int] = {"in_force": Decider.POLICY, "baseline": Decider.BASELINE, "rollout": Decider.NEW}
-_NOBODY = np.zeros(1, STEERING)
+_STEERING = struct.Struct("=3Q4d" + SIDES * "Q2d")
+"""As the type of that name, which NumPy takes its time to fill."""
+assert _STEERING.size == STEERING.itemsize
+_NOBODY = bytes(_STEERING.size)
 
 
 class Trials:
@@ -38,13 +41,15 @@ class Trials:
         self._told = b""
         self._watched = [0, 0]
 
-    def learn(self, steering: Steering | None, workers: Sequence[str]) -> None:
-        """Take in what was told so far; `workers`: their names by row. Without the lock, too."""
+    def learn(self, steering: Steering | None, workers: Sequence[Worker]) -> None:
+        """Take in what was told so far; `workers`: by row. Without the lock, too."""
+        if steering is None and not self._tickets:
+            return
         for batch in self._state.trials():
             for told in batch.tolist():
                 self._take(steering, workers, told)
 
-    def _take(self, steering: Steering | None, workers: Sequence[str], told: tuple[Any, ...]) -> None:
+    def _take(self, steering: Steering | None, workers: Sequence[Worker], told: tuple[Any, ...]) -> None:
         number, watched, at_s, seconds, value_s, rows, priority, row, what, side, ok, look, name = told
         if what in (Told.TRIAL_ENDED, Told.TRIAL_DROPPED):
             ticket = self._tickets.pop(number, None)
@@ -64,7 +69,7 @@ class Trials:
             self._looks.append((choice, request, at_s))
         found = steering.answered(choice, seconds, model, value_s, at_s, what == Told.TRIAL_TAKEN)
         if found is not None and 0 <= row < len(workers):
-            self._tickets[number] = found, workers[row], at_s
+            self._tickets[number] = found, workers[row].name, at_s
 
     def _count(self, guard: Guard | None, side: int, watched: int) -> None:
         """Decisions that were not told of, since they were quick."""
@@ -77,7 +82,7 @@ class Trials:
         looks, self._looks = self._looks, []
         yield from looks
 
-    def settle(self, steering: Steering | None, workers: Sequence[str]) -> None:
+    def settle(self, steering: Steering | None, workers: Sequence[Worker]) -> None:
         """Take in the rest; with the lock held, before anything is changed."""
         self.learn(steering, workers)
         if self._standing is not None:
@@ -86,8 +91,10 @@ class Trials:
 
     def publish(self, steering: Steering | None) -> None:
         """Say what stands, if that changed; with the lock held."""
-        self._standing = None if steering is None else steering.standing()
-        said = _NOBODY.tobytes() if steering is None else _said(steering, self._standing)
+        said, self._standing = _NOBODY, None
+        if steering is not None:
+            self._standing = steering.standing()
+            said = _said(steering, self._standing)
         if said != self._told:
             self._state.steer(said)
             self._told = said
@@ -127,21 +134,10 @@ def _side(side: Side) -> tuple[int, float, float]:
     return _DECIDERS[choice.role], side.looks_from_s, slow_s
 
 
-def _said(steering: Steering, standing: Standing | None) -> bytes:
+def _said(steering: Steering, standing: Standing) -> bytes:
     """As `STEERING`."""
-    assert standing is not None
     shadow = steering.shadow
-    said = np.zeros(1, STEERING)
-    sides = [_side(side) for side in standing.sides]
-    shadow_said = (shadow.lots, shadow.share) if shadow is not None else (0, 0.0)
-    said[0] = (
-        1,
-        standing.lots,
-        shadow_said[0],
-        standing.share,
-        shadow_said[1],
-        standing.until_s,
-        standing.tickets_from_s,
-        sides,
-    )
-    return said.tobytes()
+    lots, share = (shadow.lots, shadow.share) if shadow is not None else (0, 0.0)
+    said = 1, standing.lots, lots, standing.share, share, standing.until_s, standing.tickets_from_s
+    first, second = standing.sides
+    return _STEERING.pack(*said, *_side(first), *_side(second))

@@ -14,6 +14,7 @@ from support.settling import SEED
 
 from balancer.core.settings import GuardSettings, RolloutSettings, Settings
 from balancer.core.trials.steering import Plan, Steering
+from balancer.core.worker import Worker
 from balancer.front.folder import Folder
 from balancer.front.layouts import STEERING, TRIAL, Decider, Told
 from balancer.front.module import Module
@@ -25,7 +26,7 @@ from policies import BUILTIN
 
 GUARD = GuardSettings(window_s=0.0, report_age_s=1e9)
 LEAST = BUILTIN["least_requests"]()
-WORKERS = ["w0", "w1", "w2", "w3"]
+WORKERS = [Worker("w0")]
 
 
 class FakeState:
