@@ -19,8 +19,6 @@ class Candidate(NamedTuple):
     """A policy that may decide."""
 
     name: str
-    number: int
-    """In outcomes."""
     needs_key: bool
     options: str
     """File; empty: it decides nothing within Envoy."""
@@ -82,7 +80,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     order = sorted(entries, key=lambda key: entries[key][0])
     head = np.zeros((), HEAD)
     head["deciders"] = [
-        (strings.add(each.name), strings.add(each.options), each.number, each.needs_key) for each in deciding.deciders
+        (strings.add(each.name), strings.add(each.options), each.needs_key) for each in deciding.deciders
     ]
     head["headers"] = [strings.add(name) for name in deciding.headers]
     listing = np.array([entries[key] for key in order], ENTRY)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from balancer.core import refusals
-from balancer.front.layouts import DIRECTORY_MAGIC, ENUMS, SIZES, STRUCTS, VOIDS, Struct
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SIZES, STRUCTS, VOIDS, Struct
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
-from balancer.gateway.verdict import OF_GRPC, OF_HTTP, Verdict
+from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
 from balancer.native.library import PATH as KERNEL
 
 PATH = KERNEL.parent / "module" / "shared.h"
@@ -50,6 +50,7 @@ def _content() -> str:
             "",
             "/* First status, last status, whether the worker did what it was asked, and who ended it. */",
             f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",
+            f"#define VERDICTS_OF_ABORTED {_listed(_verdicts({ENDERS.index(by): v for by, v in OF_ABORTED.items()}))}",
             f"#define VERDICTS_OF_HTTP {_listed(_verdicts(OF_HTTP))}",
         )
     )

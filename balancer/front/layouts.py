@@ -10,13 +10,15 @@ from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
 from balancer.core.events import Void
 from balancer.gateway.kserve import HeaderNames, Kind
+from balancer.gateway.verdict import By
 
-SLOTS, OUTCOMES, SEATS = 65_536, 16_384, 64
-"""Requests in flight, outcomes that wait to be read, and Envoys, at most."""
+SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
+"""Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
 TRIALS, OWED = 16_384, 4096
 """Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
 SIDES = 2
@@ -31,6 +33,10 @@ KINDS = tuple(Kind)
 """Of an outcome's kind."""
 VOIDS: tuple[Void, ...] = get_args(Void)
 """Of an outcome's void."""
+ENDERS: tuple[By, ...] = get_args(By)
+"""Of an outcome's aborted."""
+LINE_BITS = 53
+"""Of a decision's number, mixed, by which it is told whether it has a line; as `policies.hashing.unit` has it."""
 NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
 """Headers that may say what a body does not, in order."""
 UNKNOWN_MODEL = -1
@@ -73,18 +79,6 @@ class Told(IntEnum):
     """It says nothing."""
 
 
-class Aborted(IntEnum):
-    """Who ended a request before its response was whole."""
-
-    BY_NOBODY = 0
-    BY_CLIENT = 1
-    BY_WORKER = 2
-    """Or the way to it."""
-    BY_DEADLINE = 3
-    BY_ENVOY = 4
-    """It had no room."""
-
-
 class Flag(IntFlag):
     """Of a directory."""
 
@@ -101,6 +95,7 @@ COUNTS = {
     "slots_full": "left to Envoy, since too many are in flight",
     "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
     "trials_lost": "told to no guard or rollout, since too many wait to be read",
+    "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
 
@@ -147,13 +142,14 @@ _OUTCOME = Struct(
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
         ("propensity", np.float64, ""),
+        ("picked", _ENDPOINT, ""),
+        ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
         ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
         ("http_status", np.uint16, "0: none"),
         ("grpc_status", np.int16, "-1: none"),
         ("attempts", np.uint16, "1 and retries; 0: no worker was tried"),
         ("source", np.uint8, "enum decided_by"),
         ("decider", np.uint8, "enum decider"),
-        ("policy", np.uint8, "that decided, as the directory numbers it"),
         ("kind", np.uint8, "enum balancer_kind"),
         ("grpc", np.uint8, ""),
         ("ok", np.uint8, ""),
@@ -161,12 +157,22 @@ _OUTCOME = Struct(
         ("aborted", np.uint8, "enum aborted"),
         ("refusal", np.uint8, "gRPC's status of it"),
         ("matched", np.uint8, "1: the pick still counted as in flight"),
-        (
-            "endpoint",
-            _ENDPOINT,
-            "that was tried last; empty: none. Of a refusal: the field out of bounds",
-        ),
-        ("picked", _ENDPOINT, ""),
+        ("endpoint", _ENDPOINT, "that was tried last; empty: none. Of a refusal: the field out of bounds"),
+    ),
+)
+_LINE = Struct(
+    "line",
+    "A decision, for a log that people read. Texts end with a zero.",
+    (
+        ("number", np.uint64, ""),
+        ("directory", np.uint64, "serial of the one that it was made by"),
+        ("propensity", np.float64, ""),
+        ("decider", np.uint8, "enum decider"),
+        ("refusal", np.uint8, "gRPC's status; 0: a worker was picked"),
+        ("model", f"S{MAX_TEXT_BYTES + 1}", ""),
+        ("request_id", f"S{MAX_TEXT_BYTES + 1}", "the header's"),
+        ("id", f"S{MAX_TEXT_BYTES + 1}", "the message's"),
+        ("named", f"S{MOST_NAMED * ENDPOINT_BYTES}", "endpoints, best first, separated by commas"),
     ),
 )
 _PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
@@ -176,8 +182,7 @@ _CANDIDATE = Struct(
     (
         ("name", _PIECE.dtype, ""),
         ("options", _PIECE.dtype, "name of a file; empty: it decides nothing here"),
-        ("number", np.uint32, "in outcomes"),
-        ("needs_key", np.uint32, ""),
+        ("needs_key", np.uint64, ""),
     ),
 )
 _SIDE = Struct(
@@ -257,14 +262,14 @@ _ENTRY = Struct(
         ("loaded", np.uint64, "1: some worker has a version of the model"),
     ),
 )
-STRUCTS = (_SLOT, _OUTCOME, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY)
-SLOT, OUTCOME, HEAD, ENTRY = _SLOT.dtype, _OUTCOME.dtype, _HEAD.dtype, _ENTRY.dtype
+STRUCTS = (_SLOT, _OUTCOME, _LINE, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY)
+SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
 STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
     "trial_kind": Told,
-    "aborted": Aborted,
+    "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
     "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
     "named_header": tuple(name.upper() for name in NAMED_HEADERS),
@@ -274,6 +279,8 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
 SIZES = {
     "SLOTS": SLOTS,
     "OUTCOMES": OUTCOMES,
+    "LINES": LINES,
+    "LINE_BITS": LINE_BITS,
     "SEATS": SEATS,
     "TRIALS": TRIALS,
     "OWED": OWED,
@@ -287,3 +294,11 @@ SIZES = {
     "NO_ENTRY": NO_ENTRY,
 }
 """Further numbers that C needs."""
+_FIRST_ALIKE = "directory"
+
+
+def alike(batch: npt.NDArray[Any]) -> list[bytes]:
+    """Of each outcome, the bytes from `directory` on: what is equal in them is counted together."""
+    assert OUTCOME.fields is not None
+    start = OUTCOME.fields[_FIRST_ALIKE][1]
+    return [row[start:] for row in batch.view(f"V{OUTCOME.itemsize}").tolist()]

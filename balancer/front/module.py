@@ -37,6 +37,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "watched": (_NUMBER, (_PLACE, _NUMBER)),
     "owed": (_NUMBER, (_PLACE,)),
     "trials": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "lines": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
+    "tell_lines": (None, (_PLACE, _NUMBER)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
     "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +34,8 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
+_DIRECTORIES_KEPT = 1000
+"""Of which it is known who decided; each lasts as long as nothing changes."""
 
 
 class _SharedKernel(Compiled):
@@ -55,13 +57,13 @@ class SharedRouter(Router):
         self._library, self._folder = library, folder
         self._depth = 0
         self._serial = 0
+        self._deciders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        """Names of policies, by the directories that told of them."""
         self._published: tuple[object, ...] | None = None
         self._grpc: Mapping[str, str] = {}
         self._http: Mapping[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
         self._wanted = self._no_room = False
-        self.policy_names: list[str] = []
-        """Of all that ever decided, by the numbers that outcomes have."""
         super().__init__(policy, settings, seed, self._kernel)
         self._told_of_policies()
         self.state = State(module, folder, mix(seed))
@@ -79,8 +81,6 @@ class SharedRouter(Router):
             return "the shadow is asked about each decision"
         if self.witness is not None:
             return "the decision log records what each decision rested on"
-        if self.lines_wanted:
-            return "the log tells of decisions (log.decisions_share)"
         return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
 
     def _told_of_policies(self) -> None:
@@ -156,8 +156,6 @@ class SharedRouter(Router):
         self._trials.restart()
         self.serve(self._wanted)
 
-    lines_wanted = False
-    """Whether a log is to tell of decisions, which those of Envoys are not told for."""
     _now_s = 0.0
     """Of the last event."""
 
@@ -186,37 +184,43 @@ class SharedRouter(Router):
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self._serial + 1
-        deciding = Deciding(self._deciders(serial), self._headers)
+        deciding = Deciding(self._candidates(serial), self._headers)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
         self.state.publish(serial)
         self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciding.deciders))
         self._serial = serial
+        self._deciders[serial] = tuple(each.name for each in deciding.deciders)
+        if len(self._deciders) > _DIRECTORIES_KEPT:
+            self._deciders.popitem(last=False)
 
-    def _deciders(self, serial: int) -> tuple[Candidate, ...]:
-        """in the order of `Decider`."""
+    def policy_of(self, serial: int, decider: int) -> str:
+        """Name of the policy by which Envoys decided with that directory, as `Decider`."""
+        names = self._deciders.get(serial)
+        return self.policy.name if names is None else names[decider]
+
+    def _candidates(self, serial: int) -> tuple[Candidate, ...]:
+        """In the order of `Decider`."""
         (policy, baseline, new), (compiled, baseline_compiled, new_compiled) = self._policies, self._compiled
         return (
-            self._decider(policy, compiled, f"options-{serial}-policy"),
-            self._decider(STICKY, True, f"options-{serial}-sticky"),
-            self._decider(OF_SEQUENCES, True, f"options-{serial}-sequences"),
-            self._decider(baseline, baseline_compiled, f"options-{serial}-baseline"),
-            self._decider(new, new_compiled, f"options-{serial}-new"),
+            self._candidate(policy, compiled, f"options-{serial}-policy"),
+            self._candidate(STICKY, True, f"options-{serial}-sticky"),
+            self._candidate(OF_SEQUENCES, True, f"options-{serial}-sequences"),
+            self._candidate(baseline, baseline_compiled, f"options-{serial}-baseline"),
+            self._candidate(new, new_compiled, f"options-{serial}-new"),
         )
 
-    def _decider(self, policy: Policy | None, compiled: bool, file: str) -> Candidate:
+    def _candidate(self, policy: Policy | None, compiled: bool, file: str) -> Candidate:
         """With what it is told in that file."""
         if policy is None:
-            return Candidate("", 0, False, "")
-        if policy.name not in self.policy_names:
-            self.policy_names.append(policy.name)
-        found, number = answering(policy, Compiler()), self.policy_names.index(policy.name)
+            return Candidate("", False, "")
+        found = answering(policy, Compiler())
         if found is None or not compiled:
-            return Candidate(policy.name, number, policy.needs_key, "")
+            return Candidate(policy.name, policy.needs_key, "")
         options_block(
             found, self.fleet.block.room, symbol_of(found.name), in_file(self._folder.path / file), self._library.stamp
         )
-        return Candidate(policy.name, number, policy.needs_key, file)
+        return Candidate(policy.name, policy.needs_key, file)
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """See `Router`."""

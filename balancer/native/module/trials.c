@@ -51,26 +51,9 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   bool hashed = out->decider != by;
   if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
-  out->policy = attached->directory->head.deciders[out->decider].number;
   if (attached->options[out->decider].answer) return true;
   if (steering->on) owe(control, out);
   return false;
-}
-
-static struct trial *trial_place(struct control *control) {
-  uint64_t written = atomic_load_explicit(&control->trials_written, memory_order_relaxed);
-  uint64_t read = atomic_load_explicit(&control->trials_read, memory_order_acquire);
-  if (written - read >= TRIALS) {
-    add(control, TRIALS_LOST, 1);
-    return NULL;
-  }
-  struct trial *place = &control->trials[written % TRIALS];
-  memset(place, 0, sizeof *place);
-  return place;
-}
-
-static void trial_done(struct control *control) {
-  atomic_fetch_add_explicit(&control->trials_written, 1, memory_order_release);
 }
 
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import mmap
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,10 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from support.load import steady_load
 from support.stack import Stack, eventually
+
+from balancer.front.folder import CONTROL
+from balancer.front.module import COUNTS, Module
+from balancer.native.library import Library
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "emulated_tft"
@@ -122,25 +128,40 @@ async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(
     stack.write_config({"name": "round_robin"})
 
 
+def chosen_by_envoy(stack: Stack) -> int:
+    """Requests that Envoy placed itself, as the balancer was taken for dead."""
+    with (
+        (stack.directory / "shared" / CONTROL).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory,
+    ):
+        place = ctypes.c_char.from_buffer(memory)
+        count = Module(Library()).call("count", ctypes.addressof(place), COUNTS.index("least_stale"))
+        del place
+    return int(count)
+
+
 async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
     """Nor one that is stopped; when it is back, it decides again."""
-    done, failed = asyncio.Event(), []
+    done, failed, served = asyncio.Event(), [], 0
 
-    async def load(client: triton_grpc.InferenceServerClient) -> int:
-        served = 0
+    async def load(client: triton_grpc.InferenceServerClient) -> None:
+        nonlocal served
         while not done.is_set():
             try:
                 await infer(client)
                 served += 1
             except Exception as error:
                 failed.append(error)
-        return served
+
+    async def envoy_chooses() -> None:
+        before = chosen_by_envoy(stack)
+        await eventually(lambda: chosen_by_envoy(stack) >= before + 50, "Envoy chooses while the balancer is away")
 
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         loads = asyncio.gather(*(load(client) for _ in range(4)))
-        await asyncio.sleep(0.5)
+        await eventually(lambda: served >= 50, "requests are served")
         await stack.balancer.kill()
-        await asyncio.sleep(1)
+        await envoy_chooses()
         await stack.restart_balancer()
         await stack.all_ready()
         before = await decided(stack)
@@ -150,13 +171,13 @@ async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
 
         await eventually(decides, "the new balancer decides")
         stack.balancer.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(1)
+        await envoy_chooses()
         stack.balancer.process.send_signal(signal.SIGCONT)
         before = await decided(stack)
         await eventually(decides, "the balancer decides again")
         done.set()
-        served = await loads
-    assert not failed, f"{len(failed)} of {sum(served)}, the first: {failed[0]}"
+        await loads
+    assert not failed, f"{len(failed)} beside {served}, the first: {failed[0]}"
 
 
 async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack, tmp_path: Path) -> None:
