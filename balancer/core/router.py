@@ -195,7 +195,8 @@ class Router:
             return None
         ticket = None
         if steering is not None and choice is not None and placed is policy:
-            ticket = steering.answered(choice, steering.stopwatch() - begun_s, request, now_s)
+            seconds = steering.stopwatch() - begun_s
+            ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         chosen = placed is policy and picked.among > 1
         decision = self._decision(number, placed, picked, now_s, request.sequence)
         self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)

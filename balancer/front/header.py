@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from balancer.core import refusals
-from balancer.core.keys import OF_SEQUENCES, STICKY
 from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SIZES, STRUCTS, VOIDS, Struct
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
@@ -25,14 +24,12 @@ from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
 from balancer.native.library import PATH as KERNEL
 
 PATH = KERNEL.parent / "module" / "shared.h"
-assert STICKY.name == OF_SEQUENCES.name
 _NAMES = {
     "NAME_SPACE": names.DECISION_NAMESPACE,
     "NAME_PROCESS": names.PROCESS_KEY,
     "NAME_ASKING": names.ASKING,
     "NAME_DESTINATION": names.DESTINATION,
     "NAME_MAX_RETRIES": names.MAX_RETRIES,
-    "NAME_OF_HASH": STICKY.name,
 }
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
 _TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}

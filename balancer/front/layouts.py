@@ -19,6 +19,12 @@ from balancer.gateway.verdict import By
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
+TRIALS, OWED = 16_384, 4096
+"""Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
+SIDES = 2
+"""That may decide at a time."""
+MODEL_BYTES = 64
+"""Of a model's name, for guard and rollout; what is longer is cut."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 MOST_NAMED = 1 + MAX_FALLBACKS
@@ -57,6 +63,20 @@ class Decider(IntEnum):
     """A hash, by the request's key."""
     SEQUENCES = 2
     """A hash, by its sequence."""
+    BASELINE = 3
+    """The guard's."""
+    NEW = 4
+    """The one that is rolled out."""
+
+
+class Told(IntEnum):
+    """What guard and rollout are told of a request."""
+
+    TRIAL_TAKEN = 1
+    TRIAL_SHED = 2
+    TRIAL_ENDED = 3
+    TRIAL_DROPPED = 4
+    """It says nothing."""
 
 
 class Flag(IntFlag):
@@ -64,7 +84,6 @@ class Flag(IntFlag):
 
     REPORTS_REQUIRED = 1
     STICKY_KEYS = 2
-    POLICY_NEEDS_KEY = 4
 
 
 COUNTS = {
@@ -75,6 +94,7 @@ COUNTS = {
     "refusals": "refused",
     "slots_full": "left to Envoy, since too many are in flight",
     "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
+    "trials_lost": "told to no guard or rollout, since too many wait to be read",
     "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
@@ -156,6 +176,57 @@ _LINE = Struct(
     ),
 )
 _PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
+_CANDIDATE = Struct(
+    "candidate",
+    "A policy that may decide.",
+    (
+        ("name", _PIECE.dtype, ""),
+        ("options", _PIECE.dtype, "name of a file; empty: it decides nothing here"),
+        ("needs_key", np.uint64, ""),
+    ),
+)
+_SIDE = Struct(
+    "side",
+    "One of the two who may decide.",
+    (
+        ("decider", np.uint64, ""),
+        ("looks_from_s", np.float64, "from then on a guard is to look at a decision"),
+        ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
+    ),
+)
+_STEERING = Struct(
+    "steering",
+    "Who decides, as it stands: see balancer/core/trials/steering.py.",
+    (
+        ("on", np.uint64, "0: the policy in force, always"),
+        ("lots", np.uint64, ""),
+        ("shadow_lots", np.uint64, ""),
+        ("share", np.float64, "of the numbers, of the second side"),
+        ("shadow_share", np.float64, ""),
+        ("until_s", np.float64, "from then on who decides may be another"),
+        ("told_from_s", np.float64, "from then on decisions are told of"),
+        ("sides", (_SIDE.dtype, SIDES), ""),
+    ),
+)
+_TRIAL = Struct(
+    "trial",
+    "What guard and rollout are told of a request.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("watched", np.uint64, "decisions of its side so far that a guard counts"),
+        ("at_s", np.float64, ""),
+        ("seconds", np.float64, "that the decision took"),
+        ("value_s", np.float64, "deadline; of what ended, its latency, not a number: none"),
+        ("rows", np.float64, ""),
+        ("priority", np.float64, ""),
+        ("row", np.int32, "of the worker"),
+        ("what", np.uint8, "enum trial_kind"),
+        ("side", np.uint8, ""),
+        ("ok", np.uint8, ""),
+        ("look", np.uint8, "1: a guard is to look at it"),
+        ("model", f"S{MODEL_BYTES}", "or its beginning"),
+    ),
+)
 _HEAD = Struct(
     "directory_head",
     "What a directory begins with; then come endpoints, entries, masks and strings.",
@@ -172,8 +243,7 @@ _HEAD = Struct(
         ("flags", np.uint64, "enum flag"),
         ("any_model", np.int64, "entry for models that are not listed; NO_ENTRY: they are unknown"),
         ("no_model", np.int64, "entry for calls that concern a server"),
-        ("policy", _PIECE.dtype, "its name"),
-        ("options", (_PIECE.dtype, len(Decider)), "names of files"),
+        ("deciders", (_CANDIDATE.dtype, len(Decider)), ""),
         ("headers", (_PIECE.dtype, len(NAMED_HEADERS)), ""),
     ),
 )
@@ -192,11 +262,13 @@ _ENTRY = Struct(
         ("loaded", np.uint64, "1: some worker has a version of the model"),
     ),
 )
-STRUCTS = (_SLOT, _OUTCOME, _LINE, _PIECE, _HEAD, _ENDPOINTS, _ENTRY)
+STRUCTS = (_SLOT, _OUTCOME, _LINE, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY)
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
+STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
+    "trial_kind": Told,
     "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
     "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
@@ -210,6 +282,9 @@ SIZES = {
     "LINES": LINES,
     "LINE_BITS": LINE_BITS,
     "SEATS": SEATS,
+    "TRIALS": TRIALS,
+    "OWED": OWED,
+    "SIDES": SIDES,
     "ENDPOINT_BYTES": ENDPOINT_BYTES,
     "MOST_NAMED": MOST_NAMED,
     "DECIDERS": len(Decider),

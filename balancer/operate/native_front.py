@@ -61,6 +61,7 @@ class NativeFront:
         if why and why != self._said:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
         self._said = why
+        self._router.learn()
         for batch in state.outcomes():
             self._outcomes.take(batch)
         for batch in state.lines():

@@ -242,11 +242,12 @@ static bool refresh_books(struct source *source, struct attached *attached) {
 
 static bool load_options(struct attached *attached, int which) {
   struct options *options = &attached->options[which];
-  struct text named = directory_text(attached->directory, attached->directory->head.options[which]);
+  struct text named = directory_text(attached->directory, attached->directory->head.deciders[which].options);
   char name[64];
   unmap(&options->file);
   options->answer = NULL;
-  if (!named.length || memchr(named.ptr, '/', named.length)) return false;
+  if (!named.length) return true;
+  if (memchr(named.ptr, '/', named.length)) return false;
   snprintf(name, sizeof name, "%.*s", (int)named.length, named.ptr);
   if (!map(attached->folder, name, MAP_PRIVATE, &options->file, NULL)) return false;
   struct balancer_block *block = options->file.memory;
@@ -311,7 +312,7 @@ static bool fits(const struct attached *attached) {
   const struct directory_head *head = &attached->directory->head;
   if (head->generation != attached->generation || head->workers != attached->workers) return false;
   for (int i = 0; i < DECIDERS; i++)
-    if (attached->options[i].room_workers < attached->workers) return false;
+    if (attached->options[i].answer && attached->options[i].room_workers < attached->workers) return false;
   return true;
 }
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "decide.h"
+#include "trials.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -54,11 +54,11 @@ static const struct entry *entry_for(const struct directory *directory, const st
 }
 
 /* Why the kernel picked nobody. */
-static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, enum decider by,
-                    int64_t why, struct decision *out) {
+static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
+                    struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
-  struct text policy = by == POLICY ? directory_text(directory, directory->head.policy) : TEXT(NAME_OF_HASH);
+  struct text policy = directory_text(directory, directory->head.deciders[out->decider].name);
   double refused_at = attached->call.refused_at;
   switch (why) {
     case BALANCER_NOBODY: turn_away(out, SAY_NOBODY(quoted)); break;
@@ -67,13 +67,6 @@ static void say_why(struct attached *attached, const struct entry *entry, const 
     case BALANCER_SHED: turn_away(out, SAY_SHED(policy, quoted)); break;
     default: break; /* a row that is none: the balancer is asked */
   }
-}
-
-static enum decider decider_for(const struct directory *directory, const struct ask *ask) {
-  uint64_t flags = directory->head.flags;
-  if (!ask->keyed) return POLICY;
-  if (ask->sequence) return SEQUENCES;
-  return flags & STICKY_KEYS && !(flags & POLICY_NEEDS_KEY) ? STICKY : POLICY;
 }
 
 static void name_endpoints(struct attached *attached, const struct ask *ask, struct decision *out) {
@@ -108,8 +101,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  enum decider by = out->decider = decider_for(attached->directory, ask);
-  const struct options *options = &attached->options[by];
+  const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -125,15 +117,20 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
+  bool compared = out->side < SIDES;
+  uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
+  double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
-    say_why(attached, entry, ask, by, out->row, out);
+    if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
+    say_why(attached, entry, ask, out->row, out);
     return;
   }
   out->propensity = call->propensity;
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, by == POLICY && call->among > 1);
+  fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
+    tell_decided(attached, ask, out, seconds, true);
     out->answer = TAKEN;
     return;
   }
@@ -147,7 +144,7 @@ static void decide_locked(struct attached *attached, const struct ask *ask, stru
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models) return;
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -259,7 +256,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
     }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) POKE(control->number, number);
+    if (out->answer == BALANCER_DECIDES && !out->owed) POKE(control->number, number);
   }
   if (out->answer != LEAST_REQUEST)
     add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
@@ -307,7 +304,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
 static bool learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
                   const struct ending *ending) {
   const struct kernel *kernel = attached->kernel;
-  const int64_t *none = attached->options[POLICY].words;
+  const int64_t *none = attached->options[STICKY].words;
   struct balancer_call *call = &attached->call;
   int64_t picked = -1, guess = decision ? decision->row : -1;
   bool chosen = false, matched = false;
@@ -358,6 +355,7 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
   attached->call.now_s = seconds_of(now_ns());
   bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending, matched);
+  if (decision) tell_ended(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

@@ -32,7 +32,10 @@ struct decision {
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
+  unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
+  bool owed; /* the number is the balancer's */
+  bool told; /* of the decision, so that its end is told of too */
   /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;

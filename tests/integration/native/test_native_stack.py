@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from support.load import steady_load
 from support.stack import Stack, eventually
 
 from balancer.front.folder import CONTROL
@@ -48,8 +49,9 @@ async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) 
     return str(result.as_numpy("WORKER").ravel()[0].decode())
 
 
-async def decided(stack: Stack) -> float:
-    return await stack.metric("balancer_decisions_total")
+async def decided(stack: Stack, *policy: str) -> float:
+    """Decisions so far, of one policy or all."""
+    return await stack.metric("balancer_decisions_total", **dict(zip(("policy",), policy, strict=False)))
 
 
 async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> None:
@@ -96,6 +98,35 @@ async def test_another_policy_is_in_force_without_a_failure(stack: Stack) -> Non
                 return await stack.metric("balancer_decisions_total", policy=name) > 0
 
             await eventually(swapped, f"{name} decides")
+
+
+async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(stack: Stack) -> None:
+    """By lot, then by windows; a guard and a shadow look on, and all that Envoy decides counts."""
+    guard = {"enabled": True, "window_s": 0.3, "settle_s": 0.05, "window_every_s": 0.9}
+    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 1, "min_requests": 20, "watch_s": 60}
+    shadow = {"name": "expected_latency", "share": 0.1}
+    decisions = {name: await decided(stack, name) for name in ("least_requests", "wlpr")}
+    async with steady_load(stack.url, MODEL, clients=4) as load:
+        stack.write_config({"name": "least_requests"}, guard=guard, rollout=rollout, shadow=shadow)
+
+        async def watched() -> bool:
+            page = (await stack.get("/guard"))["rollout"]
+            assert page is None or page["state"] != "returned", page
+            return page is not None and page["watch"] is not None and bool(page["watch"]["pairs"] >= 2)
+
+        await eventually(watched, f"the rollout is watched\n{stack.logs()}")
+    assert not load.failures()
+    page = await stack.get("/guard")
+    assert page["decides"] == "wlpr"
+    # At half, lots gave both as many; those of the shadow and of the windows' edges were asked for.
+    old, new = (page["rollout"][arm]["requests"] for arm in ("old", "new"))
+    assert 0.5 < old / new < 2
+    assert page["shadow"]["decisions"] > 0
+    for name, before in decisions.items():
+        assert await decided(stack, name) - before > 20
+    asked = [record for record in stack.log.so_far() if "does not decide itself" in str(record)]
+    assert not asked
+    stack.write_config({"name": "round_robin"})
 
 
 def chosen_by_envoy(stack: Stack) -> int:
