@@ -91,8 +91,7 @@ class App:
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
-            recorder = self._recorder
-            self._native = NativeFront(self.router, self.metrics, recorder.recent, recorder.mistakes)
+            self._native = NativeFront(self.router, self.metrics, self._recorder)
         self._decision_files: DecisionFiles | None = None
         self._recording: Recording | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
@@ -232,7 +231,7 @@ class App:
             deadline=requests.deadline_header,
         )
         if self._native is not None:
-            self._native.configure(self._names, decision_lines=config.log.decisions_share > 0)
+            self._native.configure(self._names, config.log.decisions_share)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._record(config)

@@ -37,7 +37,8 @@ from balancer.files.schema import StrictModel, field_error, join_address, reacha
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
 from balancer.front import module
 from balancer.front.folder import default_folder
-from balancer.gateway.bootstrap import BootstrapOptions, NativeOptions
+from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.native import library as kernel
 from policies.base import Policy

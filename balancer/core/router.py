@@ -24,7 +24,7 @@ from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Role, Steering, Ticket
 from balancer.core.view import LiveView
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request, least
+from policies.base import BoolArray, FloatArray, Policy, Request, least
 from policies.hashing import mix
 
 EXPIRED_PER_TICK = 1000
@@ -51,7 +51,7 @@ class Answered(NamedTuple):
     request: Request
     """With its number."""
     subset: Collection[str] | None
-    view: FleetView
+    view: LiveView
     policy: Policy
     """That answered: the one in force, one that stood in for it, or the hash that places the request's key."""
     probabilities: FloatArray
@@ -195,7 +195,8 @@ class Router:
             return None
         ticket = None
         if steering is not None and choice is not None and placed is policy:
-            ticket = steering.answered(choice, steering.stopwatch() - begun_s, request, now_s)
+            seconds = steering.stopwatch() - begun_s
+            ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         chosen = placed is policy and picked.among > 1
         decision = self._decision(number, placed, picked, now_s, request.sequence)
         self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)

@@ -18,22 +18,19 @@ import numpy as np
 
 from balancer.core import refusals
 from balancer.core.kernel.books import RECORDS
-from balancer.core.keys import OF_SEQUENCES, STICKY
-from balancer.front.layouts import DIRECTORY_MAGIC, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
-from balancer.gateway.verdict import OF_GRPC, OF_HTTP, Verdict
+from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
 from balancer.native.library import PATH as KERNEL
 
 PATH = KERNEL.parent / "module" / "shared.h"
-assert STICKY.name == OF_SEQUENCES.name
 _NAMES = {
     "NAME_SPACE": names.DECISION_NAMESPACE,
     "NAME_PROCESS": names.PROCESS_KEY,
-    "NAME_NATIVE": names.NATIVE,
+    "NAME_ASKING": names.ASKING,
     "NAME_DESTINATION": names.DESTINATION,
     "NAME_MAX_RETRIES": names.MAX_RETRIES,
-    "NAME_OF_HASH": STICKY.name,
 }
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
 _TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}
@@ -57,6 +54,7 @@ def _content() -> str:
             "",
             "/* First status, last status, whether the worker did what it was asked, and who ended it. */",
             f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",
+            f"#define VERDICTS_OF_ABORTED {_listed(_verdicts({ENDERS.index(by): v for by, v in OF_ABORTED.items()}))}",
             f"#define VERDICTS_OF_HTTP {_listed(_verdicts(OF_HTTP))}",
         )
     )

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from balancer.core.keys import OF_SEQUENCES, STICKY
 from balancer.core.router import Answered, Decision
 from balancer.core.settings import EstimatorSettings
 from balancer.core.trials.steering import Role
-from balancer.core.view import View, column
+from balancer.core.view import LiveView, View, column
 from balancer.front.folder import JOURNAL, Folder
 from balancer.front.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
 from balancer.front.module import Module
@@ -68,13 +68,14 @@ class Basis(NamedTuple):
     weight: FloatArray
     name_hash: UintArray
     estimators: EstimatorSettings
-    deciders: tuple[tuple[Policy, Role], ...]
+    deciders: tuple[tuple[Policy | None, Role], ...]
     """In the order of `Decider`."""
 
 
-def basis_of(fleet: Fleet, policy: Policy) -> Basis:
-    """Of the fleet as it is now."""
-    deciders: tuple[tuple[Policy, Role], ...] = ((policy, "in_force"), (STICKY, "hash"), (OF_SEQUENCES, "hash"))
+def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: Policy | None = None) -> Basis:
+    """Of the fleet as it is now, and of who may decide: `baseline`: the guard's, `new`: the one that is rolled out."""
+    hashes: tuple[tuple[Policy | None, Role], ...] = (STICKY, "hash"), (OF_SEQUENCES, "hash")
+    deciders = (policy, "in_force"), *hashes, (baseline, "baseline"), (new, "rollout")
     members = tuple([Member(worker.name, worker.device) for worker in fleet.workers])
     arrays = fleet.weight.copy(), fleet.name_hash.copy()
     return Basis(fleet.changes, members, *arrays, fleet.settings.estimators, deciders)
@@ -347,10 +348,12 @@ def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
     for place, each in enumerate(asked):
         policy, role = basis.deciders[each.decider]
+        if policy is None:
+            raise ValueError("a decider that there is not")
         shown = Columns(
             eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
         )
-        answered = Answered(each.request, None, shown, policy, shares[place], True, each.at_s, role)
+        answered = Answered(each.request, None, cast(LiveView, shown), policy, shares[place], True, each.at_s, role)
         yield ToldDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
 
 

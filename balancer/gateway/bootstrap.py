@@ -21,23 +21,12 @@ from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX, split_address
 from balancer.gateway import names
+from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
 from balancer.gateway.bootstrap_tls import ListenerTls, Node, Secrets, balancer_socket, listener_socket
 
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class NativeOptions:
-    """What decides within Envoy; see balancer/native/module/README.md."""
-
-    module: Path
-    """That Envoy loads."""
-    kernel: Path
-    """That the module loads."""
-    folder: Path
-    """That the balancer shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +130,7 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
     if options.native is not None:
-        _follow_native(bootstrap["static_resources"]["clusters"])
+        decide_natively(bootstrap, options.native)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
     }
@@ -234,54 +223,8 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
         manager["access_log"].append(_json_logger(options.access_log))
     ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
-    if options.native is not None:
-        _decide_natively(manager["http_filters"], options.native)
     (host,) = manager["route_config"]["virtual_hosts"]
     host["request_body_buffer_limit"] = options.request_buffer_limit_bytes
-
-
-def _decide_natively(filters: list[Node], native: NativeOptions) -> None:
-    """Put the module in front, and have what asks the balancer skipped where the module has settled it."""
-    metadata = {"filter": names.DECISION_NAMESPACE, "path": [{"key": names.PROCESS_KEY}]}
-    settled = {
-        "input": {"name": "process", "typed_config": {"@type": names.METADATA_INPUT_TYPE, **metadata}},
-        "custom_match": {
-            "name": names.NATIVE,
-            "typed_config": {"@type": names.METADATA_MATCHER_TYPE, "value": {"string_match": {"exact": names.NATIVE}}},
-        },
-    }
-    skip = {"action": {"name": "skip", "typed_config": {"@type": names.SKIP_TYPE}}}
-    matcher = {"matcher_list": {"matchers": [{"predicate": {"single_predicate": settled}, "on_match": skip}]}}
-    for each in filters[:-1]:
-        asks = {"name": each["name"], "typed_config": each["typed_config"]}
-        each["typed_config"] = {"@type": names.MATCHED_TYPE, "extension_config": asks, "xds_matcher": matcher}
-    config = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": f"{native.kernel}\n{native.folder}"}
-    module = {"module": {"local": {"filename": str(native.module)}}, "do_not_close": True}
-    filters.insert(
-        0,
-        {
-            "name": names.NATIVE_FILTER,
-            "typed_config": {
-                "@type": names.MODULE_TYPE,
-                "dynamic_module_config": module,
-                "filter_name": names.NATIVE,
-                "filter_config": config,
-            },
-        },
-    )
-
-
-def _follow_native(clusters: list[Node]) -> None:
-    """Have the workers' clusters follow what the module names. Who served, it finds out itself."""
-    source = {"metadata": {"key": names.DECISION_NAMESPACE, "path": [{"key": names.DESTINATION}]}}
-    for cluster in clusters:
-        if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
-            # The template has it once for both.
-            cluster["load_balancing_policy"] = copy.deepcopy(cluster["load_balancing_policy"])
-            (policy,) = cluster["load_balancing_policy"]["policies"]
-            override = policy["typed_extension_config"]["typed_config"]
-            override["override_host_sources"].insert(0, source)
-            del override["selected_host_key"]
 
 
 def _outcome_logger(first: Node, process: int) -> Node:

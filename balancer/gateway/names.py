@@ -54,10 +54,12 @@ NATIVE = "native"
 """In the place of a process' number: decided within Envoy, or left to it."""
 _EXTENSIONS = "type.googleapis.com/envoy.extensions."
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
-MATCHED_TYPE = f"{_EXTENSIONS}common.matching.v3.ExtensionWithMatcher"
-SKIP_TYPE = f"{_EXTENSIONS}filters.common.matcher.action.v3.SkipFilter"
-METADATA_INPUT_TYPE = f"{_EXTENSIONS}matching.common_inputs.network.v3.DynamicMetadataInput"
-METADATA_MATCHER_TYPE = f"{_EXTENSIONS}matching.input_matchers.metadata.v3.Metadata"
+ASKING = "asking"
+"""In the place of a process' number: the balancer is to be asked. Also the listener within Envoy that does, and its
+cluster."""
+INTERNAL_LISTENERS_TYPE = f"{_EXTENSIONS}bootstrap.internal_listener.v3.InternalListener"
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+HTTP_OPTIONS_TYPE = f"{_EXTENSIONS}upstreams.http.v3.HttpProtocolOptions"
 
 # Parts of the bootstrap that are filled in.
 PICKS_FILTER = "envoy.filters.http.ext_proc"

@@ -7,13 +7,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import Answered, Decision, Router
+from balancer.core.view import LiveView
 from balancer.front.journal import Told, ToldDecision, ToldRefusal, TornError
 from balancer.front.router import SharedRouter
 from balancer.operate.decision_log.lines import COLUMNS
@@ -62,7 +63,7 @@ class NativeRecording(Recording):
         if self._journal is None or self._in_turn():
             super().decided(answered, decision)
         elif self._wants(answered.request.number):
-            kept = answered._replace(view=_kept(answered.view))
+            kept = answered._replace(view=cast(LiveView, _kept(answered.view)))
             self._later(partial(self._record, kept, decision, self._journal.basis))
 
     def refused(self, request: Request, error: RoutingError, at_s: float) -> None:

@@ -21,16 +21,18 @@ SETTINGS = {
 `digits` may run nowhere here, so whoever is answered has passed by the table."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    directory = tmp_path_factory.mktemp("attacked")
+    envoy = {**SETTINGS["envoy"], "frontend": request.param, "shared_folder": str(directory / "shared")}
     # By expected latency, as by default: the one policy that all estimators move.
     policy = {"name": "expected_latency"}
     stack = Stack(
-        tmp_path_factory.mktemp("attacked"),
+        directory,
         workers=2,
         gpus=("A100", "A100"),
         models=("emulated_tft", "emulated_bert_large", "digits"),
-        settings=SETTINGS,
+        settings={**SETTINGS, "envoy": envoy},
         policy=policy,
     )
     try:

@@ -36,7 +36,8 @@ async def test_a_stranger_cannot_draw_all_picks_to_one_worker(stack: Stack) -> N
         return sum(worker["in_flight"] for worker in (await stack.get("/workers"))["workers"])
 
     async def picked_or_refused() -> bool:
-        return refused.done() or await in_flight() > 0
+        # Envoy's module decides when it has read the JSON: until then the upload is at no worker.
+        return refused.done() or stack.config.envoy.frontend == "native" or await in_flight() > 0
 
     async def only_the_upload_is_left() -> bool:
         return await in_flight() <= 1

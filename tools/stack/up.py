@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import shutil
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
@@ -25,6 +26,7 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
 from balancer.files.schema import join_address
 from balancer.files.yaml_document import dump
+from balancer.front.folder import default_folder
 from tools.stack.agent import agent_beside
 from tools.stack.child import Child
 from tools.stack.envoyproxy import EnvoyProcess
@@ -94,7 +96,7 @@ class _Up:
         self._stop = asyncio.Event()
         self._config_path = _config_file(options)
         in_file = load(self._config_path)
-        self._overrides = _set_over_file(options, options.processes or in_file.processes)
+        self._overrides = _set_over_file(options, in_file)
         self._config = Overrides(self._overrides)(in_file)
         _check_free("--port", options.host, options.port)
         for process in range(self._config.processes):
@@ -120,6 +122,8 @@ class _Up:
             if (envoy := self._parts.pop("envoy", None)) is not None:
                 await envoy.stop()
             await asyncio.gather(*(part.stop() for part in self._parts.values()))
+            # Nobody uses it now, and it is memory.
+            shutil.rmtree(_own_folder(self._options), ignore_errors=True)
 
     def _admin_urls(self) -> list[str]:
         return [f"http://{self._config.admin_address(process)}" for process in range(self._config.processes)]
@@ -207,7 +211,10 @@ class _Up:
         port, config = self._options.port, self._config
         table = Table.grid(padding=(0, 2))
         for name, value in (
-            ("ready", f"workers: {len(self._specs)}, policy: {config.policy.name}"),
+            (
+                "ready",
+                f"workers: {len(self._specs)}, policy: {config.policy.name}, decided by: {_decided_by(config)}",
+            ),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
             ("fleet", f"{self._admin_urls()[0]}/workers"),
             ("why", f"{self._admin_urls()[0]}/explain?model=digits"),
@@ -220,8 +227,9 @@ class _Up:
         self._console.print(table, highlight=False)
 
 
-def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
+def _set_over_file(options: UpOptions, in_file: Config) -> dict[str, object]:
     """Fields of the config that this machine decides, not the file."""
+    processes = options.processes or in_file.processes
     # One port that all processes share and one for each, in a row, as `listen.envoy` has it.
     return {
         "processes": processes,
@@ -234,12 +242,24 @@ def _set_over_file(options: UpOptions, processes: int) -> dict[str, object]:
         "tls.reports": None,
         "tls.admin": None,
         "envoy.balancer_tls": None,
+        "envoy.frontend": in_file.envoy.frontend or ("native" if processes == 1 else "pick"),
+        "envoy.shared_folder": in_file.envoy.shared_folder or str(_own_folder(options)),
         "envoy.ready_after_listener": True,
         "envoy.listen": join_address(options.host, options.port),
         "envoy.admin": f"127.0.0.1:{free_ports(1)[0]}",
         "discovery.file": str((options.run_dir / "workers.yaml").resolve()),
         "discovery.workers": [],
     }
+
+
+def _own_folder(options: UpOptions) -> Path:
+    """By the run's directory, so that what a killed run left in memory is the next one's."""
+    return default_folder(str(options.run_dir.resolve()))
+
+
+def _decided_by(config: Config) -> str:
+    native = config.bootstrap_options().native is not None
+    return "Envoy (native)" if native else "the balancer (pick)"
 
 
 def _config_file(options: UpOptions) -> Path:

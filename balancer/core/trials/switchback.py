@@ -183,6 +183,16 @@ class Switchback:
         """By metric; the limit is three times `false_alarm_pairs`."""
         return {metric: each.sum for metric, each in self._evidence.items()}
 
+    @property
+    def standing(self) -> tuple[Arm, float]:
+        """Who decides as things stand, and when `arm` may say otherwise."""
+        return self._arm, self._until_s
+
+    @property
+    def measured_s(self) -> float:
+        """From when on there are tickets."""
+        return self._measured_s
+
     def arm(self, now_s: float) -> Arm:
         """Who decides a request now."""
         if now_s >= self._until_s:

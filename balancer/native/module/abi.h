@@ -43,6 +43,7 @@ WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *ch
 /* Pairs of key and value. */
 WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
                                                            const struct header *entries, size_t count);
+WEAK void CALLBACK(http_clear_route_cache)(void *filter);
 WEAK void CALLBACK(http_send_response)(void *filter, uint32_t status, struct header *headers, size_t count,
                                        struct text body, struct text details);
 WEAK bool CALLBACK(http_filter_get_attribute_string)(void *filter, int attribute, struct text *found);

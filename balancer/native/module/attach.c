@@ -104,7 +104,7 @@ static bool map(int folder, const char *name, int flags, struct mapped *found, u
 
 static const char *objection(const struct mapped *file) {
   const struct control *control = file->memory;
-  if (file->bytes != sizeof *control || control->magic != STATE_MAGIC) return "none yet";
+  if (file->bytes != sizeof *control || !is_state(control)) return "none yet";
   if (control->version != STATE_VERSION || control->bytes != sizeof *control) return "of another version";
   if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp) ||
       memcmp(control->shared, SHARED_DIGEST, sizeof control->shared))
@@ -126,8 +126,9 @@ static bool sit_down(struct attached *attached) {
         return false;
       }
       attached->seat = file;
-      attached->ticket = ++attached->control->last_ticket;
-      attached->control->seats[seat].ticket = attached->ticket;
+      attached->ticket = attached->control->last_ticket + 1;
+      POKE(attached->control->last_ticket, attached->ticket);
+      POKE(attached->control->seats[seat].ticket, attached->ticket);
       balancer_state_unlock(attached->control);
       return true;
     }
@@ -203,9 +204,25 @@ void source_give(struct source *source, struct attached *attached) {
   if (!left) attached_free(attached);
 }
 
+bool source_has(struct source *source, const struct attached *attached) {
+  pthread_mutex_lock(&source->mutex);
+  bool has = source->current == attached;
+  pthread_mutex_unlock(&source->mutex);
+  return has;
+}
+
+static bool has_books(const struct attached *attached) {
+  const struct balancer_block *books = attached->books.memory;
+  return books && books->in_force && books->generation == attached->generation;
+}
+
+static bool has_directory(const struct attached *attached, uint64_t serial) {
+  return attached->directory && attached->directory->head.serial == serial;
+}
+
 static bool refresh_books(struct source *source, struct attached *attached) {
   struct balancer_block *books = attached->books.memory;
-  if (books && books->in_force && books->generation == attached->generation) return true;
+  if (has_books(attached)) return true;
   attached->generation = 0;
   if (!books || !books->in_force) {
     unmap(&attached->books);
@@ -227,11 +244,12 @@ static bool refresh_books(struct source *source, struct attached *attached) {
 
 static bool load_options(struct attached *attached, int which) {
   struct options *options = &attached->options[which];
-  struct text named = directory_text(attached->directory, attached->directory->head.options[which]);
+  struct text named = directory_text(attached->directory, attached->directory->head.deciders[which].options);
   char name[64];
   unmap(&options->file);
   options->answer = NULL;
-  if (!named.length || memchr(named.ptr, '/', named.length)) return false;
+  if (!named.length) return true;
+  if (memchr(named.ptr, '/', named.length)) return false;
   snprintf(name, sizeof name, "%.*s", (int)named.length, named.ptr);
   if (!map(attached->folder, name, MAP_PRIVATE, &options->file, NULL)) return false;
   struct balancer_block *block = options->file.memory;
@@ -280,7 +298,7 @@ static void refresh_journal(struct source *source, struct attached *attached) {
 
 static bool refresh_directory(struct source *source, struct attached *attached) {
   uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
-  if (attached->directory && attached->directory->head.serial == serial) return true;
+  if (has_directory(attached, serial)) return true;
   if (!serial || attached->failed_serial == serial) return false;
   const char *why = "no memory";
   directory_free(attached->directory);
@@ -302,11 +320,20 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
   return false;
 }
 
-bool attached_refresh(struct source *source, struct attached *attached) {
-  if (!refresh_books(source, attached) || !refresh_directory(source, attached)) return false;
+/* Whether rows and masks of the directory are those of the books. */
+static bool fits(const struct attached *attached) {
   const struct directory_head *head = &attached->directory->head;
   if (head->generation != attached->generation || head->workers != attached->workers) return false;
   for (int i = 0; i < DECIDERS; i++)
-    if (attached->options[i].room_workers < attached->workers) return false;
+    if (attached->options[i].answer && attached->options[i].room_workers < attached->workers) return false;
   return true;
+}
+
+bool attached_up_to_date(const struct attached *attached) {
+  uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
+  return has_books(attached) && has_directory(attached, serial) && fits(attached);
+}
+
+bool attached_refresh(struct source *source, struct attached *attached) {
+  return refresh_books(source, attached) && refresh_directory(source, attached) && fits(attached);
 }

@@ -36,8 +36,10 @@ static const char *objection(const struct directory *directory) {
   const struct directory_head *head = &directory->head;
   if (!is_entry(head, head->no_model) || (head->any_model != NO_ENTRY && !is_entry(head, head->any_model)))
     return "an entry that is not there";
-  bool pieces = within(head, head->policy);
-  for (int i = 0; i < DECIDERS; i++) pieces = pieces && within(head, head->options[i]) && head->options[i].length < 64;
+  bool pieces = true;
+  for (int i = 0; i < DECIDERS; i++)
+    pieces = pieces && within(head, head->deciders[i].name) && within(head, head->deciders[i].options) &&
+             head->deciders[i].options.length < 64;
   for (int i = 0; i < NAMED_HEADERS; i++) pieces = pieces && within(head, head->headers[i]);
   for (uint64_t w = 0; w < head->workers; w++)
     for (int i = 0; i < 2; i++)

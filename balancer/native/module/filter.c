@@ -7,17 +7,18 @@
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata by which the filters that ask the balancer are skipped, and its access log; and by which the cluster finds the
-   endpoints. In one space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), NATIVE = TEXT(NAME_NATIVE);
+/* Metadata by which a request goes the way that asks the balancer, and by which the cluster finds the endpoints. In one
+   space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), ASKING = TEXT(NAME_ASKING);
 static const struct text DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
 static _Thread_local unsigned spares;
-/* Whose end could not be counted, since the lock was not to be had. */
-static _Thread_local struct request *late;
-static _Thread_local unsigned lates;
+/* Whose end could not be counted yet. All threads', so that none waits for the next request of a thread that has none. */
+static pthread_mutex_t late_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct request *late;
+static _Atomic unsigned lates;
 
 static const char *missing(void) {
   const struct {
@@ -33,6 +34,7 @@ static const char *missing(void) {
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
     {CALLBACK(http_send_response), "http_send_response"},
+    {CALLBACK(http_clear_route_cache), "http_clear_route_cache"},
     {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
     {CALLBACK(http_filter_get_attribute_int), "http_filter_get_attribute_int"},
   };
@@ -65,7 +67,7 @@ HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, s
   struct source *none = calloc(1, sizeof *none);
   if (!none) return NULL;
   pthread_mutex_init(&none->mutex, NULL);
-  say(none, lacking ? "Envoy lacks a callback, and the balancer is asked" : "the balancer is asked", why);
+  say(none, lacking ? "Envoy lacks a callback, and chooses itself" : "the balancer is asked", why);
   return none;
 }
 
@@ -114,15 +116,25 @@ static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc
   CALLBACK(http_send_response)(filter, http_status, &kind, 1, json, TEXT("balancer"));
 }
 
+/* Nothing can be said here: the route is that to the listener which asks. Before anybody else looked at the request. */
+static int ask_balancer(void *filter) {
+  struct header told = {PROCESS, ASKING};
+  if (!CALLBACK(http_set_dynamic_metadata_string_batch) || !CALLBACK(http_clear_route_cache)) return HEADERS_CONTINUE;
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  CALLBACK(http_clear_route_cache)(filter);
+  return HEADERS_CONTINUE;
+}
+
 /* True: the request goes on. */
 static bool settle(void *filter, struct request *request) {
   struct decision *decision = &request->decision;
   decide(request->source, request->attached, &request->ask, decision);
   request->stage = decision->answer == BALANCER_DECIDES ? PASSED : OURS;
-  if (request->stage == PASSED) return true;
+  if (request->stage == PASSED) {
+    ask_balancer(filter);
+    return true;
+  }
   struct text words = {decision->words, decision->length};
-  struct header told[] = {{PROCESS, NATIVE}, {DESTINATION, words}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, decision->answer == TAKEN ? 2 : 1);
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
   request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
   if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
@@ -131,7 +143,10 @@ static bool settle(void *filter, struct request *request) {
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
-  if (decision->answer == TAKEN && decision->sequence)
+  if (decision->answer != TAKEN) return true;
+  struct header told = {DESTINATION, words};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
   return true;
 }
@@ -164,8 +179,6 @@ static void answer_invalid(void *filter, const struct request *request, const st
 }
 
 static bool refuse(void *filter, struct request *request, const struct balancer_refusal *refusal) {
-  struct header told = {PROCESS, NATIVE};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
   request->stage = ENDED;
   const struct balancer_text *model = &request->reader.facts.model;
   request->ask.kind = request->reader.request.kind;
@@ -193,6 +206,8 @@ static bool judge_request(void *filter, struct request *request) {
     .model = {read->model.at, read->model.length},
     .version = {read->version.at, read->version.length},
     .tenant = {read->tenant.at, read->tenant.length},
+    .request_id = {read->request_id.at, read->request_id.length},
+    .id = {read->id.at, read->id.length},
     .rows = read->rows,
     .deadline_s = read->deadline_s,
     .priority = read->priority,
@@ -205,9 +220,9 @@ static bool judge_request(void *filter, struct request *request) {
 HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
   request->stage = PASSED;
-  if (!request->source->kernel.library || !(request->attached = source_take(request->source))) return HEADERS_CONTINUE;
-  if (!atomic_load(&request->attached->names)) return HEADERS_CONTINUE;
-  if (!look_at_headers(filter)) return HEADERS_CONTINUE;
+  if (!request->source->kernel.library || !(request->attached = source_take(request->source)))
+    return ask_balancer(filter);
+  if (!atomic_load(&request->attached->names) || !look_at_headers(filter)) return ask_balancer(filter);
   struct balancer_headers headers = {header_of, NULL};
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
@@ -316,6 +331,26 @@ static bool count_end(struct request *request) {
   return finish(request->source, request->attached, &request->ask, decision, &request->ending);
 }
 
+static void keep_late(struct request *request) {
+  pthread_mutex_lock(&late_mutex);
+  request->next = late;
+  late = request;
+  lates++;
+  pthread_mutex_unlock(&late_mutex);
+}
+
+static struct request *take_late(void) {
+  if (!atomic_load_explicit(&lates, memory_order_relaxed)) return NULL;
+  pthread_mutex_lock(&late_mutex);
+  struct request *request = late;
+  if (request) {
+    late = request->next;
+    lates--;
+  }
+  pthread_mutex_unlock(&late_mutex);
+  return request;
+}
+
 HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
   if (request->stage != OURS) return;
@@ -334,11 +369,12 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
   if (request->ask.kind == BALANCER_INFERENCE && request->whole && request->last_byte_ns > began_ns)
     ending->latency_s = seconds_of(request->last_byte_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
-  while (late && count_end(late)) {
-    struct request *done = late;
-    late = done->next;
-    lates--;
-    let_go(done);
+  for (struct request *before; (before = take_late());) {
+    if (!count_end(before)) {
+      keep_late(before);
+      break;
+    }
+    let_go(before);
   }
   if (count_end(request)) request->stage = ENDED;
 }
@@ -349,9 +385,7 @@ HOOKED void HOOK(http_filter_destroy)(const void *module) {
     let_go(request);
     return;
   }
-  request->next = late;
-  late = request;
-  lates++;
+  keep_late(request);
 }
 
 /* Hooks that Envoy looks up and this filter has no use for. They are called with arguments that a function without

@@ -17,7 +17,7 @@ from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.router import Answered, Router
 from balancer.core.shown import reasons as why_not
 from balancer.core.view import LiveView
-from policies.base import FleetView, FloatArray, Request
+from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES
 from policies.hashing import key_of
 
@@ -139,7 +139,7 @@ def _refused(
     return {"refused": why, "workers": workers}
 
 
-def _columns(view: FleetView) -> dict[str, list[float]]:
+def _columns(view: LiveView) -> dict[str, list[float]]:
     return {name: getattr(view, name).tolist() for name in QUANTITIES}
 
 

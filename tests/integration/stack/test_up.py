@@ -16,6 +16,7 @@ import psutil
 import pytest
 from support.stack import eventually
 
+from balancer.front.folder import default_folder
 from tools.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
@@ -60,6 +61,10 @@ async def up(directory: Path, *arguments: str) -> AsyncIterator[Up]:
             await process.wait()
 
 
+def said(running: Up) -> str:
+    return " ".join(running.output.read_text().split())
+
+
 def alive(parts: list[psutil.Process]) -> list[psutil.Process]:
     return [part for part in parts if part.is_running() and part.status() != psutil.STATUS_ZOMBIE]
 
@@ -67,7 +72,9 @@ def alive(parts: list[psutil.Process]) -> list[psutil.Process]:
 async def test_ready_means_that_requests_are_served_and_ctrl_c_stops_all(tmp_path: Path) -> None:
     async with up(tmp_path, "--policy", "wlpr") as running:
         await eventually(running.ready, "ready")
-        await eventually(lambda: "policy wlpr" in running.output.read_text(), "it says what runs")
+        await eventually(lambda: "policy: wlpr, decided by: Envoy (native)" in said(running), "it says what runs")
+        shared = default_folder(str((tmp_path / "run").resolve()))
+        assert shared.exists()
         url = f"http://127.0.0.1:{running.port}/v2/models/digits/ready"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert response.status == 200
@@ -76,6 +83,7 @@ async def test_ready_means_that_requests_are_served_and_ctrl_c_stops_all(tmp_pat
         running.process.send_signal(signal.SIGINT)
         assert await running.process.wait() == 0
     assert not alive(parts)
+    assert not shared.exists()
 
 
 async def test_the_end_of_a_part_stops_all_and_says_which_and_why(tmp_path: Path) -> None:

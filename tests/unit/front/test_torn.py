@@ -12,6 +12,8 @@ import pytest
 from support.settling import SEED, SETTINGS, begin, endpoint, script
 
 from balancer.core.router import Router
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.trials.steering import Plan, Steering
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
@@ -24,13 +26,17 @@ HEAD_BYTES = 8192
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a balancer leaves it."""
+    """A folder as a balancer leaves it that has a guard and a rollout."""
     path = tmp_path_factory.mktemp("torn") / "shared"
     library = Library()
     router = SharedRouter(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, library, Module(library), Folder(path))
     begin(router, time.monotonic())
     names = router.fleet.names
     router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    plan = Plan(GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings(), BUILTIN["random"]())
+    steering = Steering(router.policy, plan)
+    steering.choose(0, time.monotonic())
+    router.configure(router.policy, router.settings, steering)
     router.tell_decisions(1.0)
     router.serve(True)
     return path

@@ -13,7 +13,8 @@ import yaml
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
 from balancer.gateway import picker
-from balancer.gateway.bootstrap import BootstrapOptions, NativeOptions, render, render_with_secrets, template
+from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
+from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from tools.stack.envoyproxy import find_envoy
 
@@ -194,12 +195,32 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
         BootstrapOptions(**wrong)
 
 
-def test_what_decides_natively_stands_before_what_asks() -> None:
+def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
-    (first, *asks, router) = manager(rendered(BootstrapOptions(native=native)))["http_filters"]
+    deciding = rendered(BootstrapOptions(native=native, access_log="/dev/stdout"))
+    asking = manager(rendered(BootstrapOptions(access_log="/dev/stdout")))
+    _, inner = deciding["static_resources"]["listeners"]
+    first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
     assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
     assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f"
-    (*before, router_before) = manager(rendered(BootstrapOptions()))["http_filters"]
-    assert router == router_before
-    assert [each["typed_config"]["extension_config"] for each in asks] == before
+    assert router == asking["http_filters"][-1]
+    assert "address" not in inner
+    assert inner["internal_listener"] == {}
+    within = inner["filter_chains"][0]["filters"][0]["typed_config"]
+    for same in ("http_filters", "access_log", "route_config"):
+        assert within[same] == asking[same]
+    (way_in, *routes) = manager(deciding)["route_config"]["virtual_hosts"][0]["routes"]
+    assert way_in["route"]["cluster"] == inner["name"]
+    assert [route["match"] for route in routes] == [
+        route["match"] for route in asking["route_config"]["virtual_hosts"][0]["routes"]
+    ]
+    assert [log["name"] for log in manager(deciding)["access_log"]] == ["envoy.access_loggers.file"]
+
+
+def test_tls_of_clients_ends_at_the_outer_listener() -> None:
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
+    tls = ListenerTls(Path("/c.pem"), Path("/k.pem"))
+    outer, inner = rendered(BootstrapOptions(native=native, listener_tls=tls))["static_resources"]["listeners"]
+    assert "transport_socket" in outer["filter_chains"][0]
+    assert "transport_socket" not in inner["filter_chains"][0]
