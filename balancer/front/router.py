@@ -23,6 +23,7 @@ from balancer.core.trials.steering import Plan, Steering
 from balancer.core.view import LiveView
 from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
 from balancer.front.folder import BOOKS, Folder
+from balancer.front.layouts import Decider
 from balancer.front.module import Module
 from balancer.front.state import State
 from balancer.front.trials import Trials
@@ -196,6 +197,8 @@ class SharedRouter(Router):
 
     def policy_of(self, serial: int, decider: int) -> str:
         """Name of the policy by which Envoys decided with that directory, as `Decider`."""
+        if decider in (Decider.STICKY, Decider.SEQUENCES):
+            return STICKY.name
         names = self._deciders.get(serial)
         return self.policy.name if names is None else names[decider]
 
