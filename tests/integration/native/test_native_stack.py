@@ -18,7 +18,8 @@ from support.load import steady_load
 from support.stack import Stack, eventually
 
 from balancer.front.folder import CONTROL
-from balancer.front.module import COUNTS, Module
+from balancer.front.layouts import COUNTS
+from balancer.front.module import Module
 from balancer.native.library import Library
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -135,7 +136,7 @@ def chosen_by_envoy(stack: Stack) -> int:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory,
     ):
         place = ctypes.c_char.from_buffer(memory)
-        count = Module(Library()).call("count", ctypes.addressof(place), COUNTS.index("least_stale"))
+        count = Module(Library()).call("count", ctypes.addressof(place), list(COUNTS).index("least_stale"))
         del place
     return int(count)
 
