@@ -35,7 +35,8 @@ class State:
         self._read_lines = np.zeros(LINES, LINE)
         self._lines_below = 0
         self._counted = dict.fromkeys(COUNTS, 0)
-        """In files that were given up."""
+        """In files that were given up, as the next."""
+        self._left: dict[str, list[npt.NDArray[Any]]] = {}
         self._make(0)
 
     def _make(self, number: int) -> None:
@@ -54,6 +55,10 @@ class State:
         self._call("replaced")
         flying = self._give_up(math.inf, 0)
         self._counted = self.counts()
+        self._left = {
+            "outcomes": [batch.copy() for batch in self.outcomes()],
+            "lines": [batch.copy() for batch in self.lines()],
+        }
         before = self._memory
         self._make(self.number)
         del before
@@ -110,6 +115,7 @@ class State:
         return self._waiting("lines", self._read_lines)
 
     def _waiting(self, what: str, into: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        yield from self._left.pop(what, ())
         while count := int(self._call(what, into.ctypes.data, len(into))):
             yield into[:count]
 
