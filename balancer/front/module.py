@@ -73,6 +73,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outcomes": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
     "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
+    "digest": (_NUMBER, (_PLACE, _NUMBER)),
     "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),
 }
 

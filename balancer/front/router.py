@@ -168,9 +168,11 @@ class SharedRouter(Router):
         for place, policy in enumerate(deciders):
             found = answering(policy, Compiler())
             assert found is not None
-            names.append(f"options-{serial}-{place}")
-            memory = in_file(self._folder.path / names[-1])
-            options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+            name = f"options-{serial}-{place}"
+            memory = in_file(self._folder.path / name)
+            block = options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+            names.append(f"{name}-{self.state.digest(block.buffer):016x}")
+            self._folder.rename(name, names[-1])
         return names[0], names[1], names[2]
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
