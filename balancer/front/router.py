@@ -254,10 +254,11 @@ class SharedRouter(Router):
         found = answering(policy, Compiler())
         if found is None or not compiled:
             return Candidate(policy.name, policy.needs_key, "")
-        options_block(
-            found, self.fleet.block.room, symbol_of(found.name), in_file(self._folder.path / file), self._library.stamp
-        )
-        return Candidate(policy.name, policy.needs_key, file)
+        memory = in_file(self._folder.path / file)
+        block = options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+        name = f"{file}-{self.state.digest(block.buffer):016x}"
+        self._folder.rename(file, name)
+        return Candidate(policy.name, policy.needs_key, name)
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """See `Router`."""

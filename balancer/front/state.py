@@ -81,6 +81,10 @@ class State:
     def number(self, number: int) -> None:
         self._call("set_number", number)
 
+    def digest(self, content: mmap.mmap) -> int:
+        """By which the module knows what was written here from anything else."""
+        return int(self._module.call("digest", ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)))
+
     def publish(self, serial: int) -> None:
         """Let Envoys use the directory of that number."""
         self._call("publish", serial)
