@@ -282,10 +282,9 @@ def _state(seen: Seen, excess: FloatArray, expected_number: FloatArray) -> Float
     return np.stack(columns, axis=-1).astype(np.float32)
 
 
-def relative_cost(found: Decisions, control_variate: bool = True) -> FloatArray:
-    """What each decision cost, `(t, e)`, cut off."""
-    cost = found.cost - found.expected_cost if control_variate else found.cost
-    return np.clip(cost, -_MOST_COST, _MOST_COST)
+def relative_cost(found: Decisions) -> FloatArray:
+    """What each decision cost less the control variate, `(t, e)`, cut off."""
+    return np.clip(found.cost - found.expected_cost, -_MOST_COST, _MOST_COST)
 
 
 def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:

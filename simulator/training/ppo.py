@@ -57,7 +57,6 @@ class PpoSettings(DecisionSettings):
     learning_rate: float = 2e-3
     clip: float = 0.2
     """Of the ratio of new to old probability."""
-    control_variate: bool = True
     device: str = "cpu"
     """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
 
@@ -116,7 +115,7 @@ class Ppo:
         """Collect and learn; returns what to plot."""
         self.iteration += 1
         found = joined(pool.map(collect, list(self._tasks())))
-        cost = relative_cost(found, self.settings.control_variate)
+        cost = relative_cost(found)
         estimate = self._estimates(found)
         advantage, target = advantages(cost, estimate, found.passed, found.taken, self.settings)
         told = self._learn(Batches(found, normalised(advantage, found.taken), target, self.settings.device))

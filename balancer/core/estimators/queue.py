@@ -76,12 +76,6 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.waiting_model_s[w, m] = waiting_s
 
 
-def work_of_all_s(s: Service, rows: FloatArray, batches: FloatArray) -> FloatArray:
-    """Device seconds of `rows` in `batches`, for all workers and models, `(..., n, m)`."""
-    work_s: FloatArray = (s.fixed_s * batches + s.per_row_s * rows) / s.instances
-    return work_s
-
-
 def recount_worker(q: Queue, s: Service, w: int) -> None:
     """`recount` for all models, after their service times changed: from nothing, so that what rounding left goes."""
     q.executing_s[w] = q.own_work_s[w] = 0.0
