@@ -328,11 +328,11 @@ def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
 
 @compiled
 def begin(sim: Sim, e: int) -> None:
-    """Time 0: workers are announced, balancers tick, present workers report; see README.md."""
+    """Time 0: balancers know the present workers, tick, and hear their reports; see README.md."""
     x, n = sim.state, sim.sizes.workers
     for w in range(n):
-        if x.whole[e * n + w, UP]:
-            knowledge.announce(sim, e, w, False)
+        for b in range(knowledge.balancers(sim, e)):
+            sim.known.added[knowledge.row(sim, e, b, w)] = x.whole[e * n + w, UP]
     knowledge.fade_all(sim, e)
     for w in range(n):
         if x.whole[e * n + w, UP]:
