@@ -21,10 +21,6 @@ _VERSION = "1"
 """Of every model, as reports tell it."""
 
 
-def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
-    return model.service.get(worker.device, model.service.get("*"))
-
-
 class Tables:
     """Service tables, each stored once however many workers and environments share it."""
 
@@ -158,10 +154,9 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         sim.desk.weight[e, w] = worker.weight
         sim.desk.name_hash[e, w] = key_of(worker.name)
         for m, model in enumerate(fleet.models):
-            service_time = _service(model, worker)
+            service_time = model.service_on(worker.device)
             plan.permitted[g, m] = _permitted(fleet, worker, model)
-            loaded = not worker.models or model.name in worker.models
-            if loaded and service_time is not None:
+            if worker.holds(model.name) and service_time is not None:
                 plan.table[g, m] = tables.row(service_time)
                 plan.instances[g, m] = model.instances
     for w in range(n):

@@ -22,6 +22,7 @@ from simulator.envs.episodes import no_arrivals
 from simulator.envs.sampling import covering
 from simulator.result import Result
 from simulator.scenario import Scenario
+from simulator.view import BatchView
 
 Draw = Callable[[np.random.Generator], Scenario]
 _LOOKED_AT = 300
@@ -66,16 +67,16 @@ class Arena:
     def play(
         self,
         networks: Network,
-        seen: Callable[[Batch, FloatArray], None] | None = None,
+        seen: Callable[[Batch, BatchView, Inputs, FloatArray], None] = lambda *shown: None,
         look: Callable[[Request, FleetView], Inputs] = inputs,
     ) -> Result:
         """Route all that is loaded by one network, or one for each environment; `seen` is shown each decision."""
         batch = self.batch
         while batch.waiting.any():
             view = batch.view()
-            probabilities = shares(networks, look(batch.request(), view), view)
-            if seen is not None:
-                seen(batch, probabilities)
+            given = look(batch.request(), view)
+            probabilities = shares(networks, given, view)
+            seen(batch, view, given, probabilities)
             batch.step(batch.draw(probabilities))
         return batch.result()
 

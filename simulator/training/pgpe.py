@@ -23,7 +23,7 @@ from policies.learned.network import Network
 from simulator.result import Result
 from simulator.run import run
 from simulator.training.arena import CostWeights, Draw, Episode, arena, episodes_cost
-from simulator.training.pool import Pool
+from simulator.training.pool import Pool, parts_of
 from simulator.training.weights import flat, from_flat, initial, scale_by_part
 
 
@@ -143,12 +143,9 @@ class Pgpe:
     def tasks(self) -> Iterator[Task]:
         """What the present iteration plays."""
         # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
-        count = min(self.settings.tasks, self.settings.pairs)
-        for part in range(count):
-            pairs = self.settings.pairs * (part + 1) // count - self.settings.pairs * part // count
-            yield Task(
-                self.settings, self._draw, self._vector, self._deviation, pairs, (self._seed, self.iteration, part)
-            )
+        for part, pairs in enumerate(parts_of(self.settings.pairs, self.settings.tasks)):
+            seed = (self._seed, self.iteration, part)
+            yield Task(self.settings, self._draw, self._vector, self._deviation, pairs, seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ Fields = dict[str, tuple[str, type, Any]]
 everywhere: `e` a fleet, `n` its workers, `r` workers as one balancer knows them, `m` models."""
 
 
+def array(axes: str, kind: type[Any] = float, start: Any = 0) -> Any:
+    """Declare an array of a `NamedTuple`, whose `_field_defaults` are the `Fields`."""
+    return axes, kind, start
+
+
 def declared(kind: type[Any]) -> Fields:
     """The arrays of a state."""
     return {
