@@ -6,14 +6,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from balancer.core.settings import EstimatorSettings
 from balancer.core.view import View
 from policies.base import FloatArray, UintArray
 from simulator.engine.layout import Sim
-
-IntArray = npt.NDArray[np.int64]
 
 
 class BatchView(View):

@@ -11,7 +11,6 @@ import numpy as np
 
 from balancer.core import bounds
 from balancer.core.estimators import columns
-from balancer.core.estimators.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.block import Block
@@ -20,7 +19,7 @@ from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import settings_row
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, objections
-from policies.base import BoolArray, UintArray
+from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
 
 ANY_MODEL = "*"

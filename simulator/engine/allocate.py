@@ -37,6 +37,10 @@ _KEPT_S = 0.15
 """Seconds of samples over which an agent averages what executes."""
 
 
+class TooLargeError(ValueError):
+    """A fleet does not fit into the arrays."""
+
+
 def sizes(fleets: Sequence[FleetSpec], requests: int) -> Sizes:
     """The largest of everything."""
     return Sizes(
@@ -107,7 +111,7 @@ def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
         if name == "requests" and wants[name] != room:
             raise ValueError(f"{wants[name]} requests for an environment made for {room}: give as many")
         if wants[name] > room:
-            raise ValueError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
+            raise TooLargeError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
 
 
 class _Arena:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args
 
 import numpy as np
 
 from balancer.core.kernel.state import settings_row
 from balancer.core.worker import Worker, objections
+from policies.base import FloatArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine.allocate import reset, samples
+from simulator.engine.allocate import TooLargeError, reset, samples
 from simulator.engine.layout import Demand, Plan, Sim
 from simulator.engine.tables import service_table
-from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import FaultKind, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 
 _VERSION = "1"
 """Of every model, as reports tell it."""
@@ -49,7 +51,7 @@ class Tables:
                 self._free.append(row)
         if not self._free:
             count = len(self._rows)
-            raise ValueError(f"more than the {count} service times that the environments were made for: reuse those")
+            raise TooLargeError(f"more than the {count} service times that the environments were made for: reuse those")
 
 
 def fill(
@@ -76,7 +78,7 @@ def fill(
     _fill_workers(sim, tables, e, fleet)
     for i, fault in enumerate(fleet.faults):
         plan = sim.plan
-        plan.fault_kind[e, i] = ("slow", "stall", "crash", "errors", "join", "leave", "silent").index(fault.kind)
+        plan.fault_kind[e, i] = get_args(FaultKind).index(fault.kind)
         plan.fault_worker[e, i] = [worker.name for worker in fleet.workers].index(fault.worker)
         plan.fault_at_s[e, i], plan.fault_until_s[e, i] = fault.at_s, fault.at_s + fault.duration_s
         plan.fault_amount[e, i] = fault.amount
@@ -88,7 +90,7 @@ def fill(
     _fill_profiles(sim, e, fleet)
 
 
-def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
+def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
     estimators, reports, network = fleet.settings.estimators, fleet.reports, fleet.network
     fallible = bool(fleet.faults) or any(
         model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models

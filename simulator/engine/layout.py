@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from balancer.core.estimators.columns import array
 from balancer.core.kernel.state import Desk
+from policies.base import FloatArray
 from simulator.result import Status
 
-FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times; see README.md.
@@ -30,7 +30,7 @@ KIND_BITS = 56
 REPORT_BITS = 16
 """Of a report's number in the subject of its event."""
 
-# Kinds of faults.
+# Kinds of faults, in the order of `FaultKind`.
 SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
 
 # Columns of `Plan.env`.

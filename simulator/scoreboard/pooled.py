@@ -30,16 +30,14 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 
+from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.capacity import sharing_gain
 from simulator.engine.tables import service_table
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

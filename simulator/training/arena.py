@@ -18,6 +18,7 @@ from policies.learned.network import Network
 from policies.learned.policy import shares
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
+from simulator.engine.allocate import TooLargeError
 from simulator.envs.episodes import no_arrivals
 from simulator.envs.sampling import covering
 from simulator.result import Result
@@ -58,7 +59,7 @@ class Arena:
             try:
                 for e in range(first, first + copies):
                     self.batch.load(e, scenario.fleet, arrivals, seed)
-            except ValueError:  # larger than all that were looked at: rare, and others are as good
+            except TooLargeError:  # larger than all that were looked at: rare, and others are as good
                 continue
             if self.batch.waiting[first]:
                 return Episode(scenario, arrivals, seed)

@@ -1,8 +1,9 @@
 """Policy gradients with parameter-based exploration: the gradient from whole episodes under perturbed weights.
 
 Each environment of a pair plays the same episode (fleet, arrivals, seeds of all else: common random numbers), one with
-the weights moved by +noise, the other by -noise. The difference of their costs, times the noise, is an unbiased sample
-of the gradient of the expected cost over the noise; what both suffer alike cancels. So there is no credit to assign
+the weights moved by +noise, the other by -noise. The difference of their costs, times the noise, is a sample of the
+gradient of the expected cost over the noise, unbiased but where large differences are cut off (`MOST_DIFFERENCE`); what
+both suffer alike cancels. So there is no credit to assign
 among thousands of decisions, no critic, no discount; and a cost may be what one really wants to know of a run, its tail
 included, that is no sum over decisions.
 

@@ -13,9 +13,7 @@ from types import EllipsisType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
 At = int | tuple[Any, ...] | EllipsisType
 """One worker, one worker and model, or all of them: what is written element by element holds for each alike."""
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, FloatArray, per_model, per_worker
+from balancer.core.estimators.columns import At, per_model, per_worker
 from balancer.core.estimators.service import Service, alone_s
+from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)

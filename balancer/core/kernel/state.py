@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from balancer.core.estimators.columns import Fields, array
 from balancer.core.settings import Settings
+from policies.base import FloatArray
 from policies.learned.loops import Weights, weights_of
 from policies.learned.network import untrained
 
-FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
 
 # Columns of `Desk.settings`; see `balancer.core.settings`.
