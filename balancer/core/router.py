@@ -275,10 +275,6 @@ class Router:
         probabilities, valid = self._answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
 
-    def probabilities(self, request: Request, now_s: float) -> FloatArray:
-        """What would be answered now, `(n,)`; nothing is counted. Raises as `route` does."""
-        return self.answer_now(request, now_s).probabilities
-
     def _answer(
         self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
     ) -> tuple[Answered, Ticket | None]:
