@@ -12,6 +12,7 @@ from balancer.gateway.kserve import HeaderNames
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_counts import NativeCounts
 from balancer.operate.native_outcomes import NativeOutcomes
+from balancer.operate.native_recording import NativeRecording
 from balancer.operate.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -48,12 +49,14 @@ class NativeFront:
         """Until `stop` is set."""
         while not stop.is_set():
             try:
-                self._once(clock(), may_pick())
+                more = self._once(clock(), may_pick())
             except Exception as error:  # Envoys would take the balancer for dead
                 self._mistakes.caught("native", error)
-            await asyncio.sleep(_BEAT_S)
+                more = False
+            await asyncio.sleep(0 if more else _BEAT_S)
 
-    def _once(self, now_s: float, may_pick: bool) -> None:
+    def _once(self, now_s: float, may_pick: bool) -> bool:
+        """Whether there is more to be read at once."""
         state = self._router.state
         state.beat()
         self._router.serve(may_pick)
@@ -61,6 +64,7 @@ class NativeFront:
         if why and why != self._said:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
         self._said = why
+        self._router.learn()
         for batch in state.outcomes():
             self._outcomes.take(batch)
         for batch in state.lines():
@@ -68,3 +72,5 @@ class NativeFront:
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:
             self._given_up_s = now_s
             self._router.give_up(now_s)
+        recording = self._router.witness
+        return isinstance(recording, NativeRecording) and recording.drain()

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from balancer.core.keys import STICKY
-from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Decider, Source, alike
+from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Source, alike
 from balancer.front.router import SharedRouter
 from balancer.gateway.kserve import Kind
 from balancer.gateway.responses import CODES, INVALID_CODES
@@ -52,7 +51,7 @@ class NativeOutcomes:
 
     def _policy(self, told: Any) -> str:
         """Whose decision it was."""
-        return self._router.policy_of(told.directory) if told.decider == Decider.POLICY else STICKY.name
+        return self._router.policy_of(told.directory, told.decider)
 
     def _refused(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
         if told.refusal == _INVALID:

@@ -3,6 +3,7 @@
 #define MODULE_ATTACH_H
 
 #include "directory.h"
+#include "journal.h"
 #include "request.h"
 #include "kernel.h"
 #include "state.h"
@@ -20,12 +21,11 @@ struct mapped {
   uint64_t bytes;
 };
 
-/* A policy's numbers, bound. */
+/* A policy's numbers, bound. A copy, as what is written to it is for this process alone, and nobody may cut it short. */
 struct options {
-  struct mapped file;
+  void *block;
   int64_t words[BALANCER_OPTIONS_WORDS];
   balancer_function *answer;
-  bool needs_room;
   uint64_t room_workers;
 };
 
@@ -54,6 +54,7 @@ struct attached {
   int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;
+  struct writer writer;
 };
 
 /* Where to look for a state. */

@@ -1,7 +1,8 @@
 #define _GNU_SOURCE
-#include "decide.h"
+#include "trials.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,11 +55,11 @@ static const struct entry *entry_for(const struct directory *directory, const st
 }
 
 /* Why the kernel picked nobody. */
-static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, enum decider by,
-                    int64_t why, struct decision *out) {
+static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
+                    struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
-  struct text policy = by == POLICY ? directory_text(directory, directory->head.policy) : TEXT(NAME_OF_HASH);
+  struct text policy = directory_text(directory, directory->head.deciders[out->decider].name);
   double refused_at = attached->call.refused_at;
   switch (why) {
     case BALANCER_NOBODY: turn_away(out, SAY_NOBODY(quoted)); break;
@@ -67,13 +68,6 @@ static void say_why(struct attached *attached, const struct entry *entry, const 
     case BALANCER_SHED: turn_away(out, SAY_SHED(policy, quoted)); break;
     default: break; /* a row that is none: the balancer is asked */
   }
-}
-
-static enum decider decider_for(const struct directory *directory, const struct ask *ask) {
-  uint64_t flags = directory->head.flags;
-  if (!ask->keyed) return POLICY;
-  if (ask->sequence) return SEQUENCES;
-  return flags & STICKY_KEYS && !(flags & POLICY_NEEDS_KEY) ? STICKY : POLICY;
 }
 
 static void name_endpoints(struct attached *attached, const struct ask *ask, struct decision *out) {
@@ -108,8 +102,7 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  enum decider by = out->decider = decider_for(attached->directory, ask);
-  const struct options *options = &attached->options[by];
+  const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -125,15 +118,27 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
+  journal_asks(attached, ask, out, (uint8_t)out->decider);
+  bool compared = out->side < SIDES;
+  uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
+  double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
-    say_why(attached, entry, ask, by, out->row, out);
+    if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
+    say_why(attached, entry, ask, out->row, out);
+    if (out->row == BALANCER_SHED)
+      journal_answered(attached, ask, -1, attached->mask);
+    else if (out->answer == TURNED_AWAY)
+      journal_refuses(attached, ask, out);
     return;
   }
   out->propensity = call->propensity;
+  const uint8_t *members = directory_mask(attached->directory, entry->members);
+  journal_answered(attached, ask, out->row, ask->sequence ? members : attached->mask);
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, by == POLICY && call->among > 1);
+  fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
+    tell_decided(attached, ask, out, seconds, true);
     out->answer = TAKEN;
     return;
   }
@@ -147,7 +152,8 @@ static void decide_locked(struct attached *attached, const struct ask *ask, stru
   out->number = attached->control->number;
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models) return;
+  if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -248,18 +254,25 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   out->at_s = seconds_of(out->at_ns);
   if (attached_refresh(source, attached)) {
     out->directory = attached->directory->head.serial;
+    journal_start(&attached->writer);
     decide_locked(attached, ask, out);
     if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != 8) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
       struct ask any_server = *ask;
-      any_server.model = any_server.version = TEXT("");
+      any_server.model = any_server.version = any_server.tenant = TEXT("");
       any_server.keyed = any_server.sequence = false;
+      any_server.rows = 1;
+      any_server.deadline_s = INFINITY;
+      any_server.priority = 0;
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) POKE(control->number, number);
+    if (out->answer != BALANCER_DECIDES)
+      journal_commit(&attached->writer);
+    else if (!out->owed)
+      POKE(control->number, number);
   }
   if (out->answer != LEAST_REQUEST)
     add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
@@ -303,11 +316,23 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
   outcome_done(attached->control);
 }
 
+static void tell_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct record record = {
+    .flags = ending->judged.ok ? RECORD_OK : 0,
+    .why = (uint8_t)ending->judged.void_kind,
+    .number = decision->number,
+    .at_s = attached->call.now_s,
+  };
+  struct ended_record told = {.record = record, .latency_s = ending->latency_s};
+  memcpy(told.endpoint, ending->endpoint, sizeof told.endpoint);
+  journal_ended(&attached->writer, &told);
+}
+
 /* As `Router._finished` and `Recorder._outcome` have it. True: the pick still counted as in flight. */
 static bool learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
                   const struct ending *ending) {
   const struct kernel *kernel = attached->kernel;
-  const int64_t *none = attached->options[POLICY].words;
+  const int64_t *none = attached->options[STICKY].words;
   struct balancer_call *call = &attached->call;
   int64_t picked = -1, guess = decision ? decision->row : -1;
   bool chosen = false, matched = false;
@@ -326,7 +351,7 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
       slot_give(attached->control, decision->slot);
     }
   }
-  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1;
+  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1, call->model = 0;
   call->picked = picked;
   bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);
@@ -358,6 +383,8 @@ bool finish(struct source *source, struct attached *attached, const struct ask *
   attached->call.now_s = seconds_of(now_ns());
   bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending, matched);
+  if (decision) tell_ended(attached, decision, ending);
+  if (decision) tell_journal(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

@@ -12,7 +12,7 @@ enum { MOST_MESSAGE = 2048 };
 struct ask {
   enum balancer_kind kind;
   bool grpc, keyed, sequence;
-  struct text model, version, request_id, id;
+  struct text model, version, tenant, request_id, id;
   double rows, deadline_s, priority;
   uint64_t key;
   uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
@@ -32,7 +32,10 @@ struct decision {
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
+  unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
+  bool owed; /* the number is the balancer's */
+  bool told; /* of the decision, so that its end is told of too */
   /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;

@@ -205,6 +205,7 @@ static bool judge_request(void *filter, struct request *request) {
     .key = read->key,
     .model = {read->model.at, read->model.length},
     .version = {read->version.at, read->version.length},
+    .tenant = {read->tenant.at, read->tenant.length},
     .request_id = {read->request_id.at, read->request_id.length},
     .id = {read->id.at, read->id.length},
     .rows = read->rows,

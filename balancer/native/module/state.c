@@ -105,6 +105,17 @@ struct outcome *outcome_place(struct control *control) {
 
 void outcome_done(struct control *control) { written(&control->outcomes_told); }
 
+struct trial *trial_place(struct control *control) {
+  uint64_t place = next_in(&control->trials_told, TRIALS);
+  if (place == TRIALS) {
+    add(control, TRIALS_LOST, 1);
+    return NULL;
+  }
+  return memset(&control->trials[place], 0, sizeof *control->trials);
+}
+
+void trial_done(struct control *control) { written(&control->trials_told); }
+
 struct line *line_place(struct control *control) {
   uint64_t place = next_in(&control->lines_told, LINES);
   if (place == LINES) {
@@ -186,8 +197,26 @@ EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcom
   return take(&control->outcomes_told, control->outcomes, OUTCOMES, sizeof *out, out, most);
 }
 
+EXPORTED uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most) {
+  return take(&control->trials_told, control->trials, TRIALS, sizeof *out, out, most);
+}
+
 EXPORTED uint64_t balancer_state_lines(struct control *control, struct line *out, uint64_t most) {
   return take(&control->lines_told, control->lines, LINES, sizeof *out, out, most);
+}
+
+/* With the lock held, as the next ones. */
+EXPORTED void balancer_state_steer(struct control *control, const struct steering *steering) {
+  control->steering = *steering;
+}
+
+EXPORTED uint64_t balancer_state_watched(const struct control *control, uint64_t side) {
+  return side < SIDES ? control->watched[side] : 0;
+}
+
+/* The number that was left to the balancer first; UINT64_MAX: none. */
+EXPORTED uint64_t balancer_state_owed(struct control *control) {
+  return control->owed_out == control->owed_in ? UINT64_MAX : control->owed[control->owed_out++ % OWED];
 }
 
 EXPORTED void balancer_state_tell_lines(struct control *control, uint64_t below) {

@@ -44,10 +44,15 @@ struct control {
   struct seat seats[SEATS];
   _Alignas(64) _Atomic uint32_t lock; /* 0: free, 1: taken, 2: taken and awaited */
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
-  struct ring outcomes_told, lines_told;
+  struct ring outcomes_told, lines_told, trials_told;
+  struct steering steering;
+  uint64_t watched[SIDES];
+  uint64_t owed_in, owed_out; /* numbers left to the balancer, ever, and those that it took */
+  uint64_t owed[OWED];
   struct slot slots[SLOTS];
   struct outcome outcomes[OUTCOMES];
   struct line lines[LINES];
+  struct trial trials[TRIALS];
 };
 
 uint64_t now_ns(void);
@@ -79,7 +84,11 @@ void slot_give(struct control *control, uint32_t place);
 struct outcome *outcome_place(struct control *control);
 void outcome_done(struct control *control);
 
-/* Likewise of a line. */
+/* Likewise of a trial, */
+struct trial *trial_place(struct control *control);
+void trial_done(struct control *control);
+
+/* and of a line. */
 struct line *line_place(struct control *control);
 void line_done(struct control *control);
 

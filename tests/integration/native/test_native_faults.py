@@ -14,7 +14,7 @@ from support.envoy_fakes import eventually
 from support.native import NativeRig
 
 from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.front.module import BY_POLICY
+from balancer.front.layouts import Source
 from balancer.front.state import STALE_AFTER_S
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ async def test_what_ends_while_the_balancer_is_stopped_is_counted_out(mortal: Na
     await mortal.all_ended()
     # None is told of twice, nor forgotten.
     told = mortal.told()
-    assert (told["source"] == BY_POLICY).sum() == mortal.router.state.counts()["picked"]
+    assert (told["source"] == Source.BY_POLICY).sum() == mortal.router.state.counts()["picked"]
 
 
 def garbage(path: Path) -> None:
@@ -91,7 +91,7 @@ def garbage(path: Path) -> None:
 def another(path: Path) -> None:
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content.replace(b"\x01", b"\xff"))
+    path.write_bytes(content.translate(bytes.maketrans(b"\x01\x02", b"\xff\xfe")))
 
 
 def empty(path: Path) -> None:

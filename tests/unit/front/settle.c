@@ -2,7 +2,7 @@
 
    settle KERNEL.so FOLDER: reads lines from standard input. `ask NOW_NS KIND GRPC SEQUENCE KEYED KEY DEADLINE PRIORITY
    ROWS MODEL VERSION` (a dash: none) writes what was decided, `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT` ends the
-   request of the NTH line, counted from 0. */
+   request of the NTH line, counted from 0. `sync` writes a line, when all before it is done. */
 #define _GNU_SOURCE
 #include "decide.h"
 
@@ -47,7 +47,12 @@ int main(int count, char **arguments) {
     fprintf(stderr, "%s\n", why);
     return 3;
   }
+  setvbuf(stdout, NULL, _IOLBF, 0);
   for (unsigned nth = 0; scanf("%7s", what) == 1;) {
+    if (!strcmp(what, "sync")) {
+      printf("done\n");
+      continue;
+    }
     if (!strcmp(what, "end")) {
       end(source, asks, decisions, states);
       continue;
