@@ -15,7 +15,8 @@ from support.settling import SEED, SETTINGS, WORKERS, begin, endpoint, expected,
 from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.core.settings import RolloutSettings, Settings
+from balancer.core.trials.steering import Plan, Steering
 from balancer.front.folder import JOURNAL, Folder
 from balancer.front.journal import Journal
 from balancer.front.layouts import JOURNAL_RING_BYTES as RING_BYTES
@@ -189,6 +190,23 @@ def test_what_is_decided_on_either_side_is_in_one_order_and_of_its_own_workers(s
     assert numbers == sorted(numbers)
     assert {len(decision.workers.names) for decision in log} == {20, 21, 40}
     assert replay(log).exact
+
+
+def test_who_decided_has_its_role(settle: Path, tmp_path: Path) -> None:
+    both = Both(settle, tmp_path, "round_robin")
+    plan = Plan(rollout=RolloutSettings(shares=(0.5, 1.0)), new=BUILTIN["wlpr"]())
+    for router in (both.shared, both.own):
+        router.configure(router.policy, router.settings, Steering(router.policy, plan))
+    both.here(10)
+    both.envoy(60)
+    both.here(10)
+    log = both.told.log()
+    assert_same(log, both.wanted.log())
+    assert {(decision.policy.name, decision.policy.role) for decision in log} == {
+        ("round_robin", "in_force"),
+        ("wlpr", "rollout"),
+        ("consistent_hash", "hash"),
+    }
 
 
 def test_a_share_is_told_of(settle: Path, tmp_path: Path) -> None:
