@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.settling import SEED, SETTINGS, begin, endpoint
+from support.settling import NEEDED, SEED, SETTINGS, begin, endpoint
 
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.trials.steering import Plan, Steering
@@ -30,7 +30,7 @@ SERIAL_AT = 40
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("c") / "race"
     strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
-    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide", "trials", "judge", "hash")]
+    ours = [SOURCES / f"{name}.c" for name in NEEDED]
     files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *ours]
     subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made
