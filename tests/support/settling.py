@@ -12,8 +12,6 @@ from balancer.core.settings import Limits, Settings
 from policies.base import Request
 from support.busy import MODELS, busy_report
 
-NEEDED = ("state", "directory", "attach", "decide", "trials", "judge", "hash", "journal")
-"""Sources of the module, without what is for Envoy."""
 WORKERS, REQUESTS, SEED = 21, 400, 5
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
 TAKEN, TURNED_AWAY = 2, 3
