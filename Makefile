@@ -40,8 +40,9 @@ bench: setup ## speed and memory; report in out/bench
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
 
-fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 at every port, 15 minutes; report in out/fuzz
+fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 states for it, 100,000 at every port, 25 minutes; report in out/fuzz
 	$(BIN)/python -m benchmarks.fuzz.request
+	$(BIN)/python -m benchmarks.fuzz.state
 	$(BIN)/python -m benchmarks.fuzz
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak

@@ -1,4 +1,4 @@
-"""One balancer process: wires the parts together, and is the only reader of the clock."""
+"""One balancer process: wires the parts together, and gives the router its clock."""
 
 from __future__ import annotations
 

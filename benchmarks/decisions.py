@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
 from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
 from balancer.native.library import Compiled, Library
@@ -33,8 +33,9 @@ def fleet_router(policy: Policy, workers: int, kernel: Kernel) -> Router:
     """A router with a busy fleet of unequal workers, all of which have reported three models."""
     router = Router(policy, kernel=kernel)
     rng = np.random.default_rng(workers)
-    for number in range(workers):
-        router.observe(WorkerAdded(f"worker-{number}", weight=float(rng.choice([1.0, 2.0, 4.0]))), 0.0)
+    weights = rng.choice([1.0, 2.0, 4.0], size=workers).tolist()
+    added = (WorkerAdded(f"worker-{number}", weight=weight) for number, weight in enumerate(weights))
+    router.observe(WorkersAdded(tuple(added)), 0.0)
     for number in range(workers):
         router.observe(_report(number, rng), 0.0)
     return router

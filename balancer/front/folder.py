@@ -59,6 +59,10 @@ class Folder:
             draft.unlink(missing_ok=True)
             raise
 
+    def rename(self, name: str, to: str) -> None:
+        """A file of this folder."""
+        (self.path / name).replace(self.path / to)
+
     def keep_only(self, *names: str) -> None:
         """Remove directories and options but those."""
         for path in self.path.iterdir():

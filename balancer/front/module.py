@@ -47,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "journal_dropped": (_NUMBER, (_PLACE,)),
     "journal_take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
     "journal_done": (None, (_PLACE, _NUMBER)),
+    "digest": (_NUMBER, (_PLACE, _NUMBER)),
     "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),
 }
 

@@ -24,6 +24,7 @@ from balancer.core.view import LiveView
 from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
 from balancer.front.folder import BOOKS, JOURNAL, Folder
 from balancer.front.journal import Journal, TornError, basis_of
+from balancer.front.layouts import Decider
 from balancer.front.module import Module
 from balancer.front.state import State
 from balancer.front.trials import Trials
@@ -230,6 +231,8 @@ class SharedRouter(Router):
 
     def policy_of(self, serial: int, decider: int) -> str:
         """Name of the policy by which Envoys decided with that directory, as `Decider`."""
+        if decider in (Decider.STICKY, Decider.SEQUENCES):
+            return STICKY.name
         names = self._deciders.get(serial)
         return self.policy.name if names is None else names[decider]
 
@@ -251,10 +254,11 @@ class SharedRouter(Router):
         found = answering(policy, Compiler())
         if found is None or not compiled:
             return Candidate(policy.name, policy.needs_key, "")
-        options_block(
-            found, self.fleet.block.room, symbol_of(found.name), in_file(self._folder.path / file), self._library.stamp
-        )
-        return Candidate(policy.name, policy.needs_key, file)
+        memory = in_file(self._folder.path / file)
+        block = options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+        name = f"{file}-{self.state.digest(block.buffer):016x}"
+        self._folder.rename(file, name)
+        return Candidate(policy.name, policy.needs_key, name)
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """See `Router`."""

@@ -35,7 +35,8 @@ class State:
         self._read_lines = np.zeros(LINES, LINE)
         self._lines_below = 0
         self._counted = dict.fromkeys(COUNTS, 0)
-        """In files that were given up."""
+        """In files that were given up, as the next."""
+        self._left: dict[str, list[npt.NDArray[Any]]] = {}
         self._make(0)
 
     def _make(self, number: int) -> None:
@@ -54,6 +55,10 @@ class State:
         self._call("replaced")
         flying = self._give_up(math.inf, 0)
         self._counted = self.counts()
+        self._left = {
+            "outcomes": [batch.copy() for batch in self.outcomes()],
+            "lines": [batch.copy() for batch in self.lines()],
+        }
         before = self._memory
         self._make(self.number)
         del before
@@ -75,6 +80,10 @@ class State:
     @number.setter
     def number(self, number: int) -> None:
         self._call("set_number", number)
+
+    def digest(self, content: mmap.mmap) -> int:
+        """By which the module knows what was written here from anything else."""
+        return int(self._module.call("digest", ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)))
 
     def publish(self, serial: int) -> None:
         """Let Envoys use the directory of that number."""
@@ -110,6 +119,7 @@ class State:
         return self._waiting("lines", self._read_lines)
 
     def _waiting(self, what: str, into: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        yield from self._left.pop(what, ())
         while count := int(self._call(what, into.ctypes.data, len(into))):
             yield into[:count]
 

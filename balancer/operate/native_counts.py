@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from balancer.front.layouts import COUNTS
 from balancer.front.router import SharedRouter
 
-_LOST = ("outcomes_lost", "lines_lost")
+_LOST = ("outcomes_lost", "lines_lost", "trials_lost")
 
 
 class NativeCounts(Collector):

@@ -23,9 +23,9 @@ from policies.base import FleetView, Policy, Request
 CHECK_EVERY_S = 0.02
 """Inputs are looked at no more often: enough to see a breach within a second, at no cost where requests are many."""
 PROBE_EVERY_S = 0.1
-"""While the baseline decides, the policy is asked for its answer no more often, and"""
+"""While the baseline decides, the policy is asked for its answer no more often."""
 PROBE_SHARE = 0.02
-"""for no more than this share of the time."""
+"""Of the time, that asking it may take then."""
 _CHECKS = 20
 """Looks at the inputs by which they are judged; a policy returns after no fewer, or it would return unjudged."""
 _SLOW_WINDOW = 100

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -61,7 +62,7 @@ static void unmap(struct mapped *file) {
 }
 
 static void attached_free(struct attached *attached) {
-  for (int i = 0; i < DECIDERS; i++) unmap(&attached->options[i].file);
+  for (int i = 0; i < DECIDERS; i++) free(attached->options[i].block);
   unmap(&attached->books);
   journal_close(&attached->writer);
   directory_free(attached->directory);
@@ -87,14 +88,14 @@ void source_leave(struct source *source) {
 }
 
 /* A file of our own user or root's, mapped whole. */
-static bool map(int folder, const char *name, int flags, struct mapped *found, uint64_t *inode) {
+static bool map(int folder, const char *name, struct mapped *found, uint64_t *inode) {
   struct stat about;
   int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) return false;
   found->memory = NULL;
   if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_size > 0) {
     found->bytes = (uint64_t)about.st_size;
-    void *memory = mmap(NULL, found->bytes, PROT_READ | PROT_WRITE, flags | MAP_POPULATE, file, 0);
+    void *memory = mmap(NULL, found->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
     if (memory != MAP_FAILED) found->memory = memory;
     if (inode) *inode = about.st_ino;
   }
@@ -152,7 +153,7 @@ static void look(struct source *source) {
   made->folder = open(source->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
   struct mapped file = {0};
   struct attached *before = source->current;
-  if (made->folder < 0 || !map(made->folder, "control", MAP_SHARED, &file, &made->inode)) {
+  if (made->folder < 0 || !map(made->folder, "control", &file, &made->inode)) {
     attached_free(made);
     say_once(source, "not there, or another user's");
     return;
@@ -226,7 +227,7 @@ static bool refresh_books(struct source *source, struct attached *attached) {
   attached->generation = 0;
   if (!books || !books->in_force) {
     unmap(&attached->books);
-    if (!map(attached->folder, "books", MAP_SHARED, &attached->books, NULL)) return false;
+    if (!map(attached->folder, "books", &attached->books, NULL)) return false;
     books = attached->books.memory;
   }
   enum balancer_status status = balancer_bind_books(books, attached->books.bytes, attached->of_books);
@@ -242,20 +243,34 @@ static bool refresh_books(struct source *source, struct attached *attached) {
   return true;
 }
 
+/* What the kernel follows of a policy's numbers, it does not check: how many there are, how weights fit each other, which
+   function takes them. So they are what the balancer wrote, in every bit: the end of the name is their digest. */
+static void *content_named(int folder, const char *name, size_t *bytes) {
+  const char *end = strrchr(name, '-');
+  char digest[17];
+  void *content = end ? content_of(folder, name, DIRECTORY_MOST_BYTES, bytes) : NULL;
+  if (!content) return NULL;
+  snprintf(digest, sizeof digest, "%016" PRIx64, balancer_state_digest(content, *bytes));
+  if (!strcmp(digest, end + 1)) return content;
+  free(content);
+  return NULL;
+}
+
 static bool load_options(struct attached *attached, int which) {
   struct options *options = &attached->options[which];
   struct text named = directory_text(attached->directory, attached->directory->head.deciders[which].options);
   char name[64];
-  unmap(&options->file);
+  size_t bytes = 0;
+  free(options->block);
+  options->block = NULL;
   options->answer = NULL;
   if (!named.length) return true;
-  if (memchr(named.ptr, '/', named.length)) return false;
+  if (named.length >= sizeof name || memchr(named.ptr, '/', named.length)) return false;
   snprintf(name, sizeof name, "%.*s", (int)named.length, named.ptr);
-  if (!map(attached->folder, name, MAP_PRIVATE, &options->file, NULL)) return false;
-  struct balancer_block *block = options->file.memory;
-  if (balancer_bind_options(block, options->file.bytes, options->words)) return false;
+  struct balancer_block *block = options->block = content_named(attached->folder, name, &bytes);
+  if (!block || balancer_bind_options(block, bytes, options->words)) return false;
   options->room_workers = block->room_workers;
-  if (!memchr(block->entry, 0, sizeof block->entry)) return false;
+  if (!memchr(block->entry, 0, sizeof block->entry) || strncmp(block->entry, "answer_", 7)) return false;
   options->answer = function(attached->kernel->library, block->entry);
   return options->answer != NULL;
 }

@@ -21,12 +21,11 @@ struct mapped {
   uint64_t bytes;
 };
 
-/* A policy's numbers, bound. */
+/* A policy's numbers, bound. A copy, as what is written to it is for this process alone, and nobody may cut it short. */
 struct options {
-  struct mapped file;
+  void *block;
   int64_t words[BALANCER_OPTIONS_WORDS];
   balancer_function *answer;
-  bool needs_room;
   uint64_t room_workers;
 };
 

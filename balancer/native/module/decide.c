@@ -351,7 +351,7 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
       slot_give(attached->control, decision->slot);
     }
   }
-  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1;
+  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1, call->model = 0;
   call->picked = picked;
   bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);

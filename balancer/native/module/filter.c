@@ -299,9 +299,12 @@ static void ended(struct request *request) {
   request->whole = true;
 }
 
+/* Whether its end is told: those that end before they are decided about are, too. */
+static bool is_told(const struct request *request) { return request->stage == OURS || request->stage == READING; }
+
 HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return HEADERS_CONTINUE;
+  if (!is_told(request)) return HEADERS_CONTINUE;
   request->first_byte_ns = now_ns();
   request->ending.http_status = number_in(filter, RESPONSE_HEADERS, TEXT(":status"), 0);
   request->ending.grpc_status = number_in(filter, RESPONSE_HEADERS, TEXT("grpc-status"), -1);
@@ -311,7 +314,7 @@ HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, 
 
 HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return BODY_CONTINUE;
+  if (!is_told(request)) return BODY_CONTINUE;
   request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
   if (end) ended(request);
   return BODY_CONTINUE;
@@ -319,7 +322,7 @@ HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, boo
 
 HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return HEADERS_CONTINUE;
+  if (!is_told(request)) return HEADERS_CONTINUE;
   int status = number_in(filter, RESPONSE_TRAILERS, TEXT("grpc-status"), -1);
   if (status >= 0) request->ending.grpc_status = status;
   ended(request);
@@ -353,7 +356,12 @@ static struct request *take_late(void) {
 
 HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return;
+  if (!is_told(request)) return;
+  if (request->stage == READING) {
+    request->stage = OURS;
+    request->ask.kind = request->reader.request.kind;
+    request->ask.grpc = request->reader.request.grpc;
+  }
   struct ending *ending = &request->ending;
   struct text found = {NULL, 0};
   if (CALLBACK(http_filter_get_attribute_string)(filter, UPSTREAM_ADDRESS, &found) && found.length < ENDPOINT_BYTES)

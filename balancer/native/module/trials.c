@@ -79,7 +79,7 @@ void tell_decided(struct attached *attached, const struct ask *ask, struct decis
   told->side = (uint8_t)out->side;
   size_t length = ask->model.length < sizeof told->model ? ask->model.length : sizeof told->model;
   memcpy(told->model, ask->model.length ? ask->model.ptr : "", length);
-  out->told = taken;
+  out->told = taken && compared;
   trial_done(control);
 }
 

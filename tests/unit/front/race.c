@@ -29,6 +29,10 @@ uint64_t balancer_state_ticket(const struct control *control, uint64_t seat);
 uint64_t balancer_state_last_ticket(const struct control *control);
 bool balancer_state_due(const struct control *control, double before_s);
 uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most);
+uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most);
+void balancer_state_steer(struct control *control, const struct steering *steering);
+uint64_t balancer_state_watched(const struct control *control, uint64_t side);
+uint64_t balancer_state_owed(struct control *control);
 void balancer_state_row_removed(struct control *control, int64_t row);
 uint64_t balancer_state_give_up(struct control *control, double before_s, uint64_t ticket, struct slot *out,
                                 uint64_t most);
@@ -99,7 +103,9 @@ static void put(const char *name, const void *content, size_t bytes) {
 
 static void read_all(struct control *control) {
   static struct outcome read[MOST_READ];
+  static struct trial trials[MOST_READ];
   for (uint64_t count; (count = balancer_state_outcomes(control, read, MOST_READ));) told += count;
+  while (balancer_state_trials(control, trials, MOST_READ)) continue;
 }
 
 /* Another file takes its place, while the lock of this one is kept. */
@@ -128,6 +134,21 @@ static void renew(struct attached *attached) {
   free(copy);
 }
 
+/* Half of the numbers for either policy; now and then somebody is to look, and time changes who decides. */
+static void steer(struct control *control) {
+  double now_s = seconds_of(now_ns());
+  struct steering steering = {
+    .on = 1,
+    .share = 0.5,
+    .until_s = now_s + 0.01,
+    .told_from_s = now_s,
+    .sides = {{POLICY, now_s + 0.001, 1}, {NEW, now_s, 1e-6}},
+  };
+  balancer_state_steer(control, &steering);
+  balancer_state_watched(control, 0);
+  balancer_state_owed(control);
+}
+
 static void be_balancer(struct attached *attached, unsigned round) {
   static struct slot slots[64];
   struct control *control = attached->control;
@@ -142,6 +163,7 @@ static void be_balancer(struct attached *attached, unsigned round) {
   balancer_state_count(control, PICKED);
   if (!balancer_state_lock(control, UINT64_C(1000000000))) exit(2);
   balancer_state_set_number(control, balancer_state_number(control) + 1);
+  steer(control);
   if (round % 3 == 0) balancer_state_row_removed(control, (int64_t)(round % 30));
   if (round % 5 == 0) balancer_state_give_up(control, seconds_of(now_ns()) - 0.01, 0, slots, 64);
   if (round % OFTEN == 1 && attached->books.memory) renew(attached);

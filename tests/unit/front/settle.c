@@ -38,7 +38,8 @@ int main(int count, char **arguments) {
   static struct ask asks[MOST_ASKED];
   static struct decision decisions[MOST_ASKED];
   static struct attached *states[MOST_ASKED];
-  char what[8], model[MOST_TEXT + 1], version[MOST_TEXT + 1];
+  static char names[MOST_ASKED][2][MOST_TEXT + 1];
+  char what[8];
   const char *why = NULL;
   if (count != 3) return 2;
   struct source *source = source_new(arguments[1], arguments[2], &why);
@@ -58,6 +59,7 @@ int main(int count, char **arguments) {
     }
     int kind, grpc, sequence, keyed;
     struct ask *ask = &asks[nth];
+    char *model = names[nth][0], *version = names[nth][1];
     if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
               &ask->key, &ask->deadline_s, &ask->priority, &ask->rows, model, version) != 11)
       return 2;

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.settling import SEED, SETTINGS, begin, endpoint
+from support.settling import NEEDED, SEED, SETTINGS, begin, endpoint
 
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.trials.steering import Plan, Steering
 from balancer.front.build import SOURCES
 from balancer.front.folder import Folder
 from balancer.front.module import Module
@@ -28,7 +30,7 @@ SERIAL_AT = 40
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("c") / "race"
     strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
-    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide", "judge", "hash")]
+    ours = [SOURCES / f"{name}.c" for name in NEEDED]
     files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *ours]
     subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made
@@ -42,6 +44,13 @@ def folder(tmp_path: Path) -> Path:
     router = SharedRouter(BUILTIN["wlpr"](), settings, SEED, library, Module(library), Folder(path))
     begin(router, time.monotonic())
     router.tell(*({name: endpoint(name, grpc) for name in router.fleet.names} for grpc in (True, False)))
+    plan = Plan(
+        GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings((0.5, 1.0)), BUILTIN["random"]()
+    )
+    steering = Steering(router.policy, plan)
+    steering.choose(0, time.monotonic())
+    router.configure(router.policy, settings, steering)
+    router.tell_decisions(1.0)
     router.serve(True)
     (directory,) = path.glob("directory-*")
     for serial in (1, 2):

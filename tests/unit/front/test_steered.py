@@ -135,7 +135,7 @@ class Pair:
     def told(self) -> Counter[str]:
         """Who decided, as outcomes have it."""
         ended = [row for batch in self.shared.state.outcomes() for row in batch[batch["source"] == Source.BY_POLICY]]
-        return Counter(self.shared.policy_names[row["policy"]] for row in ended)
+        return Counter(self.shared.policy_of(int(row["directory"]), int(row["decider"])) for row in ended)
 
 
 def route(router: Router, request: Request, now_s: float) -> Decision | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -18,8 +19,10 @@ from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library
+from benchmarks.fuzz.state import fuzzed
 from policies import BUILTIN
 
+BALANCER_DECIDES = 0
 HEAD_BYTES = 8192
 """Where headers and tables lie; what follows are numbers."""
 
@@ -78,3 +81,27 @@ def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, nam
         # `settle` ends with 2 where a request to be ended was never decided, with 4 where it does not get the lock.
         assert done.returncode in {0, 2, 4}, done.stderr
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("at", [-1, 400])
+def test_options_are_what_the_balancer_wrote_in_every_bit(
+    settle: Path, shared: Path, asked: str, tmp_path: Path, at: int
+) -> None:
+    """The kernel follows them unchecked; nobody would see another quantile."""
+    folder = tmp_path / "shared"
+    shutil.copytree(shared, folder)
+    (path,) = folder.glob("options-*-0-*")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    lines = "\n".join(line for line in asked.splitlines() if line.startswith("ask"))
+    done = subprocess.run([settle, PATH, folder], input=lines, capture_output=True, text=True, check=True)
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {str(BALANCER_DECIDES)}
+
+
+def test_spoiled_state_ends_nobody(tmp_path: Path) -> None:
+    """A little of what `make fuzz` tries."""
+    for says in fuzzed(tmp_path, 400, 3):
+        inputs, _, decided = (int(number) for number in re.findall(r"(\d+) ", says))
+        assert inputs == 80
+        assert decided > 100, "it is the files that are tried, and not the way to them"
