@@ -22,7 +22,9 @@ from policies import BUILTIN
 WORKERS, MODELS = 21, ("a", "b", "c")
 POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
 """That differ in what they read of their options and the books."""
-_SOURCES = ("state.c", "directory.c", "attach.c", "decide.c")
+_SOURCES = tuple(
+    f"{name}.c" for name in ("state", "directory", "attach", "decide", "trials", "judge", "journal", "hash")
+)
 _MODULE = PATH.parent / "module"
 _STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -155,7 +155,7 @@ static uint64_t decide_some(struct source *source) {
     struct attached *attached = source_take(source);
     if (!attached) return taken;
     const char *model = models[below(5)];
-    struct ask ask = {.kind = (enum call_kind)below(3), .grpc = below(2), .keyed = below(2), .rows = (double)below(9)};
+    struct ask ask = {.kind = (enum balancer_kind)below(3), .grpc = below(2), .keyed = below(2), .rows = (double)below(9)};
     struct decision decision;
     struct ending ending = {.http_status = 200, .grpc_status = (int)below(16), .latency_s = 0.001};
     ask.sequence = ask.keyed && below(2);

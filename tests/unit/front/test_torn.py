@@ -90,7 +90,7 @@ def test_options_are_what_the_balancer_wrote_in_every_bit(
     """The kernel follows them unchecked; nobody would see another quantile."""
     folder = tmp_path / "shared"
     shutil.copytree(shared, folder)
-    (path,) = folder.glob("options-*-0-*")
+    (path,) = folder.glob("options-*-policy-*")
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
