@@ -13,8 +13,6 @@ from policies.base import Request
 from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
-NEEDED = ("state", "directory", "attach", "decide", "trials", "judge", "journal", "hash")
-"""Of the module's sources, by whoever decides without Envoy."""
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
 TAKEN, TURNED_AWAY = 2, 3
 SETTINGS = {

@@ -69,12 +69,13 @@ uint32_t slot_take(struct control *control) {
 
 void slot_fill(struct control *control, uint32_t place, const struct slot *with) {
   struct slot *slot = &control->slots[place];
+  double at_s = with->at_s;
   slot->number = with->number;
   slot->row = with->row;
   slot->column = with->column;
   slot->rows = with->rows;
   slot->chosen = with->chosen;
-  __atomic_store(&slot->at_s, &with->at_s, __ATOMIC_RELAXED);
+  __atomic_store(&slot->at_s, &at_s, __ATOMIC_RELAXED);
   POKE(slot->ticket, with->ticket);
 }
 

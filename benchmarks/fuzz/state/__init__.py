@@ -13,6 +13,7 @@ from pathlib import Path
 
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.settings import Limits, Settings
+from balancer.front.build import WITHOUT_HOOKS
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
@@ -22,9 +23,6 @@ from policies import BUILTIN
 WORKERS, MODELS = 21, ("a", "b", "c")
 POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
 """That differ in what they read of their options and the books."""
-_SOURCES = tuple(
-    f"{name}.c" for name in ("state", "directory", "attach", "decide", "trials", "judge", "journal", "hash")
-)
 _MODULE = PATH.parent / "module"
 _STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -33,7 +31,7 @@ _GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")
 
 def compiled(target: Path) -> Path:
     """The program; no warning is borne."""
-    files = [Path(__file__).with_name("spoil.c"), *(_MODULE / name for name in _SOURCES)]
+    files = [Path(__file__).with_name("spoil.c"), *WITHOUT_HOOKS]
     include = [f"-I{_MODULE}", f"-I{PATH.parent}"]
     command: list[str | Path] = [
         "cc",

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.settling import NEEDED, SEED, SETTINGS, begin, endpoint
+from support.settling import SEED, SETTINGS, begin, endpoint
 
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.trials.steering import Plan, Steering
-from balancer.front.build import SOURCES
+from balancer.front.build import SOURCES, WITHOUT_HOOKS
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
@@ -30,8 +30,7 @@ SERIAL_AT = 40
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("c") / "race"
     strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
-    ours = [SOURCES / f"{name}.c" for name in NEEDED]
-    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *ours]
+    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *WITHOUT_HOOKS]
     subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made
 
