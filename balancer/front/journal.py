@@ -231,8 +231,8 @@ class Journal:
         if self._left:
             return self._left[: max(most_bytes, *struct.unpack_from("=I", self._left))]
         count = self._copy(self.read, most_bytes)
-        if count == most_bytes and int(self._chunk[:4].view(np.uint32)[0]) > count:
-            count = self._copy(self.read, JOURNAL_RING_BYTES)
+        if count == most_bytes and (first := int(self._chunk[:4].view(np.uint32)[0])) > count:
+            count = self._copy(self.read, first)
         return self._chunk[:count].tobytes()
 
     def _copy(self, at: int, most_bytes: int) -> int:

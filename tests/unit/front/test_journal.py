@@ -10,8 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.settling import SEED, SETTINGS, WORKERS, begin, endpoint, expected, line_of, parts, request_of, script
+from support.settling import (
+    SEED,
+    SETTINGS,
+    TAKEN,
+    TURNED_AWAY,
+    WORKERS,
+    begin,
+    endpoint,
+    expected,
+    line_of,
+    parts,
+    request_of,
+    script,
+)
 
+from balancer.app import App
+from balancer.config.config import Config, from_mapping
 from balancer.core.errors import RoutingError
 from balancer.core.events import Event, Finished, Withdrawn, WorkerAdded, WorkerRemoved
 from balancer.core.router import Router
@@ -236,6 +251,10 @@ def test_records_never_go_over_the_end_of_the_ring(settle: Path, tmp_path: Path)
     both.journal._call("init", 1.0, at)
     both.envoy(30)
     assert both.journal.written > 5 * RING_BYTES
+    recording = both.told.recording
+    assert isinstance(recording, NativeRecording)
+    while recording.drain(most_bytes=64):
+        pass
     assert_same(both.told.log(), both.wanted.log())
 
 
@@ -296,3 +315,32 @@ def test_without_room_for_a_journal_envoys_ask(tmp_path: Path, monkeypatch: pyte
     shared.route(Request("a"), time.monotonic())
     assert len(told.log()) == 1
     assert shared.asked_because == ""
+
+
+def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
+    envoy = {"frontend": "native", "shared_folder": str(tmp_path / "shared")}
+
+    def config(policy: str, **sections: object) -> Config:
+        return from_mapping({"policy": {"name": policy}, "envoy": envoy, **sections})
+
+    app = App(config("wlpr"), None)
+    shared = app.router
+    assert isinstance(shared, SharedRouter)
+    at_ns = time.monotonic_ns()
+    begin(shared, at_ns * 1e-9)
+    shared.tell({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
+    log = {"decision_log": {"folder": str(tmp_path / "decisions")}}
+    for number, asked in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
+        files = app._decision_files
+        app._apply(asked)
+        assert shared.asked_because == ""
+        shared.serve(True)
+        lines = [line_of(*request_of(k), at_ns + 10_000_000 * number + 100_000 * k) for k in range(20)]
+        decided = run(settle, tmp_path / "shared", lines)
+        assert all(line.split(" ")[0] in {str(TAKEN), str(TURNED_AWAY)} for line in decided)
+    assert files is not None
+    files.close(30.0)
+    found = read_log(tmp_path / "decisions")
+    numbers = [int(each.request.number) for each in (*found.decisions, *found.refusals)]
+    assert sorted(numbers) == list(range(20, 60))
+    assert {each.policy.name for each in found} == {"wlpr", "prequal", "consistent_hash"}

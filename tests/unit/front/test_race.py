@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     steering = Steering(router.policy, plan)
     steering.choose(0, time.monotonic())
     router.configure(router.policy, settings, steering)
+    router.tell_decisions(1.0)
     router.serve(True)
     (directory,) = path.glob("directory-*")
     for serial in (1, 2):
