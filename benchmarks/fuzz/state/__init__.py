@@ -26,7 +26,7 @@ _SOURCES = ("state.c", "directory.c", "attach.c", "decide.c")
 _MODULE = PATH.parent / "module"
 _STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-_GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")
+_GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=malloc", "-Wl,--wrap=free")
 
 
 def compiled(target: Path) -> Path:
