@@ -26,7 +26,7 @@ POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
 _MODULE = PATH.parent / "module"
 _STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-_GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")
+_GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=malloc", "-Wl,--wrap=free")
 
 
 def compiled(target: Path) -> Path:

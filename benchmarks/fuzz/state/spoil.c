@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define GUARD ((size_t)64 << 20)
-enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10 };
+enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, VALUES = 32 };
 
 static struct {
   char name[MOST_NAME];
@@ -53,6 +53,37 @@ void *__wrap_mmap(void *at, size_t bytes, int rights, int flags, int file, off_t
 
 int __wrap_munmap(void *at, size_t bytes) {
   return __real_munmap((uint8_t *)at - GUARD, whole_pages(bytes) + 2 * GUARD);
+}
+
+/* What the module reads whole ends where nobody may touch; all else is as it is. */
+static struct {
+  void *at, *mapped;
+  size_t bytes;
+} kept[MOST_KEPT];
+
+void *__real_malloc(size_t bytes);
+void __real_free(void *at);
+
+void *__wrap_malloc(size_t bytes) {
+  for (size_t i = 0; i < MOST_KEPT; i++) {
+    if (kept[i].at) continue;
+    size_t pages = whole_pages(bytes + 15);
+    uint8_t *mapped = __wrap_mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    kept[i].mapped = mapped;
+    kept[i].bytes = pages;
+    return kept[i].at = mapped + pages - (bytes + 15) / 16 * 16;
+  }
+  return __real_malloc(bytes);
+}
+
+void __wrap_free(void *at) {
+  for (size_t i = 0; at && i < MOST_KEPT; i++) {
+    if (kept[i].at != at) continue;
+    __wrap_munmap(kept[i].mapped, kept[i].bytes);
+    kept[i].at = NULL;
+    return;
+  }
+  __real_free(at);
 }
 
 static void path_of(const char *in, const char *name, char *path, size_t most) {
@@ -111,7 +142,7 @@ static struct control *restore(void) {
 }
 
 static uint64_t telling(size_t bytes) {
-  const double numbers[] = {NAN, INFINITY, -INFINITY, -1.0, 1e300, 1e18, 0.5, 4294967296.0};
+  const double numbers[] = {NAN, INFINITY, -INFINITY, -1.0, 1e300, 1e9, -1e9, 1e7, 0.5};
   const uint64_t words[] = {0, 1, 2, UINT64_MAX, INT64_MAX, (uint64_t)1 << 63, UINT32_MAX, bytes, bytes - 1, 21, 22, 64, 65};
   uint64_t found;
   switch (below(4)) {
@@ -122,22 +153,34 @@ static uint64_t telling(size_t bytes) {
   }
 }
 
-/* Mostly near the start, where what is followed lies. */
+/* Where what is followed lies beside the start: slots in use, and the first numbers of a policy. */
+static size_t aimed_at(size_t which) {
+  struct balancer_array values;
+  if (files[which].bytes == sizeof(struct control)) return offsetof(struct control, slots) + below(USED);
+  memcpy(&values, files[which].content + sizeof(struct balancer_block), sizeof values);
+  return values.offset + below(VALUES);
+}
+
+static bool is_aimed_at(size_t which) {
+  return files[which].bytes == sizeof(struct control) || !strncmp(files[which].name, "options-", 8);
+}
+
 static void spoil(size_t which) {
   static const size_t reach[] = {64, 512, 8192, SIZE_MAX};
   uint8_t *content = files[which].copy;
   size_t bytes = files[which].bytes;
   for (size_t changes = 1 + below(8); changes; changes--) {
     size_t most = reach[below(4)], at = below(most < bytes ? most : bytes);
+    if (is_aimed_at(which) && below(2)) at = aimed_at(which);
     uint64_t word = telling(bytes);
-    switch (below(4)) {
+    switch (below(6)) {
       case 0: content[at] ^= (uint8_t)(1U << below(8)); break;
       case 1: content[at] = (uint8_t)draw(); break;
-      case 2:
+      default: /* nearly all that is followed is a word */
         at -= at % 8;
         memcpy(content + at, &word, bytes - at < 8 ? bytes - at : 8);
         break;
-      case 3: {
+      case 2: {
         size_t from = below(bytes), length = below(256);
         if (length > bytes - from) length = bytes - from;
         if (length > bytes - at) length = bytes - at;
@@ -148,7 +191,8 @@ static void spoil(size_t which) {
   }
 }
 
-static uint64_t decide_some(struct source *source) {
+/* `between`: the file that is spoiled before each end; none where there is no such file. */
+static uint64_t decide_some(struct source *source, size_t between) {
   static const char *const models[] = {"a", "b", "c", "nobody", ""};
   uint64_t taken = 0;
   for (unsigned nth = 0; nth < ASKS; nth++) {
@@ -169,6 +213,7 @@ static uint64_t decide_some(struct source *source) {
     const char *comma = memchr(decision.words, ',', decision.length);
     size_t length = comma ? (size_t)(comma - decision.words) : decision.length;
     if (decision.answer == TAKEN && length < sizeof ending.endpoint) memcpy(ending.endpoint, decision.words, length);
+    if (between < count) spoil(between);
     judge(&ending, TEXT("via_upstream"), true);
     finish(source, attached, &ask, decision.answer == TAKEN ? &decision : NULL, &ending);
     source_give(source, attached);
@@ -192,11 +237,9 @@ int main(int given, char **arguments) {
     size_t which = below(count), how = below(4);
     if (how == 0) place(which, below(files[which].bytes));
     else if (how == 1) spoil(which);
-    taken += decide_some(source);
-    if (how > 1) {
-      spoil(which);
-      taken += decide_some(source);
-    }
+    taken += decide_some(source, count);
+    if (how == 2) spoil(which);
+    if (how > 1) taken += decide_some(source, how == 3 ? which : count);
     seen += source->current != NULL;
     source_leave(source);
     dlclose(source->kernel.library);
