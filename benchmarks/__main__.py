@@ -18,7 +18,7 @@ from balancer.errors import OperatorError
 from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, scrape, swap
 from benchmarks.asked import Asked
 from benchmarks.client import find_h2load
-from benchmarks.frontends import inside
+from benchmarks.frontends import inside, peers
 from benchmarks.frontends import measure as frontends
 from benchmarks.results import Section, aims_table
 from benchmarks.stack import POLICY, Bench, bench
@@ -39,8 +39,10 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "fallback": fallback.measure,
     "memory": memory.measure,
 }
+BY_NAME: dict[str, Callable[[Asked], Section]] = {"peers": peers.measure}
+"""Only if asked for by name: it installs packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
-_CLIENT_S = ("frontends", *WITH_STACK)
+_CLIENT_S = ("frontends", *WITH_STACK, *BY_NAME)
 """Parts that need the client, h2load."""
 
 
@@ -94,13 +96,15 @@ class _Run:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(PARTS),
-    help="A part to measure; repeatable. Default: all.",
+    type=click.Choice((*PARTS, *BY_NAME)),
+    help="A part to measure; repeatable. Default: all but peers.",
 )
 @click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
-@click.option("--policy", type=click.Choice(sorted(BUILTIN)), default=POLICY, show_default=True, help="Of frontends.")
-@click.option("--rounds", type=click.IntRange(min=1), help="Of frontends.")
+@click.option(
+    "--policy", type=click.Choice(sorted(BUILTIN)), default=POLICY, show_default=True, help="Of frontends and peers."
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
 def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int | None) -> None:
     """Run the command."""
     asked, chosen = Asked(quick, out, policy, rounds), only or PARTS
@@ -112,7 +116,7 @@ def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int
         # What was measured is kept, also where a later part fails.
         with contextlib.ExitStack() as leaving:
             leaving.callback(run.finish)
-            for name, measure in WITHOUT_STACK.items():
+            for name, measure in (WITHOUT_STACK | BY_NAME).items():
                 if name in chosen:
                     run.begin(name)
                     run.add(name, measure(asked))

@@ -50,7 +50,7 @@ def measure(asked: Asked) -> Section:
     with tempfile.TemporaryDirectory(prefix="frontends-") as folder:
         found = asyncio.run(_measure(asked, Path(folder)))
     note = (
-        f"{UPSTREAMS} upstreams in C; {asked.policy}; {asked.often(ROUNDS)} rounds; Envoy of {THREADS} threads. "
+        f"{UPSTREAMS} upstreams in C; {asked.policy}; rounds: {asked.often(ROUNDS)}; Envoy of {THREADS} threads. "
         "Ratios: the median of those within each round, and their range. Envoy, Python: CPU a request, in µs."
     )
     tables = [table(case.title, rounds, note) for case, rounds in found.items()]
