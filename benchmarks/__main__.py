@@ -16,15 +16,21 @@ from rich.console import Console
 
 from balancer.errors import OperatorError
 from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, scrape, swap
+from benchmarks.asked import Asked
 from benchmarks.client import find_h2load
+from benchmarks.frontends import inside, peers
+from benchmarks.frontends import measure as frontends
 from benchmarks.results import Section, aims_table
-from benchmarks.stack import Bench, bench
+from benchmarks.stack import POLICY, Bench, bench
+from policies import BUILTIN
 
-WITHOUT_STACK: dict[str, Callable[[bool], Section]] = {
-    "decisions": lambda quick: decisions.measure(300 if quick else 2000),
-    "reports": report_cost.measure,
-    "scrape": scrape.measure,
-    "engine": engine.measure,
+WITHOUT_STACK: dict[str, Callable[[Asked], Section]] = {
+    "decisions": lambda asked: decisions.measure(300 if asked.quick else 2000),
+    "native": lambda asked: inside.measure(500 if asked.quick else 4000),
+    "reports": lambda asked: report_cost.measure(asked.quick),
+    "scrape": lambda asked: scrape.measure(asked.quick),
+    "engine": lambda asked: engine.measure(asked.quick),
+    "frontends": frontends.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "gateway": gateway_cost.measure,
@@ -33,7 +39,11 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "fallback": fallback.measure,
     "memory": memory.measure,
 }
+BY_NAME: dict[str, Callable[[Asked], Section]] = {"peers": peers.measure}
+"""Only if asked for by name: it installs packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
+_CLIENT_S = ("frontends", *WITH_STACK, *BY_NAME)
+"""Parts that need the client, h2load."""
 
 
 class _Run:
@@ -83,24 +93,33 @@ class _Run:
 
 
 @click.command(help=__doc__)
-@click.option("--only", multiple=True, type=click.Choice(PARTS), help="A part to measure; repeatable. Default: all.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice((*PARTS, *BY_NAME)),
+    help="A part to measure; repeatable. Default: all but peers.",
+)
 @click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)
-def main(only: tuple[str, ...], quick: bool, out: Path) -> None:
+@click.option(
+    "--policy", type=click.Choice(sorted(BUILTIN)), default=POLICY, show_default=True, help="Of frontends and peers."
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
+def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int | None) -> None:
     """Run the command."""
-    chosen = only or PARTS
+    asked, chosen = Asked(quick, out, policy, rounds), only or PARTS
     try:
         on_the_stack = any(name in chosen for name in WITH_STACK)
-        if on_the_stack:
+        if any(name in chosen for name in _CLIENT_S):
             find_h2load()  # before minutes of what needs none
         run = _Run(quick, out)
         # What was measured is kept, also where a later part fails.
         with contextlib.ExitStack() as leaving:
             leaving.callback(run.finish)
-            for name, measure in WITHOUT_STACK.items():
+            for name, measure in (WITHOUT_STACK | BY_NAME).items():
                 if name in chosen:
                     run.begin(name)
-                    run.add(name, measure(quick))
+                    run.add(name, measure(asked))
             if on_the_stack:
                 asyncio.run(_with_stack(run, chosen, quick))
     except OperatorError as error:

@@ -29,6 +29,8 @@ _FIRST_RUN = 20
 """Requests of each client in the first run."""
 _CLOSE_ENOUGH = 0.15
 """What may be missing of the duration, as a share."""
+_GRPC = ("--header", "content-type: application/grpc", "--header", "te: trailers")
+_JSON = ("--h1", "--header", "content-type: application/json")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -79,9 +81,17 @@ def framed(message: bytes) -> bytes:
 
 
 async def load(
-    endpoint: str, body: Path, duration_s: float, clients: int = 1, streams: int = 1, path: str = INFER
+    endpoint: str,
+    body: Path,
+    duration_s: float,
+    clients: int = 1,
+    streams: int = 1,
+    path: str = INFER,
+    http1: bool = False,
 ) -> Answers:
     """Post `body` to `endpoint` for about `duration_s` over `clients` connections of `streams` requests each.
+
+    As gRPC, or as JSON over HTTP/1.1 (`http1`, `streams` 1: more would be pipelined).
 
     In several runs of a counted number of requests, the first a short one that tells the rate: a run that ends by the
     clock breaks off requests, and Triton 2.51 sometimes crashes when one that it executes is broken off.
@@ -89,10 +99,10 @@ async def load(
     Raises:
         OperatorError: h2load is missing, or could not do it.
     """
-    runs = [await _run(endpoint, body, _FIRST_RUN * clients * streams, clients, streams, path)]
+    runs = [await _run(endpoint, body, _FIRST_RUN * clients * streams, clients, streams, path, http1)]
     while (left_s := duration_s - sum(run.duration_s for run in runs)) > _CLOSE_ENOUGH * duration_s:
         requests = max(int(runs[-1].rate_per_s * left_s), clients * streams)
-        runs.append(await _run(endpoint, body, requests, clients, streams, path))
+        runs.append(await _run(endpoint, body, requests, clients, streams, path, http1))
     return joined(runs)
 
 
@@ -117,7 +127,9 @@ def joined(runs: Sequence[Answers]) -> Answers:
     )
 
 
-async def _run(endpoint: str, body: Path, requests: int, clients: int, streams: int, path: str) -> Answers:
+async def _run(
+    endpoint: str, body: Path, requests: int, clients: int, streams: int, path: str, http1: bool = False
+) -> Answers:
     with tempfile.TemporaryDirectory(prefix="h2load-") as directory:
         log = Path(directory) / "requests.tsv"
         before_s = _children_cpu_s()
@@ -125,7 +137,7 @@ async def _run(endpoint: str, body: Path, requests: int, clients: int, streams: 
             find_h2load(),
             *("--requests", str(requests), "--clients", str(clients), "--max-concurrent-streams", str(streams)),
             *("--data", str(body), "--log-file", str(log)),
-            *("--header", "content-type: application/grpc", "--header", "te: trailers"),
+            *(_JSON if http1 else _GRPC),
             f"http://{endpoint}{path}",
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

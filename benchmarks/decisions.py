@@ -32,13 +32,18 @@ _TRAINED_AIMS_US = {64: 20.0, 1000: 150.0}
 def fleet_router(policy: Policy, workers: int, kernel: Kernel) -> Router:
     """A router with a busy fleet of unequal workers, all of which have reported three models."""
     router = Router(policy, kernel=kernel)
+    add_fleet(router, workers, 0.0)
+    return router
+
+
+def add_fleet(router: Router, workers: int, now_s: float) -> None:
+    """Workers of three weights, and a report of each."""
     rng = np.random.default_rng(workers)
     weights = rng.choice([1.0, 2.0, 4.0], size=workers).tolist()
     added = (WorkerAdded(f"worker-{number}", weight=weight) for number, weight in enumerate(weights))
-    router.observe(WorkersAdded(tuple(added)), 0.0)
+    router.observe(WorkersAdded(tuple(added)), now_s)
     for number in range(workers):
-        router.observe(_report(number, rng), 0.0)
-    return router
+        router.observe(_report(number, rng), now_s)
 
 
 def _report(worker: int, rng: np.random.Generator) -> Report:

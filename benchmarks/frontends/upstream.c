@@ -1,17 +1,19 @@
 /* A gRPC server that costs as little as can be: any request, once it is whole, gets the same message and status 0.
 
-   upstream PORT...: listens on all of them, in one thread, until SIGTERM. HTTP/2 as far as a client needs it that sends
+   upstream PORT...: listens on all of them, in one thread, until it is killed. HTTP/2 as far as a client needs it that sends
    what it announced: https://www.rfc-editor.org/rfc/rfc9113 */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -124,6 +126,7 @@ static int listen_on(int port) {
 }
 
 int main(int count, char **arguments) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL); /* never longer than who started it */
   int epoll = epoll_create1(0);
   struct epoll_event events[64];
   for (int i = 1; i < count; i++) {

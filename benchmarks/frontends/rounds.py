@@ -1,0 +1,133 @@
+"""Targets measured in turn, round by round; what they are compared by are ratios within each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.client import INFER, load
+from benchmarks.frontends.gateways import ALONE
+from benchmarks.results import Table
+from benchmarks.usage import CpuMeter
+
+WARM_UP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests are sent, which ones, and whose CPU counts."""
+
+    endpoint: str
+    body: Path
+    answer_bytes: int
+    """Of the body of a good answer."""
+    processes: Mapping[str, Sequence[int]]
+    """Ids, by what the table calls them; what they started counts too."""
+    path: str = INFER
+    http1: bool = False
+
+
+@dataclass(frozen=True)
+class Load:
+    """How hard the client pushes."""
+
+    clients: int
+    streams: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measurement."""
+
+    rate_per_s: float
+    p50_us: float
+    cpu_us: Mapping[str, float]
+    """A request, by what the target calls its processes."""
+    not_ok: int
+
+
+Found = Mapping[str, Sequence[Round]]
+"""Of each target, in the order of the rounds."""
+
+
+async def in_turn(targets: Mapping[str, Target], pushed: Load, rounds: int, round_s: float) -> Found:
+    """Load on one of them after the other, the others idle."""
+    for target in targets.values():
+        await _one(target, pushed, WARM_UP_S)
+    found: dict[str, list[Round]] = {name: [] for name in targets}
+    for number in range(rounds):
+        # Every other round the other way round: a drift within rounds then favours nobody.
+        for name in list(targets) if number % 2 == 0 else list(targets)[::-1]:
+            found[name].append(await _one(targets[name], pushed, round_s))
+    return found
+
+
+async def _one(target: Target, pushed: Load, duration_s: float) -> Round:
+    meter = CpuMeter(target.processes)
+    answers = await load(
+        target.endpoint, target.body, duration_s, pushed.clients, pushed.streams, target.path, target.http1
+    )
+    return Round(
+        answers.rate_per_s,
+        float(np.median(answers.latency_s)) * 1e6,
+        {name: spent_s / answers.count * 1e6 for name, spent_s in meter.spent_s().items()},
+        answers.failed(target.answer_bytes),
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number of each round."""
+
+    values: npt.NDArray[np.float64]
+
+    @property
+    def median(self) -> float:
+        """Over the rounds."""
+        return float(np.median(self.values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.values.min():.2f} to {self.values.max():.2f})"
+
+
+def rate(found: Found, name: str, of: str = ALONE) -> Compared:
+    """Throughput as a share of another's."""
+    return _compared(found, name, of, lambda mine, other: mine.rate_per_s / other.rate_per_s)
+
+
+def p50(found: Found, name: str, of: str = ALONE) -> Compared:
+    """Median latency, as a multiple of another's."""
+    return _compared(found, name, of, lambda mine, other: mine.p50_us / other.p50_us)
+
+
+def cpu_added_us(found: Found, name: str, process: str, of: str = ALONE) -> Compared:
+    """CPU a request that one takes and another does not."""
+    return _compared(found, name, of, lambda mine, other: mine.cpu_us[process] - other.cpu_us[process])
+
+
+def _compared(found: Found, name: str, of: str, by: Callable[[Round, Round], float]) -> Compared:
+    return Compared(np.array([by(mine, other) for mine, other in zip(found[name], found[of], strict=True)]))
+
+
+def table(title: str, found: Found, note: str = "") -> Table:
+    """Medians over the rounds; of ratios, the median of those within each round, with their range."""
+    processes = list(dict.fromkeys(process for rounds in found.values() for process in rounds[0].cpu_us))
+    columns = ["", "per s", "of Envoy alone", "p50 µs", "of Envoy alone", *processes, "not OK"]
+    made = Table(title, columns, note=note)
+    for name, rounds in found.items():
+        cpu = [
+            f"{np.median([each.cpu_us[process] for each in rounds]):.1f}" if process in rounds[0].cpu_us else ""
+            for process in processes
+        ]
+        rate_per_s, p50_us = np.median([(each.rate_per_s, each.p50_us) for each in rounds], axis=0)
+        times = (
+            [str(rate(found, name)), f"{p50_us:,.0f}", str(p50(found, name))]
+            if name != ALONE
+            else ["", f"{p50_us:,.0f}", ""]
+        )
+        made.rows.append([name, f"{rate_per_s:,.0f}", *times, *cpu, f"{sum(each.not_ok for each in rounds)}"])
+    return made
