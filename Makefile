@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fuzz soak scoreboard fidelity switchback held-out docs proto clean
+.PHONY: help setup demo test lint bench fuzz wheel soak scoreboard fidelity switchback held-out docs proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -40,9 +40,16 @@ bench: setup ## speed and memory; report in out/bench
 	  { apt-get update -qq && apt-get install --yes -qq --no-install-recommends nghttp2-client >/dev/null; }
 	$(BIN)/python -m benchmarks
 
-fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 at every port, 15 minutes; report in out/fuzz
+fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,000 states for it, 100,000 at every port, 25 minutes; report in out/fuzz
 	$(BIN)/python -m benchmarks.fuzz.request
+	$(BIN)/python -m benchmarks.fuzz.state
 	$(BIN)/python -m benchmarks.fuzz
+
+wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel
+	@# What is left there of a build before would come along.
+	rm -rf build
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir out/wheel .
+	rm -rf build
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
 	$(BIN)/python -m benchmarks.soak

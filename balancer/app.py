@@ -1,4 +1,4 @@
-"""One balancer process: wires the parts together, and is the only reader of the clock."""
+"""One balancer process: wires the parts together, and gives the router its clock."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from balancer.operate.decision_log.recording import Recording
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
+from balancer.operate.native_recording import recording_of
 from balancer.operate.news import News
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
@@ -90,9 +91,9 @@ class App:
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
-            recorder = self._recorder
-            self._native = NativeFront(self.router, self.metrics, recorder.recent, recorder.mistakes)
+            self._native = NativeFront(self.router, self.metrics, self._recorder)
         self._decision_files: DecisionFiles | None = None
+        self._recording: Recording | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
         self._names = HeaderNames()
         self._ads = Ads()
@@ -230,7 +231,7 @@ class App:
             deadline=requests.deadline_header,
         )
         if self._native is not None:
-            self._native.configure(self._names, decision_lines=config.log.decisions_share > 0)
+            self._native.configure(self._names, config.log.decisions_share)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._record(config)
@@ -259,7 +260,7 @@ class App:
             section.max_files,
             count=lambda result, lines: self.metrics.decision_log_lines.labels(result).inc(lines),
         )
-        recording = Recording(
+        self._recording = recording_of(
             self.router,
             self._decision_files,
             process=self._number,
@@ -268,10 +269,13 @@ class App:
             now_s=self._clock(),
             unix_s=time.time(),
         )
-        self._recorder.record(recording)
+        self._recorder.record(self._recording)
 
     def _stop_recording(self, wait_s: float = 0.0) -> None:
         self._recorder.record(None)
+        if self._recording is not None:
+            self._recording.close()
+            self._recording = None
         if self._decision_files is not None:
             self._decision_files.close(wait_s)
             self._decision_files = None

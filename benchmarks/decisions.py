@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.core.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
 from balancer.core.kernel.plain import Kernel
 from balancer.core.router import Router
 from balancer.native.library import Compiled, Library
@@ -39,8 +39,9 @@ def fleet_router(policy: Policy, workers: int, kernel: Kernel) -> Router:
 def add_fleet(router: Router, workers: int, now_s: float) -> None:
     """Workers of three weights, and a report of each."""
     rng = np.random.default_rng(workers)
-    for number in range(workers):
-        router.observe(WorkerAdded(f"worker-{number}", weight=float(rng.choice([1.0, 2.0, 4.0]))), now_s)
+    weights = rng.choice([1.0, 2.0, 4.0], size=workers).tolist()
+    added = (WorkerAdded(f"worker-{number}", weight=weight) for number, weight in enumerate(weights))
+    router.observe(WorkersAdded(tuple(added)), now_s)
     for number in range(workers):
         router.observe(_report(number, rng), now_s)
 

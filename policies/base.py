@@ -42,7 +42,7 @@ class Request:
     rows: float | FloatArray = 1
     """Batch size: the first dimension of the inputs of a batching model."""
     number: int | UintArray = 0
-    """The how-manieth request of this router; round robin and tie-breaking count on it."""
+    """How many requests this router had before it; round robin and ties are decided by it."""
     key: int | UintArray | None = None
     """64-bit hash of the routing key, or None."""
     deadline_s: float | FloatArray = float("inf")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from policies.base import FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

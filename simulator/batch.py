@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from balancer.core.kernel.state import Options
 from balancer.core.keys import STICKY, placing
 from balancer.native.kinds import Native
-from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
 from simulator.engine import loop, rows, truth
@@ -23,8 +22,6 @@ from simulator.engine.fill import Tables, fill
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Batch:

@@ -26,9 +26,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from simulator.engine.tables import service_table
 from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
 from simulator.workload.workload import Demand, Workload
-from tools.load.arrivals import FloatArray
 
 
 def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
@@ -46,7 +46,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
         (kind, m)
         for kind in kinds
         for m, demand in enumerate(demands)
-        if demand.share and _holds(kind, fleet.models[m])
+        if demand.share and kind.holds(fleet.models[m].name)
     ]
     served = {m for _, m in flows}
     for m, demand in enumerate(demands):
@@ -62,7 +62,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     solved = linprog(
         np.array([*(0.0 for _ in flows), -1.0]),
         A_ub=busy,
-        b_ub=[count * _sharing_gain(kind, fleet) for kind, count in kinds.items()],
+        b_ub=[count * sharing_gain(kind, fleet) for kind, count in kinds.items()],
         A_eq=balance,
         b_eq=np.zeros(len(demands)),
         bounds=[*((0.0, high) for high in most), (0.0, None)],
@@ -70,32 +70,20 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     return float(solved.x[-1])
 
 
-def _holds(worker: WorkerSpec, model: ModelSpec) -> bool:
-    return not worker.models or model.name in worker.models
-
-
 def _seconds(model: ModelSpec, worker: WorkerSpec, demand: Demand) -> tuple[float, float]:
     """Seconds that a mean request occupies the device, and an instance, in the batch that is best for each."""
-    service = model.service.get(worker.device, model.service.get("*"))
+    service = model.service_on(worker.device)
     if service is None:
         raise ValueError(f"model {model.name!r} has no service time on {worker.device!r}: add it, or one for '*'")
-    sizes = np.arange(1, model.batching.max_batch_rows + 1, dtype=np.float64)
-    device_s = _at(sizes, service.rows, service.device_s) / sizes / worker.speed * demand.row_work
-    host_s = _at(sizes, service.rows, service.host_s) / sizes * demand.rows if service.host_s else np.zeros(1)
+    on_device, on_host = service_table(service, model.batching.max_batch_rows)
+    sizes = np.arange(1, len(on_device))
+    device_s = on_device[1:] / sizes / worker.speed * demand.row_work
+    host_s = on_host[1:] / sizes * demand.rows
     return float(device_s.min()), float((device_s + host_s).min())
 
 
-def _at(sizes: FloatArray, rows: tuple[int, ...], seconds: tuple[float, ...]) -> FloatArray:
-    """Seconds by batch size, as `ServiceTime` says: straight lines, the last of which goes on."""
-    if len(rows) > 1:
-        slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-        rows, seconds = (*rows, rows[-1] + 1_000_000), (*seconds, seconds[-1] + slope * 1_000_000)
-    read: FloatArray = np.interp(sizes, rows, seconds)
-    return read
-
-
-def _sharing_gain(worker: WorkerSpec, fleet: FleetSpec) -> float:
+def sharing_gain(worker: WorkerSpec, fleet: FleetSpec) -> float:
     """What a device yields at most, in device seconds a second, by executing several at once."""
-    instances = sum(model.instances for model in fleet.models if _holds(worker, model))
-    at_once = np.arange(1, min(worker.sharing.concurrency, instances) + 1)
+    instances = sum(model.instances for model in fleet.models if worker.holds(model.name))
+    at_once = np.arange(1, max(min(worker.sharing.concurrency, instances), 1) + 1)
     return float((at_once / (1 + worker.sharing.interference * (at_once - 1))).max())

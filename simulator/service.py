@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from balancer.config.profile_file import Profile, load_profile
+from balancer.config.profile_file import Profile
 from simulator.spec import ServiceTime
 
 OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"
@@ -113,11 +113,6 @@ def table(model: str, setup: str) -> Table:
     return found
 
 
-def for_setup(model: str, setup: str) -> ServiceTime:
-    """Service times in one setup; arguments and errors as `table`."""
-    return table(model, setup).service
-
-
 def measured(model: str, device: str) -> ServiceTime:
     """Service times of a model on a device kind: A100, A30, A40, V100 or T4.
 
@@ -187,15 +182,6 @@ def fit(batch: Sequence[int], seconds: Sequence[float], weight: Sequence[float] 
     means_s = np.bincount(place, weights * time_s) / total
     smooth_s = isotonic_regression(means_s, weights=total).x
     return ServiceTime(tuple(sizes.tolist()), tuple(smooth_s.tolist()))
-
-
-def read_profile(path: Path) -> dict[str, ServiceTime]:
-    """Service times by model from a profile file; its `device` is for the caller to heed (`load_profile`).
-
-    Raises:
-        ConfigError: it cannot be read, or does not fit.
-    """
-    return from_profile(load_profile(path))
 
 
 def from_profile(profile: Profile) -> dict[str, ServiceTime]:

@@ -70,6 +70,10 @@ class ModelSpec:
     instances: int = 1
     """Executions at once on one worker."""
 
+    def service_on(self, device: str) -> ServiceTime | None:
+        """Of a device kind; None where there is none."""
+        return self.service.get(device, self.service.get("*"))
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -97,6 +101,10 @@ class WorkerSpec:
     present: bool = True
     """Whether it is there at the start; else a `join` or the autoscaler brings it."""
     sharing: Device = Device()
+
+    def holds(self, model: str) -> bool:
+        """Whether the model is loaded."""
+        return not self.models or model in self.models
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,6 @@ def catalogue() -> Catalogue:
     return Catalogue(policies, {name: claims[name] for name in policies}, tuple(unavailable))
 
 
-def available() -> dict[str, type[Policy]]:
-    """Every usable policy by name; see `catalogue` for what is not usable and why."""
-    return dict(catalogue().policies)
-
-
 def _load(entry_point: EntryPoint) -> type[Policy] | UnavailablePolicy:
     try:
         loaded = entry_point.load()

@@ -320,7 +320,7 @@ class EnvoySection(StrictModel):
     frontend: Literal["pick", "native"] | None = None
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
-    (guard, shadow, rollout, decision log, or a policy that is not compiled), the balancer is asked. null: `native` in
+    (decision log, a shadow's share, or a policy that is not compiled), the balancer is asked. null: `native` in
     `balancer up` with one process, else `pick`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in

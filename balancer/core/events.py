@@ -24,6 +24,13 @@ class WorkerAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersAdded:
+    """Several at once, each as `WorkerAdded` says: estimates are fitted once for all of them."""
+
+    workers: tuple[WorkerAdded, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRemoved:
     """Discovery no longer lists the worker."""
 
@@ -116,7 +123,7 @@ class Withdrawn:
     number: int
 
 
-Event = WorkerAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished | Withdrawn
+Event = WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished | Withdrawn
 
 __all__ = [
     "Event",
@@ -129,4 +136,5 @@ __all__ = [
     "Withdrawn",
     "WorkerAdded",
     "WorkerRemoved",
+    "WorkersAdded",
 ]

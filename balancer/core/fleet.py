@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from balancer.core import bounds
 from balancer.core.estimators import columns
-from balancer.core.estimators.columns import FloatArray
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.block import Block
@@ -20,7 +19,7 @@ from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import settings_row
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, objections
-from policies.base import BoolArray, UintArray
+from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
 
 ANY_MODEL = "*"
@@ -94,7 +93,6 @@ class Fleet:
         self._forget_masks()
         self.desk.settings[0] = settings_row(settings)
         self._take_profiles(range(len(self.workers)), self.models)
-        self._fade(0.0)
 
     @property
     def block(self) -> Block:
@@ -132,7 +130,6 @@ class Fleet:
         if new:
             self.revision += 1
             self._take_profiles(range(len(self.workers)), new)
-            self._fade(0.0)
 
     def _forget_models(self, now_s: float) -> None:
         """Give up the columns of models that no worker has had for a while, and nothing is in flight for.
@@ -157,23 +154,26 @@ class Fleet:
             self.forgotten.append(model)
             self.revision += 1
 
-    def add(self, event: WorkerAdded) -> None:
-        """A worker appears, or discovery's word about a known one changes; its state stays then."""
-        if event.worker not in self.index:
-            self._ledger.add(workers=1)
+    def add(self, events: Sequence[WorkerAdded]) -> None:
+        """Workers appear, or discovery's word about known ones changes; the state of those stays then."""
+        known = len(self.workers)
+        new = {event.worker: event.device for event in events if event.worker not in self.index}
+        if new:
+            self._ledger.add(workers=len(new))
             self._find_arrays()
-            row = self.index[event.worker] = len(self.workers)
-            self.workers.append(Worker(event.worker, device=event.device))
-            self.name_hash[row] = key_of(event.worker)
-            self._take_profiles((row,), self.models)
-            self._fade(0.0)
-        row = self.index[event.worker]
-        worker = self.workers[row]
-        worker.weight = self.weight[row] = event.weight
-        worker.draining = event.draining
-        self._take_device(row, event.device)
-        worker.memory_bytes = event.memory_bytes or worker.memory_bytes
-        self.changes += 1
+            for row, (name, device) in enumerate(new.items(), known):
+                self.index[name] = row
+                self.workers.append(Worker(name, device=device))
+                self.name_hash[row] = key_of(name)
+            self._take_profiles(range(known, len(self.workers)), self.models)
+        for event in events:
+            row = self.index[event.worker]
+            worker = self.workers[row]
+            worker.weight = self.weight[row] = event.weight
+            worker.draining = event.draining
+            self._take_device(row, event.device)
+            worker.memory_bytes = event.memory_bytes or worker.memory_bytes
+            self.changes += 1
         self._forget_masks()
 
     def remove(self, name: str) -> None:
@@ -236,19 +236,26 @@ class Fleet:
         """A worker's device kind, where `device` tells it; its profiles are the priors from now on."""
         worker = self.workers[row]
         if device and device != worker.device:
+            before = self._profiles_of(worker)
             worker.device = device
             self.changes += 1
-            self._take_profiles((row,), self.models)
-            self._fade(0.0)
+            if self._profiles_of(worker) != before:
+                self._take_profiles((row,), self.models)
+
+    def _profiles_of(self, worker: Worker) -> list[tuple[float, float] | None]:
+        """What was measured beforehand of the worker's device, by model."""
+        profiles = self.settings.estimators.profiles
+        return [profiles.get((worker.device, model)) for model in self.models]
 
     def _take_profiles(self, rows: Iterable[int], models: Iterable[str]) -> None:
-        """Look up what was measured beforehand of these workers' devices with these models."""
+        """Look up what was measured beforehand of these workers' devices with these models, and fit all anew."""
         profiles = self.settings.estimators.profiles
         for row in rows:
             for model in models:
                 at = row, self.models[model]
                 profile = profiles.get((self.workers[row].device, model), (np.nan, np.nan))
                 self.service.profile_fixed_s[at], self.service.profile_per_row_s[at] = profile
+        self.kernel.fade(self, 0.0)
 
     def _take_identity(self, row: int, worker: Worker, event: Report) -> None:
         """Readiness, loaded versions and the device: what eligibility rests on."""
@@ -333,10 +340,8 @@ class Fleet:
             return
         self._faded_s = now_s
         self._forget_models(now_s)
-        self._fade(-math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / self.settings.estimators.service_memory_s))
-
-    def _fade(self, share: float) -> None:
-        self.kernel.fade(self, share)
+        memory_s = self.settings.estimators.service_memory_s
+        self.kernel.fade(self, -math.expm1(-min(elapsed_s, 10 * _FADE_PERIOD_S) / memory_s))
 
     def knows(self, model: str) -> bool:
         """Whether any worker has reported the model or the table names it."""

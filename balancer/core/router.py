@@ -16,7 +16,17 @@ import numpy as np
 from balancer.core import bounds, refusals
 from balancer.core.answering import answer
 from balancer.core.errors import RoutingError
-from balancer.core.events import Event, Finished, Report, ReportsLost, Sent, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.core.events import (
+    Event,
+    Finished,
+    Report,
+    ReportsLost,
+    Sent,
+    Withdrawn,
+    WorkerAdded,
+    WorkerRemoved,
+    WorkersAdded,
+)
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.kernel import picking
 from balancer.core.kernel.plain import Kernel, Picked
@@ -131,7 +141,9 @@ class Router:
             case Withdrawn():
                 _drop(self._end(event.number, now_s))
             case WorkerAdded():
-                self.fleet.add(event)
+                self.fleet.add((event,))
+            case WorkersAdded():
+                self.fleet.add(event.workers)
             case WorkerRemoved():
                 self.fleet.remove(event.worker)
                 gone = [number for number, sent in self._in_flight.items() if sent.worker == event.worker]
@@ -195,7 +207,8 @@ class Router:
             return None
         ticket = None
         if steering is not None and choice is not None and placed is policy:
-            ticket = steering.answered(choice, steering.stopwatch() - begun_s, request, now_s)
+            seconds = steering.stopwatch() - begun_s
+            ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         chosen = placed is policy and picked.among > 1
         decision = self._decision(number, placed, picked, now_s, request.sequence)
         self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)
@@ -262,10 +275,6 @@ class Router:
         placed = self._policy_for(request, policy)
         probabilities, valid = self._answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
-
-    def probabilities(self, request: Request, now_s: float) -> FloatArray:
-        """What would be answered now, `(n,)`; nothing is counted. Raises as `route` does."""
-        return self.answer_now(request, now_s).probabilities
 
     def _answer(
         self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float

@@ -153,6 +153,10 @@ class LiveView(View):
     def __init__(self, fleet: Fleet, eligible: BoolArray, column: int, rows: float, now_s: float) -> None:
         self._fleet, self._eligible = fleet, eligible
         self.column, self.rows, self.at_s = column, rows, now_s
+        self._queue, self._service = fleet.queue, fleet.service
+        self._latency, self._tokens = fleet.latency, fleet.tokens
+        self._settings = fleet.settings.estimators
+        self._of_model = (slice(None), column)
 
     @property
     def mask(self) -> BoolArray:
@@ -172,30 +176,6 @@ class LiveView(View):
     @part
     def _now_s(self) -> FloatArray:
         return np.asarray(self.at_s)
-
-    @part
-    def _queue(self) -> Queue:
-        return self._fleet.queue
-
-    @part
-    def _service(self) -> Service:
-        return self._fleet.service
-
-    @part
-    def _latency(self) -> Latency:
-        return self._fleet.latency
-
-    @part
-    def _tokens(self) -> Tokens:
-        return self._fleet.tokens
-
-    @part
-    def _settings(self) -> EstimatorSettings:
-        return self._fleet.settings.estimators
-
-    @part
-    def _of_model(self) -> At:
-        return (slice(None), self.column)
 
     def answer(self, policy: Policy, request: Request) -> FloatArray | None:
         """The policy's probabilities, `(n,)`, where the kernel has them; None: ask the policy."""

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, ByteSize, Field, StringConstraints
 
-from balancer.core.events import Event, WorkerAdded, WorkerRemoved
+from balancer.core.events import Event, WorkerAdded, WorkerRemoved, WorkersAdded
 from balancer.files.schema import Bytes, StrictModel, field_error, join_address
 
 
@@ -85,7 +85,7 @@ class WorkerSource(Protocol):
 
 
 def changes(old: Iterable[WorkerSpec], new: Iterable[WorkerSpec]) -> list[Event]:
-    """What to tell the router when `new` replaces `old`: removals first, then what came or changed, as listed.
+    """What to tell the router when `new` replaces `old`: removals first, then at once what came or changed, as listed.
 
     A worker whose address or port changed is removed and added: another process answers there, and what was in flight
     at the former does not burden it.
@@ -101,9 +101,10 @@ def changes(old: Iterable[WorkerSpec], new: Iterable[WorkerSpec]) -> list[Event]
         )
 
     gone = [name for name in before if name not in after or moved(after[name])]
-    came = [
-        worker
+    came = tuple(
+        worker.added()
         for worker in after.values()
         if worker.name not in before or moved(worker) or before[worker.name].added() != worker.added()
-    ]
-    return [*(WorkerRemoved(name) for name in gone), *(worker.added() for worker in came)]
+    )
+    removed = [WorkerRemoved(name) for name in gone]
+    return [*removed, WorkersAdded(came)] if came else [*removed]

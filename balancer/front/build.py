@@ -1,12 +1,10 @@
-"""Compile the module that Envoy loads: `python -m balancer.front.build`.
+"""Compile the module that Envoy loads: `python -m balancer.front.build [PATH]`.
 
-Needs a C compiler (`CC`, by default `cc`), and `kernel.h`, which `python -m balancer.native.build` writes.
+Needs a C compiler (see `balancer.native.compiler`), and `kernel.h`, which `python -m balancer.native.build` writes.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +12,12 @@ from pathlib import Path
 from balancer.front import header
 from balancer.front.module import PATH
 from balancer.native import constants
+from balancer.native.compiler import compiler
 from balancer.native.library import PATH as KERNEL
 
 SOURCES = KERNEL.parent / "module"
+WITHOUT_HOOKS = tuple(sorted(path for path in SOURCES.glob("*.c") if path.name != "filter.c"))
+"""All but what Envoy calls: for programs that drive it in Envoy's place."""
 FLAGS = (
     *("-std=c11", "-O2", "-g1", "-Wall", "-Wextra", "-Werror"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"),
@@ -28,18 +29,18 @@ def build(path: Path = PATH, *further: str) -> Path:
 
     Raises:
         CalledProcessError: it does not compile.
+        CompilerError: there is nothing to compile it with.
     """
     constants.write()
     header.write()
-    compiler = shlex.split(os.environ.get("CC", "cc"))
     draft = path.with_suffix(".new")
     sources = sorted(SOURCES.glob("*.c"))
     files = ["-I", str(KERNEL.parent), "-o", str(draft), *map(str, sources)]
-    command = [*compiler, *FLAGS, *further, *files, "-lm", "-ldl"]
+    command = [*compiler(), *FLAGS, *further, *files, "-lm", "-ldl"]
     subprocess.run(command, check=True)
     draft.replace(path)
     return path
 
 
 if __name__ == "__main__":
-    print(f"compiled the module for Envoy: {build()}", file=sys.stderr)
+    print(f"compiled the module for Envoy: {build(Path(sys.argv[1]) if sys.argv[1:] else PATH)}", file=sys.stderr)

@@ -15,15 +15,24 @@ _UNHEARD_OF = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
 
 
+class Candidate(NamedTuple):
+    """A policy that may decide."""
+
+    name: str
+    needs_key: bool
+    options: str
+    """File; empty: it decides nothing within Envoy."""
+
+
 class Deciding(NamedTuple):
     """What decides, beside the fleet."""
 
-    policy: str
-    needs_key: bool
-    options: tuple[str, str, str]
-    """Files: of the policy, of the hash that places sticky keys, of the one that places sequences."""
+    deciders: tuple[Candidate, ...]
+    """In the order of `Decider`."""
     headers: tuple[str | None, ...]
     """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
+    told: bool = False
+    """Whether decisions are told of in the journal."""
 
 
 class _Strings:
@@ -72,8 +81,9 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         entries[model, version] = (hash_of(*data), *texts, fleet.models.get(model, 0), *placed, loaded)
     order = sorted(entries, key=lambda key: entries[key][0])
     head = np.zeros((), HEAD)
-    head["policy"] = strings.add(deciding.policy)
-    head["options"] = [strings.add(name) for name in deciding.options]
+    head["deciders"] = [
+        (strings.add(each.name), strings.add(each.options), each.needs_key) for each in deciding.deciders
+    ]
     head["headers"] = [strings.add(name) for name in deciding.headers]
     listing = np.array([entries[key] for key in order], ENTRY)
     workers = b"".join(_endpoint(text) for pair in endpoints for text in pair)
@@ -90,7 +100,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         "strings": len(strings.content),
         "flags": Flag.REPORTS_REQUIRED * settings.reports_required
         | Flag.STICKY_KEYS * settings.sticky_keys
-        | Flag.POLICY_NEEDS_KEY * deciding.needs_key,
+        | Flag.DECISION_LOG * deciding.told,
         "any_model": order.index((_UNHEARD_OF, "")) if anybody else NO_ENTRY,
         "no_model": order.index(("", "")),
     }

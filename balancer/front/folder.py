@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 _PARENT = Path("/dev/shm")
-BOOKS, CONTROL = "books", "control"
+BOOKS, CONTROL, JOURNAL = "books", "control", "journal"
 _OWNER = "owner"
 
 
@@ -58,6 +58,10 @@ class Folder:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+    def rename(self, name: str, to: str) -> None:
+        """A file of this folder."""
+        (self.path / name).replace(self.path / to)
 
     def keep_only(self, *names: str) -> None:
         """Remove directories and options but those."""

@@ -17,22 +17,20 @@ from typing import Any
 import numpy as np
 
 from balancer.core import refusals
-from balancer.core.keys import OF_SEQUENCES, STICKY
-from balancer.front.layouts import DIRECTORY_MAGIC, ENUMS, SIZES, STRUCTS, VOIDS, Struct
+from balancer.core.kernel.books import RECORDS
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
-from balancer.gateway.verdict import OF_GRPC, OF_HTTP, Verdict
+from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
 from balancer.native.library import PATH as KERNEL
 
 PATH = KERNEL.parent / "module" / "shared.h"
-assert STICKY.name == OF_SEQUENCES.name
 _NAMES = {
     "NAME_SPACE": names.DECISION_NAMESPACE,
     "NAME_PROCESS": names.PROCESS_KEY,
     "NAME_ASKING": names.ASKING,
     "NAME_DESTINATION": names.DESTINATION,
     "NAME_MAX_RETRIES": names.MAX_RETRIES,
-    "NAME_OF_HASH": STICKY.name,
 }
 _WORDS = ("UNKNOWN", "UNKNOWN_VERSION", "NOBODY", "FULL", "LATE", "SHED")
 _TYPES = {np.dtype(f"{kind}{size}"): f"{'u' * (kind == 'u')}int{8 * size}_t" for kind in "iu" for size in (1, 2, 4, 8)}
@@ -47,12 +45,16 @@ def _content() -> str:
             f"#define DIRECTORY_MAGIC UINT64_C({DIRECTORY_MAGIC:#x})",
             *(line for struct in STRUCTS for line in _struct(struct)),
             "",
+            "/* Of the books: which array, and whether it has a column for each model. */",
+            f"#define JOURNAL_ARRAYS {_listed(_seen())}",
+            "",
             "/* Arguments of `turn_away`: both codes, and the words. What a template quotes comes quoted. */",
             *(_refusal(name, getattr(refusals, name)) for name in _WORDS),
             f"#define CODES_INVALID {_listed(INVALID_CODES)}",
             "",
             "/* First status, last status, whether the worker did what it was asked, and who ended it. */",
             f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",
+            f"#define VERDICTS_OF_ABORTED {_listed(_verdicts({ENDERS.index(by): v for by, v in OF_ABORTED.items()}))}",
             f"#define VERDICTS_OF_HTTP {_listed(_verdicts(OF_HTTP))}",
         )
     )
@@ -95,6 +97,13 @@ def _declared(name: str, kind: np.dtype[Any]) -> str:
     else:
         of = _TYPES[kind]
     return f"{of} {name}{''.join(f'[{length}]' for length in lengths)}"
+
+
+def _seen() -> Iterator[str]:
+    for record, arrays in SEEN.items():
+        for name in arrays:
+            of_model = "m" in RECORDS[record][name][0].split()
+            yield f"{{BALANCER_{record.upper()}_{name.upper()}, {str(of_model).lower()}}}"
 
 
 def _refusal(name: str, words: refusals.Words) -> str:

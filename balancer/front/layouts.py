@@ -10,13 +10,21 @@ from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from balancer.core.bounds import MAX_FALLBACKS
+from balancer.core.bounds import MAX_FALLBACKS, MAX_TEXT_BYTES
 from balancer.core.events import Void
 from balancer.gateway.kserve import HeaderNames, Kind
+from balancer.gateway.verdict import By
 
-SLOTS, OUTCOMES, SEATS = 65_536, 16_384, 64
-"""Requests in flight, outcomes that wait to be read, and Envoys, at most."""
+SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
+"""Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
+TRIALS, OWED = 16_384, 4096
+"""Decisions and ends that guard and rollout are to be told of, and numbers left to the balancer, at most."""
+SIDES = 2
+"""That may decide at a time."""
+MODEL_BYTES = 64
+"""Of a model's name, for guard and rollout; what is longer is cut."""
 ENDPOINT_BYTES = 64
 """Of an `address:port` with the zero that ends it."""
 MOST_NAMED = 1 + MAX_FALLBACKS
@@ -25,6 +33,10 @@ KINDS = tuple(Kind)
 """Of an outcome's kind."""
 VOIDS: tuple[Void, ...] = get_args(Void)
 """Of an outcome's void."""
+ENDERS: tuple[By, ...] = get_args(By)
+"""Of an outcome's aborted."""
+LINE_BITS = 53
+"""Of a decision's number, mixed, by which it is told whether it has a line; as `policies.hashing.unit` has it."""
 NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
 """Headers that may say what a body does not, in order."""
 UNKNOWN_MODEL = -1
@@ -51,18 +63,20 @@ class Decider(IntEnum):
     """A hash, by the request's key."""
     SEQUENCES = 2
     """A hash, by its sequence."""
+    BASELINE = 3
+    """The guard's."""
+    NEW = 4
+    """The one that is rolled out."""
 
 
-class Aborted(IntEnum):
-    """Who ended a request before its response was whole."""
+class Told(IntEnum):
+    """What guard and rollout are told of a request."""
 
-    BY_NOBODY = 0
-    BY_CLIENT = 1
-    BY_WORKER = 2
-    """Or the way to it."""
-    BY_DEADLINE = 3
-    BY_ENVOY = 4
-    """It had no room."""
+    TRIAL_TAKEN = 1
+    TRIAL_SHED = 2
+    TRIAL_ENDED = 3
+    TRIAL_DROPPED = 4
+    """It says nothing."""
 
 
 class Flag(IntFlag):
@@ -70,8 +84,43 @@ class Flag(IntFlag):
 
     REPORTS_REQUIRED = 1
     STICKY_KEYS = 2
-    POLICY_NEEDS_KEY = 4
+    DECISION_LOG = 4
+    """Decisions are told of in the journal."""
 
+
+class RecordKind(IntEnum):
+    """Of a record in the journal."""
+
+    RECORD_SKIP = 0
+    """There is nothing more until the ring begins anew."""
+    RECORD_DECISION = 1
+    RECORD_REFUSAL = 2
+    RECORD_OUTCOME = 3
+
+
+class RecordFlag(IntFlag):
+    """Of a record in the journal."""
+
+    RECORD_KEYED = 1
+    RECORD_SEQUENCE = 2
+    RECORD_QUESTION = 4
+    """About a model or server: no load."""
+    RECORD_OK = 8
+
+
+JOURNAL_RING_BYTES = 16 * 2**20
+SEEN: dict[str, tuple[str, ...]] = {
+    "queue": (
+        *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
+        *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s"),
+    ),
+    "service": ("fixed_s", "per_row_s", "max_batch_rows", "instances"),
+    "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
+    "tokens": ("level", "rate_per_s", "at_s"),
+    "desk": ("reported_s",),
+}
+"""What the columns of a view are made of, in the journal's order: records of the books and their arrays, of which those
+with an axis of models are told of for the request's."""
 
 COUNTS = {
     "picked": "a worker was picked",
@@ -81,6 +130,8 @@ COUNTS = {
     "refusals": "refused",
     "slots_full": "left to Envoy, since too many are in flight",
     "outcomes_lost": "ended and not told, since too many outcomes wait to be read",
+    "trials_lost": "told to no guard or rollout, since too many wait to be read",
+    "lines_lost": "without the line in the log that it was to have, since too many wait to be read",
 }
 """What the module counts of requests, and what that says."""
 
@@ -127,6 +178,8 @@ _OUTCOME = Struct(
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
         ("propensity", np.float64, ""),
+        ("picked", _ENDPOINT, ""),
+        ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
         ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
         ("http_status", np.uint16, "0: none"),
         ("grpc_status", np.int16, "-1: none"),
@@ -140,15 +193,76 @@ _OUTCOME = Struct(
         ("aborted", np.uint8, "enum aborted"),
         ("refusal", np.uint8, "gRPC's status of it"),
         ("matched", np.uint8, "1: the pick still counted as in flight"),
-        (
-            "endpoint",
-            _ENDPOINT,
-            "that was tried last; empty: none. Of a refusal: the field out of bounds",
-        ),
-        ("picked", _ENDPOINT, ""),
+        ("endpoint", _ENDPOINT, "that was tried last; empty: none. Of a refusal: the field out of bounds"),
+    ),
+)
+_LINE = Struct(
+    "line",
+    "A decision, for a log that people read. Texts end with a zero.",
+    (
+        ("number", np.uint64, ""),
+        ("directory", np.uint64, "serial of the one that it was made by"),
+        ("propensity", np.float64, ""),
+        ("decider", np.uint8, "enum decider"),
+        ("refusal", np.uint8, "gRPC's status; 0: a worker was picked"),
+        ("model", f"S{MAX_TEXT_BYTES + 1}", ""),
+        ("request_id", f"S{MAX_TEXT_BYTES + 1}", "the header's"),
+        ("id", f"S{MAX_TEXT_BYTES + 1}", "the message's"),
+        ("named", f"S{MOST_NAMED * ENDPOINT_BYTES}", "endpoints, best first, separated by commas"),
     ),
 )
 _PIECE = Struct("piece", "A text among the strings of a directory.", (("at", np.uint32, ""), ("length", np.uint32, "")))
+_CANDIDATE = Struct(
+    "candidate",
+    "A policy that may decide.",
+    (
+        ("name", _PIECE.dtype, ""),
+        ("options", _PIECE.dtype, "name of a file; empty: it decides nothing here"),
+        ("needs_key", np.uint64, ""),
+    ),
+)
+_SIDE = Struct(
+    "side",
+    "One of the two who may decide.",
+    (
+        ("decider", np.uint64, ""),
+        ("looks_from_s", np.float64, "from then on a guard is to look at a decision"),
+        ("slow_s", np.float64, "decisions that take longer are told of; infinite: nobody watches them"),
+    ),
+)
+_STEERING = Struct(
+    "steering",
+    "Who decides, as it stands: see balancer/core/trials/steering.py.",
+    (
+        ("on", np.uint64, "0: the policy in force, always"),
+        ("lots", np.uint64, ""),
+        ("shadow_lots", np.uint64, ""),
+        ("share", np.float64, "of the numbers, of the second side"),
+        ("shadow_share", np.float64, ""),
+        ("until_s", np.float64, "from then on who decides may be another"),
+        ("told_from_s", np.float64, "from then on decisions are told of"),
+        ("sides", (_SIDE.dtype, SIDES), ""),
+    ),
+)
+_TRIAL = Struct(
+    "trial",
+    "What guard and rollout are told of a request.",
+    (
+        ("number", np.uint64, "of the decision"),
+        ("watched", np.uint64, "decisions of its side so far that a guard counts"),
+        ("at_s", np.float64, ""),
+        ("seconds", np.float64, "that the decision took"),
+        ("value_s", np.float64, "deadline; of what ended, its latency, not a number: none"),
+        ("rows", np.float64, ""),
+        ("priority", np.float64, ""),
+        ("row", np.int32, "of the worker"),
+        ("what", np.uint8, "enum trial_kind"),
+        ("side", np.uint8, ""),
+        ("ok", np.uint8, ""),
+        ("look", np.uint8, "1: a guard is to look at it"),
+        ("model", f"S{MODEL_BYTES}", "or its beginning"),
+    ),
+)
 _HEAD = Struct(
     "directory_head",
     "What a directory begins with; then come endpoints, entries, masks and strings.",
@@ -165,8 +279,7 @@ _HEAD = Struct(
         ("flags", np.uint64, "enum flag"),
         ("any_model", np.int64, "entry for models that are not listed; NO_ENTRY: they are unknown"),
         ("no_model", np.int64, "entry for calls that concern a server"),
-        ("policy", _PIECE.dtype, "its name"),
-        ("options", (_PIECE.dtype, len(Decider)), "names of files"),
+        ("deciders", (_CANDIDATE.dtype, len(Decider)), ""),
         ("headers", (_PIECE.dtype, len(NAMED_HEADERS)), ""),
     ),
 )
@@ -185,13 +298,64 @@ _ENTRY = Struct(
         ("loaded", np.uint64, "1: some worker has a version of the model"),
     ),
 )
-STRUCTS = (_SLOT, _OUTCOME, _PIECE, _HEAD, _ENDPOINTS, _ENTRY)
-SLOT, OUTCOME, HEAD, ENTRY = _SLOT.dtype, _OUTCOME.dtype, _HEAD.dtype, _ENTRY.dtype
+_RECORD = Struct(
+    "record",
+    "What each record in the journal begins with. Records are multiples of 8 bytes; none goes over the ring's end.",
+    (
+        ("bytes", np.uint32, "of all of it"),
+        ("kind", np.uint8, "enum record_kind"),
+        ("flags", np.uint8, "enum record_flag"),
+        ("decider", np.uint8, "enum decider"),
+        ("why", np.uint8, "of a refusal: gRPC's status; of an outcome: enum void_kind"),
+        ("number", np.uint64, "of the decision"),
+        ("at_s", np.float64, ""),
+    ),
+)
+_ASKED = Struct(
+    "asked_record",
+    "A decision or a refusal. What follows: model, version and tenant, then zeros up to a multiple of 8; of a decision "
+    "then JOURNAL_SEEN arrays of `workers` doubles, its probabilities, and a byte for each that says who was eligible, "
+    "with zeros likewise.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("serial", np.uint64, "of the directory that has the rows"),
+        ("key", np.uint64, ""),
+        ("rows", np.float64, "of its inputs"),
+        ("deadline_s", np.float64, ""),
+        ("priority", np.float64, ""),
+        ("propensity", np.float64, ""),
+        ("row", np.int64, "of the worker; -1: shed"),
+        ("fallbacks", (np.int64, MAX_FALLBACKS), "rows; -1: none"),
+        ("workers", np.uint32, "of a refusal: 0"),
+        ("model_bytes", np.uint32, ""),
+        ("version_bytes", np.uint32, ""),
+        ("tenant_bytes", np.uint32, ""),
+    ),
+)
+_ENDED = Struct(
+    "ended_record",
+    "How the request of a decision ended.",
+    (
+        ("record", _RECORD.dtype, ""),
+        ("latency_s", np.float64, "not a number: no measure"),
+        ("endpoint", _ENDPOINT, "that served it; empty: none"),
+    ),
+)
+STRUCTS = (
+    *(_SLOT, _OUTCOME, _LINE, _SIDE, _STEERING, _TRIAL, _PIECE, _CANDIDATE, _HEAD, _ENDPOINTS, _ENTRY),
+    *(_RECORD, _ASKED, _ENDED),
+)
+SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
+STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
+ASKED, ENDED = _ASKED.dtype, _ENDED.dtype
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
-    "aborted": Aborted,
+    "trial_kind": Told,
+    "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
+    "record_kind": RecordKind,
+    "record_flag": RecordFlag,
     "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
     "named_header": tuple(name.upper() for name in NAMED_HEADERS),
     "count": tuple(name.upper() for name in COUNTS),
@@ -200,13 +364,28 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
 SIZES = {
     "SLOTS": SLOTS,
     "OUTCOMES": OUTCOMES,
+    "LINES": LINES,
+    "LINE_BITS": LINE_BITS,
     "SEATS": SEATS,
+    "TRIALS": TRIALS,
+    "OWED": OWED,
+    "SIDES": SIDES,
     "ENDPOINT_BYTES": ENDPOINT_BYTES,
     "MOST_NAMED": MOST_NAMED,
     "DECIDERS": len(Decider),
     "NAMED_HEADERS": len(NAMED_HEADERS),
     "COUNTS": len(COUNTS),
+    "JOURNAL_RING_BYTES": JOURNAL_RING_BYTES,
+    "JOURNAL_SEEN": sum(map(len, SEEN.values())),
     "UNKNOWN_MODEL": UNKNOWN_MODEL,
     "NO_ENTRY": NO_ENTRY,
 }
 """Further numbers that C needs."""
+_FIRST_ALIKE = "directory"
+
+
+def alike(batch: npt.NDArray[Any]) -> list[bytes]:
+    """Of each outcome, the bytes from `directory` on: what is equal in them is counted together."""
+    assert OUTCOME.fields is not None
+    start = OUTCOME.fields[_FIRST_ALIKE][1]
+    return [row[start:] for row in batch.view(f"V{OUTCOME.itemsize}").tolist()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy.typing as npt
 
+from balancer.core.errors import RoutingError
 from balancer.core.events import Event, WorkerRemoved
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.books import options_block
 from balancer.core.keys import OF_SEQUENCES, STICKY
 from balancer.core.router import Answered, Decision, Router
 from balancer.core.settings import Settings
-from balancer.core.trials.steering import Steering
+from balancer.core.trials.steering import Plan, Steering
 from balancer.core.view import LiveView
-from balancer.front.directory import Deciding, directory_of, endpoints_of
-from balancer.front.folder import BOOKS, Folder
+from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
+from balancer.front.folder import BOOKS, JOURNAL, Folder
+from balancer.front.journal import Journal, TornError, basis_of
+from balancer.front.layouts import Decider
 from balancer.front.module import Module
 from balancer.front.state import State
+from balancer.front.trials import Trials
 from balancer.gateway.kserve import HeaderNames
 from balancer.native.call import symbol_of
 from balancer.native.library import Compiled, Library
@@ -32,6 +36,8 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
+_DIRECTORIES_KEPT = 1000
+"""Of which it is known who decided; each lasts as long as nothing changes."""
 
 
 class _SharedKernel(Compiled):
@@ -50,17 +56,23 @@ class SharedRouter(Router):
     ) -> None:
         """`OSError` where there is no room for what is shared."""
         self._kernel = _SharedKernel(library, in_file(folder.path / BOOKS))
-        self._library, self._folder = library, folder
+        self._library, self._module, self._folder = library, module, folder
         self._depth = 0
         self._serial = 0
+        self._deciders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        """Names of policies, by the directories that told of them."""
         self._published: tuple[object, ...] | None = None
         self._grpc: Mapping[str, str] = {}
         self._http: Mapping[str, str] = {}
         self._headers: tuple[str | None, ...] = (None,) * 7
         self._wanted = self._no_room = False
-        self._compiled = library.answers(policy)
+        self.journal: Journal | None = None
+        self.names_by_endpoint: dict[str, str] = {}
+        (folder.path / JOURNAL).unlink(missing_ok=True)
         super().__init__(policy, settings, seed, self._kernel)
+        self._told_of_policies()
         self.state = State(module, folder, mix(seed))
+        self._trials = Trials(self.state)
         self.replaced = 0
         """How often somebody kept the lock."""
         with self._alone():
@@ -69,13 +81,18 @@ class SharedRouter(Router):
     @property
     def asked_because(self) -> str:
         """Why Envoys cannot decide by what is configured, and ask; empty: they can."""
-        if self.steering is not None:
-            return "guard, shadow and rollout compare policies here"
-        if self.witness is not None:
-            return "the decision log records what each decision rested on"
-        if self.lines_wanted:
-            return "the log tells of decisions (log.decisions_share)"
-        return "" if self._compiled else f"policy {self.policy.name} is not compiled"
+        shadow = None if self.steering is None else self.steering.shadow
+        if shadow is not None and shadow.share >= 1:
+            return "the shadow is asked about each decision"
+        if self.witness is not None and self.journal is None:
+            return "there is no room to tell of decisions for the decision log"
+        return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
+
+    def _told_of_policies(self) -> None:
+        """The policies that may decide, beside the hashes, and whether they are compiled."""
+        plan = Plan() if self.steering is None else self.steering.plan
+        self._policies = self.policy, plan.baseline, plan.new
+        self._compiled = tuple(each is not None and self._library.answers(each) for each in self._policies)
 
     def serve(self, wanted: bool) -> None:
         """Whether Envoys are to decide; they do where they can."""
@@ -86,6 +103,7 @@ class SharedRouter(Router):
         """The workers' `address:port`, by name."""
         with self._alone():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
+            self.names_by_endpoint = {end: name for table in (grpc, http) for name, end in table.items()}
 
     def read_headers(self, names: HeaderNames) -> None:
         """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""
@@ -94,20 +112,38 @@ class SharedRouter(Router):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """With the lock; may be nested. Envoys are told of what changed before it is let go."""
+        """With the lock; may be nested. What Envoys decided is known then, and they are told of what changed before it
+        is let go.
+        """
         if self._depth:
             yield
             return
+        # Most of it before, as nobody decides while this has the lock.
+        self._trials.learn(self.steering, self.fleet.workers)
         if not self.state.lock():
             self._replace()
         self._depth = 1
         self._kernel.forget()
         try:
+            self._trials.settle(self.steering, self.fleet.workers)
+            self._look()
             yield
             self._publish()
+            self._trials.publish(self.steering)
         finally:
             self._depth = 0
             self.state.unlock()
+
+    def _look(self) -> None:
+        """Show guards what they are to look at, as it is now."""
+        for choice, request, at_s in self._trials.looks():
+            self._trials.claimed()
+            if self.steering is None:
+                continue
+            try:
+                self.steering.look(choice, request, self.view(request, at_s), at_s)
+            except RoutingError:
+                continue  # nobody may serve it any more: another one is looked at
 
     def _replace(self) -> None:
         """Somebody keeps the lock. Whoever it is may go on at any time, so it keeps the books as well."""
@@ -117,27 +153,54 @@ class SharedRouter(Router):
         self.state.lock()
         self.fleet.renew_block()
         self._count_out(flying, float(self._now_s))
+        self._renew_journal()
         # What it was at when it stopped may be half done.
         own = Counter(sent.worker for sent in self._in_flight.values())
         for row, name in enumerate(self.fleet.names):
             for _ in range(int(self.fleet.queue.in_flight[row]) - own[name]):
                 self.fleet.ended(name, 0, 0.0, float(self._now_s))
         self._published = None
+        self._trials.restart()
         self.serve(self._wanted)
 
-    lines_wanted = False
-    """Whether a log is to tell of decisions, which those of Envoys are not told for."""
+    def tell_decisions(self, share: float | None) -> None:
+        """Have Envoys tell of so many of their decisions in a journal; None: of none any more. Where there is no room
+        for one, they ask."""
+        with self._alone():
+            self._published = self.journal = None
+            if share is not None:
+                try:
+                    self.journal = Journal(self._module, self._folder, share)
+                except OSError as error:
+                    logger.error("decisions of Envoys cannot be recorded, they ask for each request: %s", error)
+
+    def journal_is_torn(self) -> None:
+        """What stands in the journal was not written there by an Envoy: go on with another."""
+        with self._alone():
+            self._published = None
+            self._renew_journal(torn=True)
+
+    def _renew_journal(self, *, torn: bool = False) -> None:
+        if self.journal is None:
+            return
+        try:
+            self.journal.renew(torn=torn)
+        except (OSError, TornError) as error:
+            logger.error("decisions of Envoys cannot be recorded, they ask for each request: %s", error)
+            self.journal = None
+
     _now_s = 0.0
     """Of the last event."""
 
     def _count_out(self, slots: npt.NDArray[Any], now_s: float) -> None:
+        self._trials.dropped(slots["number"].tolist())
         for slot in slots:
             if 0 <= slot["row"] < len(self.fleet.workers):
                 self._kernel.count_out(self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s)
 
     def _publish(self) -> None:
         fleet = self.fleet
-        basis = (fleet.revision, fleet.block.generation, self.policy, fleet.settings, self._headers)
+        basis = (fleet.revision, fleet.block.generation, self._policies, fleet.settings, self._headers)
         if self._published is not None and all(a is b or a == b for a, b in zip(basis, self._published, strict=True)):
             return
         try:
@@ -154,30 +217,54 @@ class SharedRouter(Router):
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self._serial + 1
-        deciding = Deciding(self.policy.name, self.policy.needs_key, self._options(serial), self._headers)
+        deciding = Deciding(self._candidates(serial), self._headers, self.journal is not None)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
+        if self.journal is not None:
+            self.journal.stand(serial, basis_of(fleet, *self._policies))
         self.state.publish(serial)
-        self._folder.keep_only(f"directory-{serial}", *deciding.options)
+        self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciding.deciders))
         self._serial = serial
+        self._deciders[serial] = tuple(each.name for each in deciding.deciders)
+        if len(self._deciders) > _DIRECTORIES_KEPT:
+            self._deciders.popitem(last=False)
 
-    def _options(self, serial: int) -> tuple[str, str, str]:
-        """Files of what the deciders are told. A policy that is not compiled does not decide in Envoy: any will do."""
-        deciders = (self.policy if self._compiled else STICKY, STICKY, OF_SEQUENCES)
-        names = []
-        for place, policy in enumerate(deciders):
-            found = answering(policy, Compiler())
-            assert found is not None
-            names.append(f"options-{serial}-{place}")
-            memory = in_file(self._folder.path / names[-1])
-            options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
-        return names[0], names[1], names[2]
+    def policy_of(self, serial: int, decider: int) -> str:
+        """Name of the policy by which Envoys decided with that directory, as `Decider`."""
+        if decider in (Decider.STICKY, Decider.SEQUENCES):
+            return STICKY.name
+        names = self._deciders.get(serial)
+        return self.policy.name if names is None else names[decider]
+
+    def _candidates(self, serial: int) -> tuple[Candidate, ...]:
+        """In the order of `Decider`."""
+        (policy, baseline, new), (compiled, baseline_compiled, new_compiled) = self._policies, self._compiled
+        return (
+            self._candidate(policy, compiled, f"options-{serial}-policy"),
+            self._candidate(STICKY, True, f"options-{serial}-sticky"),
+            self._candidate(OF_SEQUENCES, True, f"options-{serial}-sequences"),
+            self._candidate(baseline, baseline_compiled, f"options-{serial}-baseline"),
+            self._candidate(new, new_compiled, f"options-{serial}-new"),
+        )
+
+    def _candidate(self, policy: Policy | None, compiled: bool, file: str) -> Candidate:
+        """With what it is told in that file."""
+        if policy is None:
+            return Candidate("", False, "")
+        found = answering(policy, Compiler())
+        if found is None or not compiled:
+            return Candidate(policy.name, policy.needs_key, "")
+        memory = in_file(self._folder.path / file)
+        block = options_block(found, self.fleet.block.room, symbol_of(found.name), memory, self._library.stamp)
+        name = f"{file}-{self.state.digest(block.buffer):016x}"
+        self._folder.rename(file, name)
+        return Candidate(policy.name, policy.needs_key, name)
 
     def configure(self, policy: Policy, settings: Settings, steering: Steering | None = None) -> None:
         """See `Router`."""
         with self._alone():
-            self._compiled = self._library.answers(policy)
             super().configure(policy, settings, steering)
+            self._told_of_policies()
             self.serve(self._wanted)
 
     def observe(self, event: Event, now_s: float) -> None:
@@ -186,8 +273,9 @@ class SharedRouter(Router):
         with self._alone():
             row = self.fleet.index.get(event.worker) if isinstance(event, WorkerRemoved) else None
             super().observe(event, now_s)
-            if row is not None:
+            if isinstance(event, WorkerRemoved) and row is not None:
                 self.state.row_removed(row)
+                self._trials.gone(event.worker)
 
     def tick(self, now_s: float) -> None:
         """See `Router`."""
@@ -198,6 +286,7 @@ class SharedRouter(Router):
     def give_up(self, now_s: float) -> None:
         """Requests whose Envoy is gone, or that have been in flight for too long, count no more. Once a second."""
         before_s = now_s - self.settings.outcome_timeout_s
+        self._trials.expire(before_s)
         if self.state.due(before_s):
             self._end_all(partial(self.state.expired, before_s), now_s)
         for ticket in self.state.left():
@@ -213,11 +302,15 @@ class SharedRouter(Router):
         """See `Router`."""
         self._now_s = now_s
         with self._alone():
-            self._number = self.state.number
+            following, owed = self.state.number, self.state.owed()
+            self._number = following if owed is None else owed
             try:
-                return super().route(request, now_s, subset)
+                decision = super().route(request, now_s, subset)
+                self._trials.claimed()
+                return decision
             finally:
-                self.state.number = self._number
+                self.state.number = self._number if owed is None else following
+                self._number = self.state.number
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """See `Router`."""
@@ -228,6 +321,12 @@ class SharedRouter(Router):
         """See `Router`."""
         with self._alone():
             return super().answer_now(request, now_s)
+
+    def learn(self) -> None:
+        """Guard and rollout take in what Envoys decided, and what came of it; every 20 ms."""
+        if self.steering is not None:
+            with self._alone():
+                pass
 
     @property
     def next_number(self) -> int:

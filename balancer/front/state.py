@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.front.folder import CONTROL, Folder
-from balancer.front.layouts import COUNTS, OUTCOME, SEATS, SLOT, SLOTS
+from balancer.front.layouts import COUNTS, LINE, LINE_BITS, LINES, OUTCOME, SEATS, SLOT, SLOTS, TRIAL
 from balancer.front.module import Module
 from balancer.native.shared import in_file
 
@@ -21,6 +21,7 @@ STALE_AFTER_S = 0.1
 WAIT_S = 0.25
 """For the lock. Envoys have it for microseconds: one that has it longer ended with it, or was stopped."""
 _MOST_AT_ONCE = 4096
+_NONE = (1 << 64) - 1
 
 
 class State:
@@ -30,6 +31,12 @@ class State:
         """`seed`: of the lots, mixed. `OSError` where there is no room for it."""
         self._module, self._folder, self._seed = module, folder, seed
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
+        self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
+        self._read_lines = np.zeros(LINES, LINE)
+        self._lines_below = 0
+        self._counted = dict.fromkeys(COUNTS, 0)
+        """In files that were given up, as the next."""
+        self._left: dict[str, list[npt.NDArray[Any]]] = {}
         self._make(0)
 
     def _make(self, number: int) -> None:
@@ -38,6 +45,7 @@ class State:
         self._known_tickets = 0
         self._alive: set[int] = set()
         self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9))
+        self._call("tell_lines", self._lines_below)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._module.call(name, self._at, *arguments)
@@ -46,6 +54,11 @@ class State:
         """Give this file up for another, which is to be published; returns what was in flight, as `SLOT`."""
         self._call("replaced")
         flying = self._give_up(math.inf, 0)
+        self._counted = self.counts()
+        self._left = {
+            "outcomes": [batch.copy() for batch in self.outcomes()],
+            "lines": [batch.copy() for batch in self.lines()],
+        }
         before = self._memory
         self._make(self.number)
         del before
@@ -68,6 +81,10 @@ class State:
     def number(self, number: int) -> None:
         self._call("set_number", number)
 
+    def digest(self, content: mmap.mmap) -> int:
+        """By which the module knows what was written here from anything else."""
+        return int(self._module.call("digest", ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)))
+
     def publish(self, serial: int) -> None:
         """Let Envoys use the directory of that number."""
         self._call("publish", serial)
@@ -86,7 +103,7 @@ class State:
 
     def counts(self) -> dict[str, int]:
         """What the module counted."""
-        return {name: int(self._call("count", place)) for place, name in enumerate(COUNTS)}
+        return {name: self._counted[name] + int(self._call("count", place)) for place, name in enumerate(COUNTS)}
 
     @property
     def in_flight(self) -> int:
@@ -95,8 +112,38 @@ class State:
 
     def outcomes(self) -> Iterator[npt.NDArray[Any]]:
         """What ended since this was last read, as `OUTCOME`, in batches that hold until the next."""
-        while count := int(self._call("outcomes", self._read.ctypes.data, len(self._read))):
-            yield self._read[:count]
+        return self._waiting("outcomes", self._read)
+
+    def lines(self) -> Iterator[npt.NDArray[Any]]:
+        """Decisions of which the log is to tell, as `LINE`, likewise."""
+        return self._waiting("lines", self._read_lines)
+
+    def _waiting(self, what: str, into: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        yield from self._left.pop(what, ())
+        while count := int(self._call(what, into.ctypes.data, len(into))):
+            yield into[:count]
+
+    def tell_lines(self, share: float) -> None:
+        """For that share of the decisions, as `balancer.operate.logs.DecisionLines` has it."""
+        self._lines_below = math.ceil(share * 2.0**LINE_BITS)
+        self._call("tell_lines", self._lines_below)
+
+    def steer(self, said: bytes) -> None:
+        """With the lock held: who decides, as `STEERING`."""
+        self._call("steer", said)
+
+    def watched(self, side: int) -> int:
+        """With the lock held: decisions of that side, ever, that a guard counts."""
+        return int(self._call("watched", side))
+
+    def owed(self) -> int | None:
+        """With the lock held: takes the number that was left to the balancer first; None: none is left."""
+        number = int(self._call("owed"))
+        return None if number == _NONE else number
+
+    def trials(self) -> Iterator[npt.NDArray[Any]]:
+        """What guard and rollout are told, as `TRIAL`, in batches as of `outcomes`."""
+        return self._waiting("trials", self._read_trials)
 
     def expired(self, before_s: float) -> npt.NDArray[Any]:
         """With the lock held: requests that were sent before that are given up, as `SLOT`."""

@@ -18,7 +18,6 @@ from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from balancer.core.bounds import MAX_LATENCY_S, MAX_TEXT_BYTES
-from balancer.core.events import Void
 from balancer.gateway.names import (
     DECISION_NAMESPACE,
     EXTRACTION,
@@ -28,7 +27,7 @@ from balancer.gateway.names import (
     RUN_SEPARATOR,
 )
 from balancer.gateway.outcomes_wire import read_message
-from balancer.gateway.verdict import code, verdict
+from balancer.gateway.verdict import OF_ABORTED, By, Verdict, code, verdict
 
 NOT_PICKED = -1
 REFUSED = -2
@@ -65,10 +64,12 @@ _FLAGS = {
     "dns_resolution_failure": "DF",
     "downstream_remote_reset": "DR",
 }
-_CLIENT_LEFT = frozenset({"DC", "DR", "DPE"})
-_DEADLINE_PASSED = frozenset({"UT", "DT", "UMSDR"})
-_ENVOY_SHED = frozenset({"OM", "UO"})
-_WAY_TO_WORKER_FAILED = frozenset({"UF", "UC", "UR", "UPE", "LR"})
+_ABORTED: tuple[tuple[By, frozenset[str]], ...] = (
+    ("client", frozenset({"DC", "DR", "DPE"})),
+    ("gateway", frozenset({"OM", "UO"})),
+    ("deadline", frozenset({"UT", "DT", "UMSDR"})),
+    ("worker", frozenset({"UF", "UC", "UR", "UPE", "LR"})),
+)
 # As `responses.decision` writes it.
 _NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<number>[0-9]{{1,19}})")
 
@@ -204,23 +205,23 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outco
     )
 
 
-def verdict_of(outcome: Outcome) -> tuple[bool, Void]:
-    """`verdict` with Envoy's own account of how the request ended.
-
-    Against the worker speak, besides its answers, no connection, a reset, or broken protocol; where none was asked,
-    nothing speaks against one.
-    """
+def aborted_by(outcome: Outcome) -> By:
+    """Who ended the request, by Envoy's flags: against the worker speak no connection, a reset, and broken protocol."""
     flags = outcome.flags
+    if not flags:
+        return ""
+    return next((by for by, speaking in _ABORTED if not speaking.isdisjoint(flags)), "")
+
+
+def verdict_of(outcome: Outcome, by: By | None = None) -> Verdict:
+    """`verdict` with Envoy's own account of how the request ended; where none was asked, nothing speaks against one.
+
+    `by`: `aborted_by(outcome)`, where that is known.
+    """
     if not outcome.upstream:
         return False, "client"
-    if flags:
-        if not _CLIENT_LEFT.isdisjoint(flags) or not _ENVOY_SHED.isdisjoint(flags):
-            return False, "client"
-        if not _DEADLINE_PASSED.isdisjoint(flags):
-            return False, "deadline"
-        if not _WAY_TO_WORKER_FAILED.isdisjoint(flags):
-            return False, ""
-    return verdict(outcome.grpc_status, outcome.http_status)
+    by = aborted_by(outcome) if by is None else by
+    return OF_ABORTED[by] if by else verdict(outcome.grpc_status, outcome.http_status)
 
 
 def _seconds(duration: Duration) -> float:

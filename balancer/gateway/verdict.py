@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from balancer.core.events import Void
 
 Verdict = tuple[bool, Void]
@@ -14,9 +16,12 @@ _LATE: Verdict = (False, "deadline")
 _CLIENTS: Verdict = (False, "client")
 # OK, DEADLINE_EXCEEDED; UNAVAILABLE, DATA_LOSS; UNKNOWN, INTERNAL: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
 OF_GRPC = {0: _ANSWER, 4: _LATE, 14: _FAULT, 15: _FAULT, 2: _FAILED_AT_IT, 13: _FAILED_AT_IT}
-OF_HTTP: dict[int, Verdict] = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT} | dict.fromkeys(
-    range(200, 300), _ANSWER
-)
+OF_HTTP: dict[int, Verdict] = {502: _FAULT, 503: _FAULT, 504: _LATE, 500: _FAILED_AT_IT}
+OF_HTTP |= dict.fromkeys(range(200, 300), _ANSWER)
+By = Literal["", "client", "worker", "deadline", "gateway"]
+"""Who ended a request before its worker had answered it: the worker also for the way to it, the gateway where it had no
+room. Empty: nobody did."""
+OF_ABORTED: dict[By, Verdict] = {"client": _CLIENTS, "worker": _FAULT, "deadline": _LATE, "gateway": _CLIENTS}
 _MOST_DIGITS = 3
 
 

@@ -23,6 +23,7 @@ from balancer.core.kernel.state import Options
 from balancer.core.settings import Settings
 from balancer.native import constants
 from balancer.native.call import new_call
+from balancer.native.compiler import compiler
 from balancer.native.compiling import OPTIONS
 from balancer.native.entries import entries
 from balancer.native.header import header_of
@@ -84,6 +85,10 @@ define i64 @balancer_{name}(ptr %x, ptr %options, ptr %call) {{
 }}
 """
     module = binding.parse_assembly(code)
+    # Helpers of numba's come with each object, alike: they are each one's own.
+    for helper in module.functions:
+        if not helper.is_declaration and helper.name != f"balancer_{name}":
+            helper.linkage = "internal"
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=_CPUS.get(platform.machine(), "generic"), opt=3, reloc="pic", codemodel="default"
@@ -96,15 +101,14 @@ def _stamped(folder: Path) -> Path:
     source = folder / "stamp.c"
     source.write_text(f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}', encoding="utf-8")
     made = folder / "stamp.o"
-    subprocess.run(["cc", "-c", "-O2", "-fPIC", "-o", made, source], check=True)
+    subprocess.run([*compiler(), "-c", "-O2", "-fPIC", "-o", made, source], check=True)
     return made
 
 
 def _link(objects: Sequence[Path], path: Path) -> None:
     draft = path.with_suffix(".new")
-    # Helpers of numba's come with each object, alike.
-    options = ["-Wl,--no-undefined", "-Wl,--allow-multiple-definition", "-Wl,--strip-all"]
-    subprocess.run(["cc", "-shared", "-o", draft, *objects, "-lm", *options], check=True)
+    options = ["-Wl,--no-undefined", "-Wl,--strip-all"]
+    subprocess.run([*compiler(), "-shared", "-o", draft, *objects, "-lm", *options], check=True)
     draft.replace(path)
 
 

@@ -52,10 +52,11 @@ class Distribution:
         """Observations in each bucket, not cumulative; the last is what is above all bounds."""
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Take in a value, in the unit of the bounds."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, *values: float) -> None:
+        """Take in values, in the unit of the bounds."""
+        for value in values:
+            self.counts[bisect_left(self._bounds, value)] += 1
+            self.sum += value
 
 
 class Family(ABC, Generic[Child]):
@@ -144,10 +145,10 @@ class Histograms(Family[Distribution]):
         self._bounds = [*map(str, bounds), "+Inf"]
 
     def _lines(self, labels: str, child: Distribution) -> str:
-        name = self._family
+        name, before = self._family, labels and f"{labels},"
         counts = list(itertools.accumulate(child.counts))
         buckets = [
-            f'{name}_bucket{{{labels},le="{bound}"}} {count}\n'
+            f'{name}_bucket{{{before}le="{bound}"}} {count}\n'
             for bound, count in zip(self._bounds, counts, strict=True)
         ]
         return f"{''.join(buckets)}{name}_count{{{labels}}} {counts[-1]}\n{name}_sum{{{labels}}} {child.sum}\n"

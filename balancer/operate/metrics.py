@@ -26,7 +26,7 @@ from policies.columns import DECLARED, columns_of
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_DECISION_BUCKETS_S = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
+_DECISION_BUCKETS_S = (1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _MOST_POLICIES = 256
 _STATUSES = frozenset(
@@ -112,16 +112,31 @@ class Metrics:
             ("model", "worker"),
             _LATENCY_BUCKETS_S,
         )
-        self._families: tuple[Family[Any], ...] = (self.requests, self.errors, self.latency)
-        self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
-        self.decision_duration = prometheus.Histogram(
+        self.first_byte = Histograms(
+            "balancer_first_byte_seconds",
+            "Until the worker's answer began, successful unary inference",
+            ("model",),
+            _LATENCY_BUCKETS_S,
+        )
+        self._received = self._series("received_bytes", "Bodies of the requests that workers got", "model")
+        self._sent = self._series("sent_bytes", "Bodies of their answers", "model")
+        decision = Histograms(
             "balancer_decision_duration_seconds",
             "Time to read a request, decide, and write the answer",
-            buckets=_DECISION_BUCKETS_S,
-            registry=self.registry,
+            (),
+            _DECISION_BUCKETS_S,
         )
+        self.decision_duration = decision.labels()
+        self._families: tuple[Family[Any], ...] = (
+            *(self.requests, self.errors, self.latency),
+            *(self.first_byte, self._received, self._sent, decision),
+        )
+        self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
         self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
         self.fallbacks = self._counter("fallbacks", "Requests not served as picked, by cause", "cause")
+        self.aborted = self._counter(
+            "aborted_requests", "Requests that were not answered to their end, by who ended them", "by"
+        )
         self.handler_errors = self._counter(
             "handler_errors",
             "Calls that failed by a mistake of the balancer's; none was answered as if it had not",
@@ -183,6 +198,11 @@ class Metrics:
         if status not in _STATUSES:
             status = "grpc_other" if status.startswith("grpc_") else "http_other"
         return self.requests.labels(self.model_label(model), self._worker_label(worker), status)
+
+    def moved(self, model: str, received_bytes: int, sent_bytes: int) -> None:
+        """Count bodies; `model` is a label."""
+        self._received.labels(model).inc(received_bytes)
+        self._sent.labels(model).inc(sent_bytes)
 
     def errors_of(self, model: str, worker: str) -> Count:
         """The counter of the worker's failures with these labels."""

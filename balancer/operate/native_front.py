@@ -10,9 +10,10 @@ from balancer.discovery.workers import WorkerSpec
 from balancer.front.router import SharedRouter
 from balancer.gateway.kserve import HeaderNames
 from balancer.operate.metrics import Metrics
-from balancer.operate.mistakes import Mistakes
+from balancer.operate.native_counts import NativeCounts
 from balancer.operate.native_outcomes import NativeOutcomes
-from balancer.operate.recent import Recent
+from balancer.operate.native_recording import NativeRecording
+from balancer.operate.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,10 @@ _GIVE_UP_EVERY_S = 1.0
 class NativeFront:
     """The balancer's side of the front end `native`."""
 
-    def __init__(self, router: SharedRouter, metrics: Metrics, recent: Recent, mistakes: Mistakes) -> None:
-        self._router, self._mistakes = router, mistakes
-        self._outcomes = NativeOutcomes(router, metrics, recent)
+    def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
+        self._router, self._mistakes = router, recorder.mistakes
+        self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines)
+        metrics.registry.register(NativeCounts(router))
         self._said = ""
         self._given_up_s = 0.0
 
@@ -38,21 +40,23 @@ class NativeFront:
         )
         self._outcomes.tell((end, each.name) for each in listed for end in (each.grpc_endpoint, each.http_endpoint))
 
-    def configure(self, names: HeaderNames, *, decision_lines: bool) -> None:
-        """Headers that may say what a body does not, and whether the log tells of decisions."""
-        self._router.lines_wanted = decision_lines
+    def configure(self, names: HeaderNames, lines_share: float) -> None:
+        """Headers that may say what a body does not, and the share of decisions that the log tells of."""
+        self._router.state.tell_lines(lines_share)
         self._router.read_headers(names)
 
     async def run(self, stop: asyncio.Event, clock: Callable[[], float], may_pick: Callable[[], bool]) -> None:
         """Until `stop` is set."""
         while not stop.is_set():
             try:
-                self._once(clock(), may_pick())
+                more = self._once(clock(), may_pick())
             except Exception as error:  # Envoys would take the balancer for dead
                 self._mistakes.caught("native", error)
-            await asyncio.sleep(_BEAT_S)
+                more = False
+            await asyncio.sleep(0 if more else _BEAT_S)
 
-    def _once(self, now_s: float, may_pick: bool) -> None:
+    def _once(self, now_s: float, may_pick: bool) -> bool:
+        """Whether there is more to be read at once."""
         state = self._router.state
         state.beat()
         self._router.serve(may_pick)
@@ -60,8 +64,13 @@ class NativeFront:
         if why and why != self._said:
             logger.warning("Envoy asks the balancer for each request, and does not decide itself: %s", why)
         self._said = why
+        self._router.learn()
         for batch in state.outcomes():
             self._outcomes.take(batch)
+        for batch in state.lines():
+            self._outcomes.lines(batch)
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:
             self._given_up_s = now_s
             self._router.give_up(now_s)
+        recording = self._router.witness
+        return isinstance(recording, NativeRecording) and recording.drain()

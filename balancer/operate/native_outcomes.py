@@ -1,33 +1,33 @@
-"""What the module says of decisions made within Envoy, taken to metrics and the live line as `Recorder` does."""
+"""What Envoy's module says of the requests that it decided about, taken where the recorder takes what it hears."""
 
 from __future__ import annotations
 
-import math
 from collections import namedtuple
 from collections.abc import Iterable
 from typing import Any
 
 import numpy.typing as npt
 
-from balancer.front.layouts import KINDS, OUTCOME, VOIDS, Source
+from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Source, alike
 from balancer.front.router import SharedRouter
 from balancer.gateway.kserve import Kind
-from balancer.gateway.verdict import verdict
-from balancer.operate.metrics import Metrics
-from balancer.operate.recent import Recent
+from balancer.gateway.responses import CODES, INVALID_CODES
+from balancer.operate.logs import DecisionLines, Reason
+from balancer.operate.metric_series import OTHER
+from balancer.operate.tally import REASONS, Ended, Measured, Tally
 
 _Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
-_INVALID = 3
-_REASONS = {_INVALID: "invalid", 5: "unknown_model", 8: "shed", 14: "no_worker"}
+_Line: Any = namedtuple("_Line", LINE.names or ())  # type: ignore[misc]  # likewise
+_INVALID = INVALID_CODES[1]
+_REASONS: dict[int, Reason] = {CODES[error][1]: reason for error, reason in REASONS.items()}
 """Of refusals, by gRPC's status."""
-_FAILURES = ("", "request")
 
 
 class NativeOutcomes:
     """Counts what ended. The estimators have learned of it already."""
 
-    def __init__(self, router: SharedRouter, metrics: Metrics, recent: Recent) -> None:
-        self._router, self._metrics, self._recent = router, metrics, recent
+    def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines) -> None:
+        self._router, self._tally, self._lines = router, tally, lines
         self._names: dict[bytes, str] = {}
 
     def tell(self, endpoints: Iterable[tuple[str, str]]) -> None:
@@ -35,41 +35,76 @@ class NativeOutcomes:
         self._names = {endpoint.encode(): name for endpoint, name in endpoints}
 
     def take(self, batch: npt.NDArray[Any]) -> None:
-        """As `OUTCOME`."""
-        models = {column: model for model, column in self._router.fleet.models.items() if column}
-        for row in batch.tolist():
-            self._take(_Told._make(row), models)
+        """As `OUTCOME`. Those that are alike are counted together, which costs a tenth."""
+        models = {column: model for model, column in self._router.fleet.models.items()}
+        models |= {0: "", UNKNOWN_MODEL: OTHER}
+        groups: dict[bytes, list[int]] = {}
+        for place, key in enumerate(alike(batch)):
+            groups.setdefault(key, []).append(place)
+        for places in groups.values():
+            rows = batch[places]
+            told: Any = _Told._make(rows[0].item())
+            if told.source == Source.REFUSED:
+                self._refused(told, rows, models)
+            else:
+                self._ended(told, rows, models)
 
-    def _take(self, told: Any, models: dict[int, str]) -> None:
-        metrics = self._metrics
-        status = f"grpc_{told.grpc_status}" if told.grpc and told.grpc_status >= 0 else f"http_{told.http_status}"
-        source, at_s, latency_s, ok = told.source, told.at_s, told.latency_s, bool(told.ok)
-        unserved, refusal = not told.endpoint, told.refusal
-        inference, model = KINDS[told.kind] is Kind.INFERENCE, models.get(told.column, "")
-        if source == Source.REFUSED:
-            metrics.refusals.labels(_REASONS.get(refusal, "invalid")).inc()
-            if refusal == _INVALID:
-                metrics.refused_inputs.labels("request", told.endpoint.decode("utf-8", "replace")).inc()
-        elif source == Source.BY_POLICY:
-            metrics.decisions_of(self._router.policy.name).inc()
-            self._router.outcomes["matched"] += 1
-        elif not unserved:
-            metrics.fallbacks.labels("no_pick").inc()
-        if source == Source.REFUSED or unserved:
-            failed = verdict(told.grpc_status, told.http_status) in ((False, ""), (False, "request"))
-            if inference and failed:
-                self._recent.add(at_s, None, False, source == Source.BY_POLICY)
-            metrics.requests_of(model, "", status).inc()
+    def _policy(self, told: Any) -> str:
+        """Whose decision it was."""
+        return self._router.policy_of(told.directory, told.decider)
+
+    def _refused(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
+        if told.refusal == _INVALID:
+            self._tally.invalid(told.endpoint.decode("utf-8", "replace"), len(rows))
+        else:
+            self._tally.refused(_REASONS[told.refusal], rows["decision_s"].tolist())
+        self._tally.unserved(_ended_as(told, models, ""), rows["at_s"].tolist())
+
+    def _ended(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
+        picked = told.source == Source.BY_POLICY
+        if picked:
+            self._tally.decided(self._policy(told), rows["decision_s"].tolist())
+        ended = _ended_as(told, models, self._names.get(told.endpoint, ""))
+        if not told.endpoint:
+            self._tally.unserved(ended, rows["at_s"].tolist())
             return
-        if told.attempts > 1:
-            metrics.fallbacks.labels("retried").inc()
-        worker = self._names.get(told.endpoint, "")
-        fault = not ok and VOIDS[told.void_kind] in _FAILURES
-        measured_s = latency_s if math.isfinite(latency_s) else None
-        if inference:
-            self._recent.add(at_s, measured_s if ok else None, not fault, source == Source.BY_POLICY)
-        metrics.requests_of(model, worker, status).inc()
-        if fault:
-            metrics.errors_of(model, worker).inc()
-        if measured_s is not None and ok and worker:
-            metrics.latency_of(model, worker).observe(measured_s)
+        self._router.outcomes["matched" if told.matched else "unmatched"] += len(rows)
+        times = (rows[name].tolist() for name in ("at_s", "latency_s", "first_byte_s"))
+        moved = (int(rows[name].sum()) for name in ("bytes_in", "bytes_out"))
+        self._tally.served(ended, Measured(*times, *moved))
+        self._tally.placed(picked, told.attempts, len(rows))
+
+    def lines(self, batch: npt.NDArray[Any]) -> None:
+        """Decisions of which the log is to tell, as `LINE`."""
+        for row in batch.tolist():
+            told: Any = _Line._make(row)
+            named = [self._names.get(endpoint, "") for endpoint in told.named.split(b",") if endpoint]
+            self._lines.write(
+                number=None if told.refusal else told.number,
+                request_id=_text(told.request_id),
+                triton_request_id=_text(told.id),
+                model=_text(told.model),
+                worker=named[0] if named else "",
+                policy=self._policy(told),
+                propensity=told.propensity,
+                fallbacks=tuple(named[1:]),
+                reason=_REASONS[told.refusal] if told.refusal else "picked",
+            )
+
+
+def _text(told: bytes) -> str:
+    return told.decode("utf-8", "replace")
+
+
+def _ended_as(told: Any, models: dict[int, str], worker: str) -> Ended:
+    return Ended(
+        model=models.get(told.column, OTHER),
+        worker=worker,
+        grpc_status=told.grpc_status if told.grpc else -1,
+        http_status=told.http_status,
+        inference=KINDS[told.kind] is Kind.INFERENCE,
+        picked=told.source == Source.BY_POLICY,
+        ok=bool(told.ok),
+        void=VOIDS[told.void_kind],
+        by=ENDERS[told.aborted],
+    )

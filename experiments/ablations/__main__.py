@@ -15,8 +15,8 @@ from experiments.ablations.gradients import Effort
 from experiments.ablations.report import page, ratios
 from experiments.ablations.runs import EstimatesJob, Job, run
 from experiments.ablations.variants import EXPECTED, VARIANTS, WLPR, Budget, trained_on
+from experiments.by_hand import words_of
 from simulator.scenario import load_scenario, scenario_names
-from simulator.scoreboard.by_hand import words_of
 from simulator.training.checkpoint import write_whole
 from simulator.training.pool import Processes
 from simulator.training.validation import REPORT_SEED, Case, cases

@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from experiments.ablations.pgpe import AblatedPgpe
+from experiments.ablations.switches import Ablation
 from policies.base import FloatArray
 from policies.learned.network import Network
 from simulator.training import collect
-from simulator.training.ablation import Ablation
 from simulator.training.actor import Actor, Critic
 from simulator.training.arena import CostWeights, arena
 from simulator.training.collect import Decisions, normalised, relative_cost
-from simulator.training.pgpe import MOST_DIFFERENCE, Pgpe, PgpeSettings, sampled_differences
+from simulator.training.pgpe import MOST_DIFFERENCE, Pgpe, PgpeSettings
 from simulator.training.ppo import PpoSettings, advantages
 from simulator.training.reinforce import returns_to_go
 from simulator.training.scenarios import Randomised
@@ -97,12 +98,11 @@ def _of_pgpe(draw: Randomised, ablation: Ablation, effort: Effort) -> tuple[Floa
         requests=effort.requests,
         tasks=8,
         cost=CostWeights(regret=0.0),
-        ablation=ablation,
     )
-    algorithm = Pgpe(settings, draw, effort.seed)
+    algorithm = AblatedPgpe(settings, draw, effort.seed, ablation)
     tasks = algorithm.tasks()
     began_s = time.process_time()
-    found = [sampled_differences(task) for task in tasks]
+    found = [algorithm.sampled(task) for task in tasks]
     seconds = time.process_time() - began_s
     chosen = scale_by_part(settings.hidden, {name: float(name == "bias") for name in Network._fields}) > 0
     noise, difference = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -150,7 +150,7 @@ def _of_decisions(draw: Randomised, effort: Effort) -> dict[str, tuple[FloatArra
 
     def line(title: str, horizon: float, variate: bool, critic: bool, trace: float, even: bool = False) -> None:
         began_s = time.process_time()
-        cost = relative_cost(found, variate)
+        cost = _cost(found, variate)
         if critic:
             estimate = _estimates(estimates[horizon, variate], found)
             settings = PpoSettings(horizon=horizon, trace=trace)
@@ -177,6 +177,11 @@ def _of_decisions(draw: Randomised, effort: Effort) -> dict[str, tuple[FloatArra
     return lines
 
 
+def _cost(found: Decisions, variate: bool) -> FloatArray:
+    """What each decision cost, `(t, e)`, with the control variate or without."""
+    return relative_cost(found if variate else found._replace(expected_cost=np.zeros_like(found.expected_cost)))
+
+
 def _slopes(network: Network, found: Decisions) -> FloatArray:
     """The gradient of each decision's log probability by the coefficients `bias`, `(t, e, 6)`."""
     with torch.no_grad():
@@ -193,7 +198,7 @@ def _slopes(network: Network, found: Decisions) -> FloatArray:
 
 def _critic_of(found: Decisions, horizon: float, variate: bool) -> Critic:
     """Fitted to returns; of other episodes than it is used on."""
-    target = returns_to_go(relative_cost(found, variate), found.passed, found.taken, horizon)
+    target = returns_to_go(_cost(found, variate), found.passed, found.taken, horizon)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         critic = Critic(PpoSettings().critic_hidden)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from experiments.ablations.variants import EXPECTED, FULL, VARIANTS, WLPR
+from experiments.by_hand import marked
 from policies.base import FloatArray
-from simulator.scoreboard.by_hand import marked
 from simulator.scoreboard.statistics import METHOD, Estimate, mean
 from simulator.training.validation import RANDOM, Case
 

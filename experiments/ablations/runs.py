@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from experiments.ablations.gradients import Effort, as_json, measure
+from experiments.ablations.switches import Look, Trial
 from experiments.ablations.variants import VARIANTS, Budget, Variant, make
 from policies.base import FloatArray, Policy
-from simulator.training.ablation import Look, Trial
 from simulator.training.checkpoint import write_whole
 from simulator.training.pool import Here
 from simulator.training.scenarios import Randomised

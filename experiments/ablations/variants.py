@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from experiments.ablations.pgpe import AblatedPgpe
+from experiments.ablations.switches import Ablation, Look, OpenBatches, Trial
 from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import untrained
 from policies.wlpr import WeightedLeastPending
 from simulator.scenario import load_scenario, scenario_names
-from simulator.training.ablation import Ablation, Look, OpenBatches, Trial
 from simulator.training.arena import CostWeights
-from simulator.training.pgpe import COEFFICIENTS, Pgpe, PgpeSettings
+from simulator.training.pgpe import PgpeSettings
 from simulator.training.plan import NOT_TRAINED_ON
 from simulator.training.ppo import Ppo, PpoSettings
 from simulator.training.reinforce import Reinforce, ReinforceSettings
@@ -61,7 +62,7 @@ VARIANTS = {
     "no-common-random-numbers": Variant(
         "without common random numbers", ablation=Ablation(common_random_numbers=False)
     ),
-    "tuned": Variant("best tuned fixed weights (beta and m alone)", ablation=Ablation(trained=COEFFICIENTS)),
+    "tuned": Variant("best tuned fixed weights (beta and m alone)", coefficients_share=1.0),
     EXPECTED: Variant("expected_latency, untuned", "", policy=ExpectedLatency()),
     "expected-as-reported": Variant(
         "expected_latency without dead reckoning", "", policy=_heuristic(Ablation(dead_reckoning=False))
@@ -105,9 +106,8 @@ def make(variant: Variant, budget: Budget, draw: Randomised) -> Any:
             pairs=pairs,
             tasks=2,
             cost=variant.cost,
-            ablation=variant.ablation,
         )
-        return Pgpe(settings, draw, budget.seed)
+        return AblatedPgpe(settings, draw, budget.seed, variant.ablation)
     usual_ppo = PpoSettings()
     episodes = budget.at_most(usual_ppo.episodes, usual_ppo.requests)
     iterations = budget.iterations(episodes * usual_ppo.requests, variant.share)

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.gpu_fidelity.predict import ASSUMED, CHOSEN_ON, Assumptions, predict
 from experiments.gpu_fidelity.setups import Setup
-from simulator.arrivals import FloatArray
+from policies.base import FloatArray
 
 UNPREDICTABLE = "ConvNets"
 """Its offline table has only a sum, most of which is a single client's transfer over HTTP; see docs/fidelity/gpu.md."""

@@ -29,8 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.gpu_fidelity.setups import Setup
+from policies.base import FloatArray
 from policies.round_robin import RoundRobin
-from simulator.arrivals import Arrivals, FloatArray
+from simulator.arrivals import Arrivals
 from simulator.run import run
 from simulator.spec import Batching, Device, FleetSpec, ModelSpec, Network, Noise, ServiceTime, WorkerSpec
 

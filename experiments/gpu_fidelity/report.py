@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.gpu_fidelity.errors import Comparison, groups, summary
 from experiments.gpu_fidelity.setups import METRICS
-from simulator.arrivals import FloatArray
+from policies.base import FloatArray
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from balancer.config.policy_options import read_policy_file
 from balancer.errors import OperatorError
+from experiments.by_hand import words_of
 from experiments.held_out import page, plot
 from experiments.held_out.plan import BEFORE, TOLD, Plan, judge, other_fleets, run_all, seconds
 from experiments.held_out.report import Report, as_json
@@ -26,7 +27,6 @@ from policies.base import Policy
 from policies.learned.policy import SHIPPED, Learned
 from simulator.commands.inputs import load_scenarios
 from simulator.scenario import scenario_names
-from simulator.scoreboard.by_hand import words_of
 from tools.load.display import make_console
 
 PAGE, NUMBERS, TABLE = "held_out.md", "held_out.json", "held_out.csv"

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from experiments.held_out.kinds import counts
 from experiments.held_out.plan import BASELINE, CLAIRVOYANT, WEIGHTED, Judged, bare
+from policies.base import FloatArray
 from simulator.scoreboard import statistics
 from simulator.scoreboard.metrics import Metrics
 from simulator.scoreboard.statistics import Estimate
 from simulator.scoreboard.summary import NAMES, Figure, by_seed
-
-FloatArray = npt.NDArray[np.float64]
 
 LEAST_GAP = 0.03
 """As a share of the baseline's latency: of a smaller gap to the clairvoyant it means little how much is closed."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.by_hand import marked
 from experiments.held_out import findings, tables
 from experiments.held_out.kinds import KEYS, kinds
 from experiments.held_out.plan import BASELINE, BEFORE, LARGE, LOADS, TOLD, WARM_UP_OF_FLEETS, WEIGHTED, Judged
 from experiments.held_out.report import Report
 from policies.learned.policy import Learned
 from simulator.scoreboard import statistics, text
-from simulator.scoreboard.by_hand import marked
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.scoreboard.summary import FIGURES, NAMES
 

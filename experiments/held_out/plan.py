@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.ablations.switches import OpenBatches
 from experiments.held_out.runs import Run, Task, Watch, Way, execute, joined
 from experiments.held_out.store import Store
 from policies import BUILTIN
@@ -19,7 +20,6 @@ from simulator.scenario import Scenario, load_scenario
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import WorkerSpec
-from simulator.training.ablation import OpenBatches
 
 BASELINE, WEIGHTED = "expected_latency", "wlpr"
 """What the bar names, and what other fleets are run with."""

@@ -10,13 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import Policy
+from policies.base import FloatArray, Policy
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
 from simulator.steered import BY_BASELINE, SteeredResult, run_guarded
 
-FloatArray = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
 Way = Literal["plain", "guarded", "clairvoyant"]
 """As it is; under production's guard; knowing every queue and the work in it."""

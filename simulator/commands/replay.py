@@ -14,12 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from balancer.config.sections import PolicySection
-from balancer.files.schema import validate
-from balancer.files.yaml_document import Document
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog
 from policies.base import Policy
+from simulator.commands import inputs
 from simulator.replay import ReplayResult
 from simulator.replay import replay as replay_log
 
@@ -41,36 +39,24 @@ _ROLES = {
 }
 
 
-class _PolicyOption(click.ParamType[Policy]):
-    """`NAME`, or `NAME:option=value,option=value`."""
-
-    name = "name[:opt=val,...]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:
-        """The policy; ConfigError where there is none, or it does not take the options."""
-        name, _, rest = str(value).partition(":")
-        options: dict[str, Any] = {}
-        for pair in filter(None, rest.split(",")):
-            option, _, text = pair.partition("=")
-            try:
-                options[option] = json.loads(text)
-            except ValueError:
-                options[option] = text
-        return validate(PolicySection, Document("--policy", {"name": name, "options": options})).built
-
-
 @click.command(epilog=_EPILOG)
 @click.argument("log", type=click.Path(path_type=Path, exists=True))
-@click.option("--policy", type=_PolicyOption(), help="Decide by this policy instead of the one that was in force.")
+@click.option(
+    "--policy",
+    "given",
+    metavar="NAME[:option=value,...]",
+    help="Decide by this policy instead of the one that was in force.",
+)
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the findings here too."
 )
 @click.pass_context
-def replay(ctx: click.Context, log: Path, policy: Policy | None, json_file: Path | None) -> None:
+def replay(ctx: click.Context, log: Path, given: str | None, json_file: Path | None) -> None:
     """Decide again, in the simulator's batches, what the decision LOG says was decided.
 
     Exits with 1 where a decision comes out otherwise than recorded, unless another policy is asked.
     """
+    policy = None if given is None else inputs.parse_policy(given)
     read = read_log(log)
     result = replay_log(read, policy)
     findings = _findings(read, result, policy)

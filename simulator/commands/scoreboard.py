@@ -13,7 +13,7 @@ from simulator.scenario import scenario_names
 from simulator.scoreboard import table
 from simulator.scoreboard.compare import REFERENCE, Plan, compare
 from simulator.scoreboard.document import Report, as_json
-from simulator.scoreboard.page import page
+from tools.pages.scoreboard import page
 
 _QUICK_REQUESTS = 2000
 _QUICK_SEEDS = 3

@@ -11,8 +11,8 @@ from simulator.commands import inputs
 from simulator.scoreboard import table
 from simulator.scoreboard.compare import REFERENCE, Plan, compare
 from simulator.scoreboard.document import Report, as_json
-from simulator.scoreboard.page import page
 from simulator.scoreboard.summary import FIGURES
+from tools.pages.scoreboard import page
 
 SWEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of the capacity at which a page shows p99."""
@@ -70,7 +70,10 @@ def simulate(
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
-    """Run policies on simulated fleets of Triton servers, on the same requests, and compare what became of them."""
+    """Run policies on simulated fleets of Triton servers, on the same requests, and compare what became of them.
+
+    Each policy decides alone: no guard watches it here, as one does in production where it is configured.
+    """
     plan = Plan(
         scenarios=inputs.load_scenarios(scenarios, load),
         policies={text: inputs.parse_policy(text) for text in policies} or inputs.all_policies(),

@@ -15,10 +15,12 @@ from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.core.kernel.state import DESK, Desk, lengths_of
 from simulator.engine import layout as at
 from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
-from simulator.engine.fields import ASKED, DEMAND, HEAP, KNOWN, PLAN, STATE, TOGETHER
 from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
 from simulator.spec import FleetSpec
 
+_RECORDS: tuple[type[Any], ...] = (Plan, Demand, State, Asked, Heap, Known)
+_TOGETHER = ("e k", "g log")
+"""Axes of what is looked up one entry at a time, and lies together for it."""
 _LEAST_LOG, _MOST_LOG = 128, 4096
 _EXECUTIONS_PER_S = 2000.0
 """That a log has room for until a balancer has heard of them; more are learned of a little early."""
@@ -33,6 +35,10 @@ _ESTIMATORS: dict[type[Any], str] = {
 }
 _KEPT_S = 0.15
 """Seconds of samples over which an agent averages what executes."""
+
+
+class TooLargeError(ValueError):
+    """A fleet does not fit into the arrays."""
 
 
 def sizes(fleets: Sequence[FleetSpec], requests: int) -> Sizes:
@@ -105,7 +111,7 @@ def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
         if name == "requests" and wants[name] != room:
             raise ValueError(f"{wants[name]} requests for an environment made for {room}: give as many")
         if wants[name] > room:
-            raise ValueError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
+            raise TooLargeError(f"the fleet needs {wants[name]} {name}, and the environments were made for {room}")
 
 
 class _Arena:
@@ -125,7 +131,7 @@ class _Arena:
 
     def _parts(self, arrays: Fields) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Name, shape and type of each array; those together come as one of records, without a name."""
-        for together in TOGETHER:
+        for together in _TOGETHER:
             entries = [
                 (name, dtype, self._shape(axes[len(together) :]))
                 for name, (axes, dtype, _) in arrays.items()
@@ -134,7 +140,7 @@ class _Arena:
             if entries:
                 yield "", self._shape(together), np.dtype(entries, align=True)
         for name, (axes, dtype, _) in arrays.items():
-            if not axes.startswith(TOGETHER):
+            if not axes.startswith(_TOGETHER):
                 yield name, self._shape(axes), np.dtype(dtype)
 
     def make(self, arrays: Fields) -> dict[str, at.AnyArray]:
@@ -160,16 +166,17 @@ def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> S
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, requests)
     estimators = {kind: columns.declared(kind) for kind in _ESTIMATORS}
-    records = PLAN, DEMAND, STATE, ASKED, HEAP, KNOWN, DESK, *estimators.values()
-    arena = _Arena(_lengths(z, fleets, timeline), records)
+    declared = [record._field_defaults for record in _RECORDS]
+    arena = _Arena(_lengths(z, fleets, timeline), [*declared, DESK, *estimators.values()])
+    plan, demand, state, asked, heap, known = map(arena.make, declared)
     return Sim(
         sizes=z,
-        plan=Plan(**arena.make(PLAN)),
-        demand=Demand(**arena.make(DEMAND)),
-        state=State(**arena.make(STATE)),
-        asked=Asked(**arena.make(ASKED)),
-        heap=Heap(**arena.make(HEAP)),
-        known=Known(**arena.make(KNOWN)),
+        plan=Plan(**plan),
+        demand=Demand(**demand),
+        state=State(**state),
+        asked=Asked(**asked),
+        heap=Heap(**heap),
+        known=Known(**known),
         desk=Desk(**arena.make(DESK)),
         queue=QueueArrays(**arena.make(estimators[queue.Queue])),
         service=ServiceArrays(**arena.make(estimators[service.Service])),
@@ -183,8 +190,8 @@ def reset(sim: Sim, e: int) -> None:
     z, x = sim.sizes, sim.state
     of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "ebm": z.balancers * z.models}
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}
-    for arrays, record in ((STATE, x), (KNOWN, sim.known)):
-        for name, (axes, _, start) in arrays.items():
+    for record in (x, sim.known):
+        for name, (axes, _, start) in type(record)._field_defaults.items():
             getattr(record, name)[parts[axes.split()[0]]] = start
     for kind, estimator in _ESTIMATORS.items():
         for f in dataclasses.fields(kind):

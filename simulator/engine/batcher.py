@@ -7,39 +7,10 @@ import math
 import numpy as np
 
 from simulator.engine import device
+from simulator.engine import layout as at
 from simulator.engine.compiled import inlined, outlined
 from simulator.engine.heap import push
-from simulator.engine.layout import (
-    E_CACHE,
-    E_COLD,
-    E_COLD_FACTOR,
-    E_SAVING,
-    EXECUTING,
-    EXPONENTIAL,
-    FREE,
-    HOST_DONE,
-    LOGNORMAL,
-    M_DEFAULT_LEVEL,
-    M_DELAY,
-    M_DELAY_LATE,
-    M_HALF_VARIANCE,
-    M_LEVELS,
-    M_MAX_QUEUE,
-    M_MAX_ROWS,
-    M_NOISE,
-    M_PREFERRED,
-    M_SIGMA,
-    M_TIMEOUT,
-    NEXT_SLOT,
-    ON_HOST,
-    QUEUED,
-    STARTED,
-    STARTED_UP,
-    TIMER,
-    UP,
-    W_SPEED,
-    Sim,
-)
+from simulator.engine.layout import Sim
 from simulator.engine.reports import log_execution
 from simulator.engine.requests import end, fail, uniform
 from simulator.result import Status
@@ -54,13 +25,13 @@ def enqueue(sim: Sim, e: int, g: int, k: int, now_s: float) -> bool:
     m = sim.demand.model[e, k]
     spec = sim.plan.model[e * sim.sizes.models + m]
     level = sim.demand.priority[e, k]
-    level = int(min(level if level > 0 else spec[M_DEFAULT_LEVEL], spec[M_LEVELS])) - 1
-    if 0 < spec[M_MAX_QUEUE] <= x.queue_count[g, m, level]:
+    level = int(min(level if level > 0 else spec[at.M_DEFAULT_LEVEL], spec[at.M_LEVELS])) - 1
+    if 0 < spec[at.M_MAX_QUEUE] <= x.queue_count[g, m, level]:
         return False
     x.queued_s[e, k] = now_s
     put(sim, e, g, m, level, k)
     x.queued[g, m] += 1
-    x.whole[g, QUEUED] += 1
+    x.whole[g, at.QUEUED] += 1
     return True
 
 
@@ -96,14 +67,14 @@ def _expire(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
     for level in range(late):
         while x.queue_count[g, m, level] > 0:
             k = x.queue_head[g, m, level]
-            if now_s - x.queued_s[e, k] <= spec[M_TIMEOUT]:
+            if now_s - x.queued_s[e, k] <= spec[at.M_TIMEOUT]:
                 break
             take(sim, e, g, m, level)
-            if spec[M_DELAY_LATE]:
+            if spec[at.M_DELAY_LATE]:
                 put(sim, e, g, m, late, k)
             else:
                 x.queued[g, m] -= 1
-                x.whole[g, QUEUED] -= 1
+                x.whole[g, at.QUEUED] -= 1
                 fail(sim, e, k, now_s)
 
 
@@ -120,27 +91,27 @@ def _batch_rows(sim: Sim, e: int, g: int, m: int, now_s: float) -> int:
             break
         k = x.queue_head[g, m, level]
         for _ in range(x.queue_count[g, m, level]):
-            if rows > 0 and rows + sim.demand.rows[e, k] > spec[M_MAX_ROWS]:
+            if rows > 0 and rows + sim.demand.rows[e, k] > spec[at.M_MAX_ROWS]:
                 full = True
                 break
             rows += sim.demand.rows[e, k]
             oldest_s = min(oldest_s, x.queued_s[e, k])
-            if spec[M_DELAY] > 0:
+            if spec[at.M_DELAY] > 0:
                 for size in preferred:
                     if size == rows:
                         found = rows
             k = x.next[e, k]
-    due_s = oldest_s + spec[M_DELAY]
+    due_s = oldest_s + spec[at.M_DELAY]
     if now_s >= due_s:
         return rows
     if found > 0:
         return found
-    if full or rows >= spec[M_PREFERRED]:
+    if full or rows >= spec[at.M_PREFERRED]:
         return rows
     if x.timer_s[g, m] != due_s:
         x.timer_s[g, m] = due_s
         w = g - e * sim.sizes.workers
-        push(sim.heap, e, due_s, TIMER, w * sim.sizes.models + m)
+        push(sim.heap, e, due_s, at.TIMER, w * sim.sizes.models + m)
     return 0
 
 
@@ -148,15 +119,15 @@ def _batch_rows(sim: Sim, e: int, g: int, m: int, now_s: float) -> int:
 def _noise(sim: Sim, e: int, g: int, m: int) -> float:
     """The factor on the execution's device seconds."""
     spec = sim.plan.model[e * sim.sizes.models + m]
-    if spec[M_NOISE] == 0:
+    if spec[at.M_NOISE] == 0:
         return 1.0
-    k = ((g - e * sim.sizes.workers) << 40) | sim.state.whole[g, STARTED]
+    k = ((g - e * sim.sizes.workers) << 40) | sim.state.whole[g, at.STARTED]
     first = uniform(sim, e, 1, k)
-    if spec[M_NOISE] == EXPONENTIAL:
+    if spec[at.M_NOISE] == at.EXPONENTIAL:
         return -math.log1p(-first)
-    if spec[M_NOISE] == LOGNORMAL:
+    if spec[at.M_NOISE] == at.LOGNORMAL:
         z = math.sqrt(-2 * math.log1p(-first)) * math.cos(2 * math.pi * uniform(sim, e, 2, k))
-        return math.exp(spec[M_SIGMA] * z - spec[M_HALF_VARIANCE])
+        return math.exp(spec[at.M_SIGMA] * z - spec[at.M_HALF_VARIANCE])
     return 1.0
 
 
@@ -164,12 +135,12 @@ def _noise(sim: Sim, e: int, g: int, m: int) -> float:
 def _work(sim: Sim, e: int, g: int, k: int) -> float:
     """A request's work on this worker, whose cache it enters."""
     work = sim.demand.work[e, k]
-    entries = int(sim.plan.env[e, E_CACHE])
+    entries = int(sim.plan.env[e, at.E_CACHE])
     key = sim.demand.key[e, k]
     if entries > 0 and key != 0:
         place = int(key % np.uint64(entries))
         if sim.state.cache[g, place] == key:
-            return work * (1 - sim.plan.env[e, E_SAVING])
+            return work * (1 - sim.plan.env[e, at.E_SAVING])
         sim.state.cache[g, place] = key
     return work
 
@@ -179,7 +150,7 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
     """Take a batch of so many rows out of the queue, and start it in the first free slot."""
     x = sim.state
     slot = 0
-    while x.slot_state[g, slot] != FREE:
+    while x.slot_state[g, slot] != at.FREE:
         slot += 1
     taken, level, tail, requests, work = 0, 0, -1, 0, 0.0
     while taken < rows:
@@ -197,25 +168,25 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
         work += size * _work(sim, e, g, k)
     x.next[e, tail] = -1
     x.queued[g, m] -= requests
-    x.whole[g, QUEUED] -= requests
+    x.whole[g, at.QUEUED] -= requests
     x.executing[g, m] += requests
-    x.whole[g, EXECUTING] += requests
+    x.whole[g, at.EXECUTING] += requests
     x.busy_instances[g, m] += 1
     x.slot_model[g, slot] = m
     x.slot_rows[g, slot] = taken
     x.slot_start_s[g, slot] = now_s
     table = sim.plan.table[g, m]
-    left_s = sim.plan.device_s[table, taken] / sim.plan.worker[g, W_SPEED] * (work / taken) * _noise(sim, e, g, m)
-    if x.whole[g, STARTED_UP] < sim.plan.env[e, E_COLD]:
-        left_s *= sim.plan.env[e, E_COLD_FACTOR]
+    left_s = sim.plan.device_s[table, taken] / sim.plan.worker[g, at.W_SPEED] * (work / taken) * _noise(sim, e, g, m)
+    if x.whole[g, at.STARTED_UP] < sim.plan.env[e, at.E_COLD]:
+        left_s *= sim.plan.env[e, at.E_COLD_FACTOR]
     x.slot_left_s[g, slot] = left_s
-    x.whole[g, STARTED] += 1
-    x.whole[g, STARTED_UP] += 1
+    x.whole[g, at.STARTED] += 1
+    x.whole[g, at.STARTED_UP] += 1
     host_s = sim.plan.host_s[table, taken]
     if host_s > 0:
-        x.slot_state[g, slot] = ON_HOST
+        x.slot_state[g, slot] = at.ON_HOST
         x.slot_ready_s[g, slot] = now_s + host_s
-        push(sim.heap, e, now_s + host_s, HOST_DONE, (g - e * sim.sizes.workers) * sim.sizes.slots + slot)
+        push(sim.heap, e, now_s + host_s, at.HOST_DONE, (g - e * sim.sizes.workers) * sim.sizes.slots + slot)
     else:
         device.ask(sim, e, g, slot, now_s)
 
@@ -224,8 +195,8 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
 def look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
     """Start what can be started of one model."""
     x = sim.state
-    while x.whole[g, UP] and x.queued[g, m] > 0 and x.busy_instances[g, m] < sim.plan.instances[g, m]:
-        if sim.plan.model[e * sim.sizes.models + m, M_TIMEOUT] < np.inf:
+    while x.whole[g, at.UP] and x.queued[g, m] > 0 and x.busy_instances[g, m] < sim.plan.instances[g, m]:
+        if sim.plan.model[e * sim.sizes.models + m, at.M_TIMEOUT] < np.inf:
             _expire(sim, e, g, m, now_s)
             if x.queued[g, m] == 0:
                 break
@@ -239,7 +210,7 @@ def look(sim: Sim, e: int, g: int, m: int, now_s: float) -> None:
 def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     """The execution that is due on the device ends: its requests have their answers. Returns its model."""
     x = sim.state
-    slot = x.whole[g, NEXT_SLOT]
+    slot = x.whole[g, at.NEXT_SLOT]
     device.leave(sim, e, g, now_s)
     m = x.slot_model[g, slot]
     took_s = now_s - x.slot_start_s[g, slot]
@@ -250,9 +221,9 @@ def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
         end(sim, e, k, _OK, now_s)
         requests += 1
         k = following
-    x.slot_state[g, slot] = FREE
+    x.slot_state[g, slot] = at.FREE
     x.executing[g, m] -= requests
-    x.whole[g, EXECUTING] -= requests
+    x.whole[g, at.EXECUTING] -= requests
     log_execution(sim, e, g, m, x.slot_rows[g, slot], requests, took_s)
     x.compute_s[g, m] += took_s * requests
     x.busy_instances[g, m] -= 1

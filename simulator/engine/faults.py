@@ -5,46 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.engine import device
+from simulator.engine import layout as at
 from simulator.engine.compiled import inlined, outlined
 from simulator.engine.heap import push
 from simulator.engine.knowledge import announce, lose_reports
-from simulator.engine.layout import (
-    ACTIVE,
-    CRASH,
-    DEVICE_END,
-    DRAINING,
-    E_FAULTS,
-    E_SCALE_DOWN,
-    E_SCALE_LEAST,
-    E_SCALE_LOAD,
-    E_SCALE_PERIOD,
-    E_SCALE_UP,
-    ERROR_SHARE,
-    ERRORS,
-    EXECUTING,
-    FAULT_END,
-    FREE,
-    INCARNATION,
-    IS_SILENT,
-    JOIN,
-    JOINED,
-    LEAVE,
-    LOGGED,
-    QUEUED,
-    READY,
-    SAMPLED,
-    SCALE,
-    SILENT,
-    SLOW,
-    SLOWNESS,
-    STALL,
-    STALLED,
-    STARTED_UP,
-    UP,
-    W_EXISTS,
-    WAITING,
-    Sim,
-)
+from simulator.engine.layout import Sim
 from simulator.engine.reports import report_again
 from simulator.engine.requests import end
 
@@ -55,8 +20,8 @@ LOST = 6
 @inlined
 def _change_speed(sim: Sim, e: int, g: int, slowness: float, stalled: int, now_s: float) -> None:
     device.bring_up_to_date(sim, g, now_s)
-    sim.state.real[g, SLOWNESS] = slowness
-    sim.state.whole[g, STALLED] = stalled
+    sim.state.real[g, at.SLOWNESS] = slowness
+    sim.state.whole[g, at.STALLED] = stalled
     device.schedule(sim, e, g, now_s)
 
 
@@ -80,17 +45,17 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
                 _lose(sim, e, x.queue_head[g, m, level], now_s)
                 x.queue_count[g, m, level] = 0
     for slot in range(sim.sizes.slots):
-        if x.slot_state[g, slot] != FREE:
+        if x.slot_state[g, slot] != at.FREE:
             _lose(sim, e, x.slot_head[g, slot], now_s)
-            x.slot_state[g, slot] = FREE
+            x.slot_state[g, slot] = at.FREE
     for m in range(sim.sizes.models):
         x.queued[g, m], x.executing[g, m], x.busy_instances[g, m] = 0, 0, 0
         x.timer_s[g, m] = np.inf
         x.compute_s[g, m] = 0.0
-    for column in (ACTIVE, WAITING, QUEUED, EXECUTING, LOGGED, SAMPLED, STARTED_UP, UP):
+    for column in (at.ACTIVE, at.WAITING, at.QUEUED, at.EXECUTING, at.LOGGED, at.SAMPLED, at.STARTED_UP, at.UP):
         x.whole[g, column] = 0
-    x.whole[g, INCARNATION] += 1
-    x.real[g, DEVICE_END] = np.inf
+    x.whole[g, at.INCARNATION] += 1
+    x.real[g, at.DEVICE_END] = np.inf
     x.cache[g] = 0
     lose_reports(sim, e, w)
 
@@ -101,56 +66,56 @@ def begin(sim: Sim, e: int, i: int, now_s: float) -> None:
     x, plan = sim.state, sim.plan
     kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
     g = e * sim.sizes.workers + w
-    if kind == SLOW:
-        _change_speed(sim, e, g, plan.fault_amount[e, i], x.whole[g, STALLED], now_s)
-    elif kind == STALL:
-        _change_speed(sim, e, g, x.real[g, SLOWNESS], 1, now_s)
-    elif kind == CRASH and x.whole[g, UP]:
+    if kind == at.SLOW:
+        _change_speed(sim, e, g, plan.fault_amount[e, i], x.whole[g, at.STALLED], now_s)
+    elif kind == at.STALL:
+        _change_speed(sim, e, g, x.real[g, at.SLOWNESS], 1, now_s)
+    elif kind == at.CRASH and x.whole[g, at.UP]:
         _crash(sim, e, w, now_s)
-    elif kind == ERRORS:
-        x.real[g, ERROR_SHARE] = plan.fault_amount[e, i]
-    elif kind == JOIN and not x.whole[g, JOINED]:
+    elif kind == at.ERRORS:
+        x.real[g, at.ERROR_SHARE] = plan.fault_amount[e, i]
+    elif kind == at.JOIN and not x.whole[g, at.JOINED]:
         _join(sim, e, w)
-    elif kind == LEAVE and x.whole[g, JOINED]:
-        x.whole[g, DRAINING] = 1
+    elif kind == at.LEAVE and x.whole[g, at.JOINED]:
+        x.whole[g, at.DRAINING] = 1
         announce(sim, e, w, True)
-    elif kind == SILENT:
-        x.whole[g, IS_SILENT] = 1
+    elif kind == at.SILENT:
+        x.whole[g, at.IS_SILENT] = 1
         lose_reports(sim, e, w)
     if plan.fault_until_s[e, i] < np.inf:
-        push(sim.heap, e, plan.fault_until_s[e, i], FAULT_END, i)
+        push(sim.heap, e, plan.fault_until_s[e, i], at.FAULT_END, i)
 
 
 @outlined
 def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
     """Fault `i` ends; an index past the faults is that of a worker which the autoscaler added and is ready now."""
     x, plan = sim.state, sim.plan
-    faults = int(plan.env[e, E_FAULTS])
+    faults = int(plan.env[e, at.E_FAULTS])
     if i >= faults:
         _be_ready(sim, e, i - faults, now_s)
         return
     kind, w = plan.fault_kind[e, i], plan.fault_worker[e, i]
     g = e * sim.sizes.workers + w
-    if kind == SLOW:
-        _change_speed(sim, e, g, 1.0, x.whole[g, STALLED], now_s)
-    elif kind == STALL:
-        _change_speed(sim, e, g, x.real[g, SLOWNESS], 0, now_s)
-    elif kind == CRASH and x.whole[g, READY] and not x.whole[g, UP]:
+    if kind == at.SLOW:
+        _change_speed(sim, e, g, 1.0, x.whole[g, at.STALLED], now_s)
+    elif kind == at.STALL:
+        _change_speed(sim, e, g, x.real[g, at.SLOWNESS], 0, now_s)
+    elif kind == at.CRASH and x.whole[g, at.READY] and not x.whole[g, at.UP]:
         _come_up(sim, e, w, now_s)
-    elif kind == ERRORS:
-        x.real[g, ERROR_SHARE] = 0.0
-    elif kind == JOIN:
+    elif kind == at.ERRORS:
+        x.real[g, at.ERROR_SHARE] = 0.0
+    elif kind == at.JOIN:
         _be_ready(sim, e, w, now_s)
-    elif kind == SILENT and x.whole[g, IS_SILENT]:
-        x.whole[g, IS_SILENT] = 0
+    elif kind == at.SILENT and x.whole[g, at.IS_SILENT]:
+        x.whole[g, at.IS_SILENT] = 0
         report_again(sim, e, w, now_s)
 
 
 @inlined
 def _come_up(sim: Sim, e: int, w: int, now_s: float) -> None:
     g = e * sim.sizes.workers + w
-    sim.state.whole[g, READY] = 1
-    sim.state.whole[g, UP] = 1
+    sim.state.whole[g, at.READY] = 1
+    sim.state.whole[g, at.UP] = 1
     report_again(sim, e, w, now_s)
 
 
@@ -158,14 +123,14 @@ def _come_up(sim: Sim, e: int, w: int, now_s: float) -> None:
 def _be_ready(sim: Sim, e: int, w: int, now_s: float) -> None:
     """One that is loading has loaded; a fault and the autoscaler may both have had it join."""
     x, g = sim.state, e * sim.sizes.workers + w
-    if x.whole[g, JOINED] and not x.whole[g, READY]:
+    if x.whole[g, at.JOINED] and not x.whole[g, at.READY]:
         _come_up(sim, e, w, now_s)
 
 
 @inlined
 def _join(sim: Sim, e: int, w: int) -> None:
     g = e * sim.sizes.workers + w
-    sim.state.whole[g, JOINED] = 1
+    sim.state.whole[g, at.JOINED] = 1
     announce(sim, e, w, False)
 
 
@@ -173,31 +138,31 @@ def _join(sim: Sim, e: int, w: int) -> None:
 def scale(sim: Sim, e: int, now_s: float) -> None:
     """The autoscaler looks, and sets when it looks again."""
     x, env, n = sim.state, sim.plan.env, sim.sizes.workers
-    period_s = env[e, E_SCALE_PERIOD]
-    push(sim.heap, e, (round(now_s / period_s) + 1) * period_s, SCALE, 0)
+    period_s = env[e, at.E_SCALE_PERIOD]
+    push(sim.heap, e, (round(now_s / period_s) + 1) * period_s, at.SCALE, 0)
     serving, pending, absent, drained, last = 0, 0, -1, -1, -1
     for w in range(n):
         whole = x.whole[e * n + w]
-        if not whole[JOINED]:
-            if absent < 0 and sim.plan.worker[e * n + w, W_EXISTS]:
+        if not whole[at.JOINED]:
+            if absent < 0 and sim.plan.worker[e * n + w, at.W_EXISTS]:
                 absent = w
-        elif whole[DRAINING]:
+        elif whole[at.DRAINING]:
             if drained < 0:
                 drained = w
-        elif whole[UP]:
+        elif whole[at.UP]:
             serving += 1
-            pending += whole[QUEUED] + whole[EXECUTING]
+            pending += whole[at.QUEUED] + whole[at.EXECUTING]
             last = w
     if serving == 0:
         return
     mean = pending / serving
-    if mean > env[e, E_SCALE_UP]:
+    if mean > env[e, at.E_SCALE_UP]:
         if absent >= 0:
             _join(sim, e, absent)
-            push(sim.heap, e, now_s + env[e, E_SCALE_LOAD], FAULT_END, int(env[e, E_FAULTS]) + absent)
+            push(sim.heap, e, now_s + env[e, at.E_SCALE_LOAD], at.FAULT_END, int(env[e, at.E_FAULTS]) + absent)
         elif drained >= 0:
-            x.whole[e * n + drained, DRAINING] = 0
+            x.whole[e * n + drained, at.DRAINING] = 0
             announce(sim, e, drained, False)
-    elif mean < env[e, E_SCALE_DOWN] and serving > env[e, E_SCALE_LEAST]:
-        x.whole[e * n + last, DRAINING] = 1
+    elif mean < env[e, at.E_SCALE_DOWN] and serving > env[e, at.E_SCALE_LEAST]:
+        x.whole[e * n + last, at.DRAINING] = 1
         announce(sim, e, last, True)

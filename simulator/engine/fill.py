@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args
 
 import numpy as np
 
 from balancer.core.kernel.state import settings_row
 from balancer.core.worker import Worker, objections
+from policies.base import FloatArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
-from simulator.engine.allocate import reset, samples
+from simulator.engine.allocate import TooLargeError, reset, samples
 from simulator.engine.layout import Demand, Plan, Sim
 from simulator.engine.tables import service_table
-from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import FaultKind, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 
 _VERSION = "1"
 """Of every model, as reports tell it."""
-
-
-def _service(model: ModelSpec, worker: WorkerSpec) -> ServiceTime | None:
-    return model.service.get(worker.device, model.service.get("*"))
 
 
 class Tables:
@@ -53,7 +51,7 @@ class Tables:
                 self._free.append(row)
         if not self._free:
             count = len(self._rows)
-            raise ValueError(f"more than the {count} service times that the environments were made for: reuse those")
+            raise TooLargeError(f"more than the {count} service times that the environments were made for: reuse those")
 
 
 def fill(
@@ -80,7 +78,7 @@ def fill(
     _fill_workers(sim, tables, e, fleet)
     for i, fault in enumerate(fleet.faults):
         plan = sim.plan
-        plan.fault_kind[e, i] = ("slow", "stall", "crash", "errors", "join", "leave", "silent").index(fault.kind)
+        plan.fault_kind[e, i] = get_args(FaultKind).index(fault.kind)
         plan.fault_worker[e, i] = [worker.name for worker in fleet.workers].index(fault.worker)
         plan.fault_at_s[e, i], plan.fault_until_s[e, i] = fault.at_s, fault.at_s + fault.duration_s
         plan.fault_amount[e, i] = fault.amount
@@ -92,7 +90,7 @@ def fill(
     _fill_profiles(sim, e, fleet)
 
 
-def _fill_environment(env: at.FloatArray, fleet: FleetSpec) -> None:
+def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
     estimators, reports, network = fleet.settings.estimators, fleet.reports, fleet.network
     fallible = bool(fleet.faults) or any(
         model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models
@@ -158,10 +156,9 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         sim.desk.weight[e, w] = worker.weight
         sim.desk.name_hash[e, w] = key_of(worker.name)
         for m, model in enumerate(fleet.models):
-            service_time = _service(model, worker)
+            service_time = model.service_on(worker.device)
             plan.permitted[g, m] = _permitted(fleet, worker, model)
-            loaded = not worker.models or model.name in worker.models
-            if loaded and service_time is not None:
+            if worker.holds(model.name) and service_time is not None:
                 plan.table[g, m] = tables.row(service_time)
                 plan.instances[g, m] = model.instances
     for w in range(n):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulator.engine import layout as at
 from simulator.engine.compiled import inlined, outlined
-from simulator.engine.layout import ANSWER, KIND_BITS, SAMPLE, TICK, Heap
+from simulator.engine.layout import Heap
 
 
 @inlined
 def _lasts(kind: int) -> bool:
     """Whether something may come of it; ticks, reports and the like come for ever."""
-    return TICK < kind < SAMPLE or kind == ANSWER
+    return at.TICK < kind < at.SAMPLE or kind == at.ANSWER
 
 
 @outlined
 def push(heap: Heap, e: int, at_s: float, kind: int, subject: int) -> None:
     """Add an event."""
-    payload = (np.int64(kind) << KIND_BITS) | np.int64(subject)
+    payload = (np.int64(kind) << at.KIND_BITS) | np.int64(subject)
     heap.lasting[e] += _lasts(kind)
     place = heap.size[e]
     heap.size[e] = place + 1
@@ -36,7 +37,7 @@ def push(heap: Heap, e: int, at_s: float, kind: int, subject: int) -> None:
 def pop(heap: Heap, e: int) -> int:
     """Remove the first event and return its payload; there must be one."""
     first = heap.payload[e, 0]
-    heap.lasting[e] -= _lasts(first >> KIND_BITS)
+    heap.lasting[e] -= _lasts(first >> at.KIND_BITS)
     size = heap.size[e] - 1
     heap.size[e] = size
     at_s, payload = heap.at_s[e, size], heap.payload[e, size]

@@ -8,8 +8,9 @@ import numpy as np
 
 from balancer.core.kernel import counting, eligibility
 from balancer.core.kernel.state import REPORTS_REQUIRED
+from simulator.engine import layout as at
 from simulator.engine.compiled import batch_work_s, from_source, inlined, outlined, queue_reported, rows_per_request
-from simulator.engine.layout import E_BALANCERS, E_FADE, EPOCH, Sim
+from simulator.engine.layout import Sim
 
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
@@ -24,7 +25,7 @@ def row(sim: Sim, e: int, b: int, w: int) -> int:
 @inlined
 def balancers(sim: Sim, e: int) -> int:
     """Of the environment; arrays have room for the most of any."""
-    return int(sim.plan.env[e, E_BALANCERS])
+    return int(sim.plan.env[e, at.E_BALANCERS])
 
 
 @inlined
@@ -64,7 +65,7 @@ def forget_eligible(sim: Sim, e: int, b: int) -> None:
 @outlined
 def lose_reports(sim: Sim, e: int, w: int) -> None:
     """`ReportsLost` at every balancer; what is on the way is lost too."""
-    sim.state.whole[e * sim.sizes.workers + w, EPOCH] += 1
+    sim.state.whole[e * sim.sizes.workers + w, at.EPOCH] += 1
     for b in range(balancers(sim, e)):
         sim.desk.reported_s[row(sim, e, b, w)] = -np.inf
         forget_eligible(sim, e, b)
@@ -87,7 +88,7 @@ def announce(sim: Sim, e: int, w: int, draining: bool) -> None:
 def fade_all(sim: Sim, e: int) -> None:
     """`Router.tick` of every balancer."""
     for b in range(balancers(sim, e)):
-        fade(sim, e, row(sim, e, b, 0), sim.sizes.workers, sim.plan.env[e, E_FADE])
+        fade(sim, e, row(sim, e, b, 0), sim.sizes.workers, sim.plan.env[e, at.E_FADE])
 
 
 @inlined

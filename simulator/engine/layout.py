@@ -1,6 +1,9 @@
 """The arrays that the engine works on. Rows: an environment `e`; a worker `g = e * n + w`; a worker as one balancer
 knows it `r = (e * balancers + b) * n + w`. Small numbers that are used together lie side by side in one array, under
 the column numbers below, so that a request touches few cache lines.
+
+Arrays are declared by their axes (`allocate._lengths` says how long each is; the first tells what belongs to one
+environment), their type, and their value at the start of a run.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.estimators.columns import array
 from balancer.core.kernel.state import Desk
+from policies.base import FloatArray
+from simulator.result import Status
 
-FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times; see README.md.
@@ -25,7 +30,7 @@ KIND_BITS = 56
 REPORT_BITS = 16
 """Of a report's number in the subject of its event."""
 
-# Kinds of faults.
+# Kinds of faults, in the order of `FaultKind`.
 SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
 
 # Columns of `Plan.env`.
@@ -82,167 +87,167 @@ class Sizes(NamedTuple):
 class Plan(NamedTuple):
     """What does not change in a run."""
 
-    env: FloatArray
-    model: FloatArray
-    preferred: AnyArray
+    env: FloatArray = array("e env")
+    model: FloatArray = array("em model")
+    preferred: AnyArray = array("em preferred", int)
     """`(e * m, 8)`, ascending, padded with 0."""
-    worker: FloatArray
-    table: AnyArray
+    worker: FloatArray = array("g worker", start=1)
+    table: AnyArray = array("g m", int, -1)
     """Row of the service tables; `(e * n, m)`, -1 where the model is not loaded."""
-    permitted: AnyArray
+    permitted: AnyArray = array("g m two", bool, True)
     """Whether the settings' model table permits it, `(e * n, m, 2)`: before the worker's first report, and after."""
-    instances: AnyArray
-    device_s: FloatArray
+    instances: AnyArray = array("g m", int)
+    device_s: FloatArray = array("tables rows")
     """`(tables, most rows + 1)`."""
-    host_s: FloatArray
-    fault_kind: AnyArray
+    host_s: FloatArray = array("tables rows")
+    fault_kind: AnyArray = array("e faults", int)
     """`(e, faults)`."""
-    fault_worker: AnyArray
-    fault_at_s: FloatArray
-    fault_until_s: FloatArray
-    fault_amount: FloatArray
-    seed: AnyArray
+    fault_worker: AnyArray = array("e faults", int)
+    fault_at_s: FloatArray = array("e faults")
+    fault_until_s: FloatArray = array("e faults")
+    fault_amount: FloatArray = array("e faults")
+    seed: AnyArray = array("e", np.uint64)
     """`mix(seed)` as uint64, by environment."""
-    router_seed: AnyArray
+    router_seed: AnyArray = array("e b", np.uint64)
     """`mix(router's seed)`, `(e, balancers)`."""
 
 
 class Demand(NamedTuple):
     """The arrivals, `(e, k)` each."""
 
-    time_s: FloatArray
-    model: AnyArray
-    rows: AnyArray
-    work: FloatArray
-    key: AnyArray
-    deadline_s: FloatArray
-    priority: AnyArray
-    balancer: AnyArray
+    time_s: FloatArray = array("e k")
+    model: AnyArray = array("e k", np.int16)
+    rows: AnyArray = array("e k", np.int32, 1)
+    work: FloatArray = array("e k", start=1)
+    key: AnyArray = array("e k", np.uint64)
+    deadline_s: FloatArray = array("e k", start=np.inf)
+    priority: AnyArray = array("e k", np.int16)
+    balancer: AnyArray = array("e k", np.int16)
 
 
 class State(NamedTuple):
     """What the workers and the requests are at."""
 
-    clock: FloatArray
-    counts: AnyArray
-    real: FloatArray
-    whole: AnyArray
-    slot_state: AnyArray
+    clock: FloatArray = array("e clock")
+    counts: AnyArray = array("e count", int)
+    real: FloatArray = array("g real")
+    whole: AnyArray = array("g whole", int)
+    slot_state: AnyArray = array("g slots", np.int8, FREE)
     """`(e * n, slots)`, as all of a slot."""
-    slot_model: AnyArray
-    slot_rows: AnyArray
-    slot_head: AnyArray
-    slot_order: AnyArray
-    slot_start_s: FloatArray
-    slot_ready_s: FloatArray
+    slot_model: AnyArray = array("g slots", int)
+    slot_rows: AnyArray = array("g slots", int)
+    slot_head: AnyArray = array("g slots", int)
+    slot_order: AnyArray = array("g slots", int)
+    slot_start_s: FloatArray = array("g slots")
+    slot_ready_s: FloatArray = array("g slots")
     """When the host phase ends."""
-    slot_left_s: FloatArray
-    queue_head: AnyArray
+    slot_left_s: FloatArray = array("g slots")
+    queue_head: AnyArray = array("g m levels", int)
     """`(e * n, m, levels + 1)`: the last level is that of delayed requests."""
-    queue_tail: AnyArray
-    queue_count: AnyArray
-    queued: AnyArray
+    queue_tail: AnyArray = array("g m levels", int)
+    queue_count: AnyArray = array("g m levels", int)
+    queued: AnyArray = array("g m", int)
     """`(e * n, m)`."""
-    executing: AnyArray
-    busy_instances: AnyArray
-    coming_rows: FloatArray
+    executing: AnyArray = array("g m", int)
+    busy_instances: AnyArray = array("g m", int)
+    coming_rows: FloatArray = array("g m")
     """Rows on the way to the worker, `(e * n, m)`, and their work."""
-    coming_work: FloatArray
-    timer_s: FloatArray
-    cache: AnyArray
+    coming_work: FloatArray = array("g m")
+    timer_s: FloatArray = array("g m", start=np.inf)
+    cache: AnyArray = array("g entries", np.uint64)
     """`(e * n, entries)`."""
-    compute_s: FloatArray
+    compute_s: FloatArray = array("g m")
     """Compute seconds of all requests, cumulative; `(e * n, m)`."""
-    sample_s: FloatArray
+    sample_s: FloatArray = array("g samples")
     """`(e * n, samples)`: a ring of the last samples' times."""
-    sample_compute_s: FloatArray
+    sample_compute_s: FloatArray = array("g samples m")
     """`(e * n, samples, m)`."""
-    log_model: AnyArray
+    log_model: AnyArray = array("g log", np.int16)
     """`(e * n, log)`: a ring of the executions that ended."""
-    log_rows: AnyArray
-    log_requests: AnyArray
-    log_s: FloatArray
-    snapshot: AnyArray
+    log_rows: AnyArray = array("g log", np.int32)
+    log_requests: AnyArray = array("g log", np.int32)
+    log_s: FloatArray = array("g log")
+    snapshot: AnyArray = array("g snapshots four", int)
     """`(e * n, snapshots, 4)`: a ring of reports taken: log position, epoch, incarnation, number."""
-    snapshot_pending: FloatArray
+    snapshot_pending: FloatArray = array("g snapshots m")
     """`(e * n, snapshots, m)`."""
-    snapshot_executing: FloatArray
-    next: AnyArray
+    snapshot_executing: FloatArray = array("g snapshots m")
+    next: AnyArray = array("e k", np.int32, -1)
     """Of a request in whatever queue it is, -1 at the end; `(e, k)` as all that follow."""
-    heard: AnyArray
+    heard: AnyArray = array("e k", np.int32, -1)
     """The requests whose outcomes balancers heard, in that order; as many as `counts` says under `HEARD`."""
-    arrived_s: FloatArray
-    sent_s: FloatArray
-    queued_s: FloatArray
-    resolved_s: FloatArray
-    status: AnyArray
-    server: AnyArray
-    picked: AnyArray
-    attempts: AnyArray
-    fallback: AnyArray
+    arrived_s: FloatArray = array("e k")
+    sent_s: FloatArray = array("e k")
+    queued_s: FloatArray = array("e k")
+    resolved_s: FloatArray = array("e k", start=np.nan)
+    status: AnyArray = array("e k", np.int8, Status.UNFINISHED)
+    server: AnyArray = array("e k", np.int16, -1)
+    picked: AnyArray = array("e k", np.int16, -1)
+    attempts: AnyArray = array("e k", np.int8)
+    fallback: AnyArray = array("e k fallbacks", np.int16, -1)
     """`(e, k, fallbacks)`."""
-    timeline: FloatArray
+    timeline: FloatArray = array("e t n")
     """`(e, t, n)`."""
 
 
 class Asked(NamedTuple):
     """The request that waits for a decision in each environment; `(e,)` each, as policies take them."""
 
-    model: AnyArray
-    balancer: AnyArray
-    rows: FloatArray
-    key: AnyArray
-    deadline_s: FloatArray
-    priority: FloatArray
-    number: AnyArray
-    uniform: FloatArray
+    model: AnyArray = array("e", int)
+    balancer: AnyArray = array("e", int)
+    rows: FloatArray = array("e", start=1)
+    key: AnyArray = array("e", np.uint64)
+    deadline_s: FloatArray = array("e", start=np.inf)
+    priority: FloatArray = array("e")
+    number: AnyArray = array("e", np.uint64)
+    uniform: FloatArray = array("e")
     """The router's draw."""
-    now_s: FloatArray
+    now_s: FloatArray = array("e")
 
 
 class Heap(NamedTuple):
     """Events to come."""
 
-    at_s: FloatArray
+    at_s: FloatArray = array("e heap")
     """`(e, events)`."""
-    payload: AnyArray
-    size: AnyArray
+    payload: AnyArray = array("e heap", int)
+    size: AnyArray = array("e", int)
     """`(e,)`."""
-    lasting: AnyArray
+    lasting: AnyArray = array("e", int)
     """How many are not of a kind that comes again and again; `(e,)`."""
 
 
 class Known(NamedTuple):
     """What balancers know beside the estimators' arrays."""
 
-    number: AnyArray
+    number: AnyArray = array("e b", int)
     """Requests decided, `(e, balancers)`."""
-    fresh_until_s: FloatArray
+    fresh_until_s: FloatArray = array("e b", start=-np.inf)
     """Until when `eligible` holds, `(e, balancers)`."""
-    eligible: AnyArray
+    eligible: AnyArray = array("ebm n", np.bool_, False)
     """`((e * balancers + b) * m + model, n)`."""
-    eligible_count: AnyArray
-    added: AnyArray
+    eligible_count: AnyArray = array("ebm", int)
+    added: AnyArray = array("r", np.bool_, False)
     """By `r`, as all that follow."""
-    draining: AnyArray
-    ready: AnyArray
-    report_number: AnyArray
-    incarnation: AnyArray
-    position: AnyArray
+    draining: AnyArray = array("r", np.bool_, False)
+    ready: AnyArray = array("r", np.bool_, False)
+    report_number: AnyArray = array("r", int, -1)
+    incarnation: AnyArray = array("r", int, -1)
+    position: AnyArray = array("r", int)
     """How much of the worker's log has been learned from."""
-    executions: FloatArray
+    executions: FloatArray = array("r m rows")
     """Cumulative by rows, `(r, m, most rows + 1)`: as of the last report taken, like `seconds`."""
-    seconds: FloatArray
-    executions_seen: FloatArray
-    seconds_seen: FloatArray
-    executions_all: FloatArray
+    seconds: FloatArray = array("r m rows")
+    executions_seen: FloatArray = array("r m rows")
+    seconds_seen: FloatArray = array("r m rows")
+    executions_all: FloatArray = array("r m")
     """`(r, m)`, as those that follow."""
-    executed_rows: FloatArray
-    answered: FloatArray
+    executed_rows: FloatArray = array("r m")
+    answered: FloatArray = array("r m")
     """Requests of those executions."""
-    lines: FloatArray
+    lines: FloatArray = array("e m line")
     """Of the report that is being taken in, as `balancer.core.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
-    batches: FloatArray
+    batches: FloatArray = array("e executed batch")
     """`(e, m * most rows, BATCH_COLUMNS)`."""
 
 

@@ -9,51 +9,11 @@ import numpy as np
 from balancer.core.kernel import picking
 from balancer.core.kernel.state import Ask, Options
 from simulator.engine import batcher, device, faults, knowledge, reports
+from simulator.engine import layout as at
 from simulator.engine.calls import call
 from simulator.engine.compiled import compiled, from_source, inlined, mix, outlined
 from simulator.engine.heap import pop, push
-from simulator.engine.layout import (
-    ANSWER,
-    ARRIVAL,
-    DECIDING,
-    DEVICE_DONE,
-    DEVICE_END,
-    E_CLIENTS,
-    E_EXACT,
-    E_FALLIBLE,
-    E_FAULTS,
-    E_OUTCOME,
-    E_SCALE_PERIOD,
-    E_TIMELINE,
-    E_TO_WORKER,
-    ENDED,
-    ERROR_SHARE,
-    EXECUTING,
-    FAULT,
-    FAULT_END,
-    HEARD,
-    HOST_DONE,
-    KIND_BITS,
-    NEXT_ANSWERED,
-    NEXT_ARRIVAL,
-    NOW,
-    ON_HOST,
-    OUTCOME,
-    OUTCOME_HEAD,
-    QUEUED,
-    REACH,
-    REACH_HEAD,
-    REPORT,
-    REPORT_BITS,
-    SAMPLE,
-    SCALE,
-    TICK,
-    TIMELINE,
-    TIMELINE_ROW,
-    TIMER,
-    UP,
-    Sim,
-)
+from simulator.engine.layout import Sim
 from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
 from simulator.result import Status
 
@@ -73,10 +33,10 @@ def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
     x.status[e, k] = status
     x.resolved_s[e, k] = now_s
     x.picked[e, k] = x.server[e, k] = -1
-    x.counts[e, ENDED] += 1
+    x.counts[e, at.ENDED] += 1
     count_system(sim, e, -1, now_s)
-    if sim.plan.env[e, E_CLIENTS] > 0:
-        push(sim.heap, e, now_s, ANSWER, 0)
+    if sim.plan.env[e, at.E_CLIENTS] > 0:
+        push(sim.heap, e, now_s, at.ANSWER, 0)
 
 
 @inlined
@@ -107,7 +67,7 @@ def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
     x.arrived_s[e, k] = now_s
     count_system(sim, e, 1, now_s)
     b = sim.demand.balancer[e, k]
-    if sim.plan.env[e, E_EXACT]:
+    if sim.plan.env[e, at.E_EXACT]:
         knowledge.know_exactly(sim, e, b, now_s)
     if now_s > known.fresh_until_s[e, b]:
         knowledge.look_who_is_eligible(sim, e, b, now_s)
@@ -141,7 +101,7 @@ def _assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
         _refuse(sim, e, k, _SHED, now_s)
         return
     sim.state.picked[e, k] = w
-    if sim.plan.env[e, E_FALLIBLE]:
+    if sim.plan.env[e, at.E_FALLIBLE]:
         _name_those_after(sim, e, k, w, now_s)
     knowledge.count_in(sim, e, knowledge.row(sim, e, d.balancer[e, k], w), d.model[e, k], d.rows[e, k], now_s)
     send(sim, e, k, w, now_s)
@@ -154,9 +114,12 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
     w = x.server[e, k]
     g = e * sim.sizes.workers + w
     count_coming(sim, e, k, -1)
-    if not x.whole[g, UP] or sim.plan.table[g, sim.demand.model[e, k]] < 0:
+    if not x.whole[g, at.UP] or sim.plan.table[g, sim.demand.model[e, k]] < 0:
         fail(sim, e, k, now_s)
-    elif x.real[g, ERROR_SHARE] > 0 and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, ERROR_SHARE]:
+    elif (
+        x.real[g, at.ERROR_SHARE] > 0
+        and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, at.ERROR_SHARE]
+    ):
         end(sim, e, k, _ERROR, now_s)
     elif batcher.enqueue(sim, e, g, k, now_s):
         return w * sim.sizes.models + sim.demand.model[e, k]
@@ -173,44 +136,44 @@ def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
     latency_s = x.resolved_s[e, k] - x.sent_s[e, k]
     if status in (UNAVAILABLE, faults.LOST):
         latency_s = math.nan
-    x.heard[e, x.counts[e, HEARD]] = k
-    x.counts[e, HEARD] += 1
+    x.heard[e, x.counts[e, at.HEARD]] = k
+    x.counts[e, at.HEARD] += 1
     knowledge.observe_outcome(sim, e, k, latency_s, status == _OK, now_s)
 
 
 @outlined
 def _record_timeline(sim: Sim, e: int, now_s: float) -> None:
     x = sim.state
-    line = x.counts[e, TIMELINE_ROW]
+    line = x.counts[e, at.TIMELINE_ROW]
     if line < x.timeline.shape[1]:
         for w in range(sim.sizes.workers):
             whole = x.whole[e * sim.sizes.workers + w]
-            x.timeline[e, line, w] = whole[QUEUED] + whole[EXECUTING]
-        x.counts[e, TIMELINE_ROW] = line + 1
-        push(sim.heap, e, (line + 1) * sim.plan.env[e, E_TIMELINE], TIMELINE, 0)
+            x.timeline[e, line, w] = whole[at.QUEUED] + whole[at.EXECUTING]
+        x.counts[e, at.TIMELINE_ROW] = line + 1
+        push(sim.heap, e, (line + 1) * sim.plan.env[e, at.E_TIMELINE], at.TIMELINE, 0)
 
 
 @outlined
 def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> None:
     """An event that concerns no request."""
-    if kind == SAMPLE:
+    if kind == at.SAMPLE:
         reports.take_sample(sim, e, subject, now_s)
-    elif kind == REPORT:
-        way, number = subject >> REPORT_BITS, subject & ((1 << REPORT_BITS) - 1)
+    elif kind == at.REPORT:
+        way, number = subject >> at.REPORT_BITS, subject & ((1 << at.REPORT_BITS) - 1)
         w, b = way // knowledge.balancers(sim, e), way % knowledge.balancers(sim, e)
         place = reports.find_snapshot(sim, e, w, number)
         if place >= 0:
             reports.receive(sim, e, b, w, place, now_s)
-    elif kind == TICK:
+    elif kind == at.TICK:
         knowledge.fade_all(sim, e)
-        push(sim.heap, e, now_s + 1.0, TICK, 0)
-    elif kind == FAULT:
+        push(sim.heap, e, now_s + 1.0, at.TICK, 0)
+    elif kind == at.FAULT:
         faults.begin(sim, e, subject, now_s)
-    elif kind == FAULT_END:
+    elif kind == at.FAULT_END:
         faults.cease(sim, e, subject, now_s)
-    elif kind == SCALE:
+    elif kind == at.SCALE:
         faults.scale(sim, e, now_s)
-    elif kind == TIMELINE:
+    elif kind == at.TIMELINE:
         _record_timeline(sim, e, now_s)
 
 
@@ -218,19 +181,19 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
 def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
     """One event; returns the worker and model (`worker * models + model`) that the batcher must look at, or -1."""
     x, n, models = sim.state, sim.sizes.workers, sim.sizes.models
-    if kind == DEVICE_DONE:
-        if x.real[e * n + subject, DEVICE_END] == now_s:
+    if kind == at.DEVICE_DONE:
+        if x.real[e * n + subject, at.DEVICE_END] == now_s:
             return subject * models + batcher.finish(sim, e, e * n + subject, now_s)
-    elif kind == HOST_DONE:
+    elif kind == at.HOST_DONE:
         g, slot = e * n + subject // sim.sizes.slots, subject % sim.sizes.slots
-        if x.slot_state[g, slot] == ON_HOST and x.slot_ready_s[g, slot] == now_s:
+        if x.slot_state[g, slot] == at.ON_HOST and x.slot_ready_s[g, slot] == now_s:
             device.ask(sim, e, g, slot, now_s)
-    elif kind == TIMER:
+    elif kind == at.TIMER:
         g, m = e * n + subject // models, subject % models
         if x.timer_s[g, m] == now_s:
             x.timer_s[g, m] = np.inf
             return subject
-    elif kind == REACH:
+    elif kind == at.REACH:
         return _reach(sim, e, subject, now_s)
     else:
         _handle_rare(sim, e, kind, subject, now_s)
@@ -242,32 +205,32 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
     """Take the next event: time, kind and subject; an arrival's subject is the request."""
     x, env = sim.state, sim.plan.env
     requests = sim.sizes.requests
-    if env[e, E_CLIENTS] > 0:
-        requests = min(requests, int(env[e, E_CLIENTS]))
-    at_s, kind, subject, from_heap = np.inf, ARRIVAL, x.counts[e, NEXT_ARRIVAL], False
+    if env[e, at.E_CLIENTS] > 0:
+        requests = min(requests, int(env[e, at.E_CLIENTS]))
+    at_s, kind, subject, from_heap = np.inf, at.ARRIVAL, x.counts[e, at.NEXT_ARRIVAL], False
     if subject < requests:
         at_s = sim.demand.time_s[e, subject]
     if sim.heap.at_s[e, 0] <= at_s:
         at_s, payload, from_heap = sim.heap.at_s[e, 0], sim.heap.payload[e, 0], True
-        kind, subject = payload >> KIND_BITS, payload & ((1 << KIND_BITS) - 1)
-    head = x.counts[e, OUTCOME_HEAD]
+        kind, subject = payload >> at.KIND_BITS, payload & ((1 << at.KIND_BITS) - 1)
+    head = x.counts[e, at.OUTCOME_HEAD]
     if head >= 0:
-        then_s = x.resolved_s[e, head] + env[e, E_OUTCOME]
-        if then_s < at_s or (then_s == at_s and kind > OUTCOME):
-            at_s, kind, subject, from_heap = then_s, OUTCOME, head, False
-    head = x.counts[e, REACH_HEAD]
+        then_s = x.resolved_s[e, head] + env[e, at.E_OUTCOME]
+        if then_s < at_s or (then_s == at_s and kind > at.OUTCOME):
+            at_s, kind, subject, from_heap = then_s, at.OUTCOME, head, False
+    head = x.counts[e, at.REACH_HEAD]
     if head >= 0:
-        then_s = x.sent_s[e, head] + env[e, E_TO_WORKER]
-        if then_s < at_s or (then_s == at_s and kind > REACH):
-            at_s, kind, subject, from_heap = then_s, REACH, head, False
+        then_s = x.sent_s[e, head] + env[e, at.E_TO_WORKER]
+        if then_s < at_s or (then_s == at_s and kind > at.REACH):
+            at_s, kind, subject, from_heap = then_s, at.REACH, head, False
     if from_heap:
         pop(sim.heap, e)
-    elif kind == OUTCOME:
-        x.counts[e, OUTCOME_HEAD] = x.next[e, subject]
-    elif kind == REACH:
-        x.counts[e, REACH_HEAD] = x.next[e, subject]
+    elif kind == at.OUTCOME:
+        x.counts[e, at.OUTCOME_HEAD] = x.next[e, subject]
+    elif kind == at.REACH:
+        x.counts[e, at.REACH_HEAD] = x.next[e, subject]
     else:
-        x.counts[e, NEXT_ARRIVAL] = subject + 1
+        x.counts[e, at.NEXT_ARRIVAL] = subject + 1
     return at_s, kind, subject
 
 
@@ -287,67 +250,67 @@ def _is_stuck(sim: Sim, e: int) -> bool:
     """Whether nothing will come but what comes for ever: requests are left on a worker that is stalled for good."""
     count = sim.state.counts
     scheduled = sim.sizes.requests
-    if sim.plan.env[e, E_CLIENTS] > 0:
-        scheduled = min(scheduled, int(sim.plan.env[e, E_CLIENTS]))
-    nothing_comes = sim.heap.lasting[e] == 0 and count[e, NEXT_ARRIVAL] >= scheduled
-    return nothing_comes and count[e, OUTCOME_HEAD] < 0 and count[e, REACH_HEAD] < 0
+    if sim.plan.env[e, at.E_CLIENTS] > 0:
+        scheduled = min(scheduled, int(sim.plan.env[e, at.E_CLIENTS]))
+    nothing_comes = sim.heap.lasting[e] == 0 and count[e, at.NEXT_ARRIVAL] >= scheduled
+    return nothing_comes and count[e, at.OUTCOME_HEAD] < 0 and count[e, at.REACH_HEAD] < 0
 
 
 @inlined
 def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
-    while x.counts[e, ENDED] < sim.sizes.requests or x.counts[e, OUTCOME_HEAD] >= 0:
+    while x.counts[e, at.ENDED] < sim.sizes.requests or x.counts[e, at.OUTCOME_HEAD] >= 0:
         now_s, kind, subject = _next(sim, e)
-        x.clock[e, NOW] = now_s
-        if kind == ANSWER:
-            if x.counts[e, NEXT_ANSWERED] == sim.sizes.requests:
+        x.clock[e, at.NOW] = now_s
+        if kind == at.ANSWER:
+            if x.counts[e, at.NEXT_ANSWERED] == sim.sizes.requests:
                 continue
-            subject = x.counts[e, NEXT_ANSWERED]
-            x.counts[e, NEXT_ANSWERED] = subject + 1
-        if kind == OUTCOME:
+            subject = x.counts[e, at.NEXT_ANSWERED]
+            x.counts[e, at.NEXT_ANSWERED] = subject + 1
+        if kind == at.OUTCOME:
             _hear(sim, e, subject, now_s)
-        elif kind >= ANSWER:
+        elif kind >= at.ANSWER:
             count = _arrive(sim, e, subject, now_s)
             if count > 0:
-                x.counts[e, DECIDING] = subject
+                x.counts[e, at.DECIDING] = subject
                 if decider == OUTSIDE:
                     _ask(sim, e, subject, now_s)
                     return True
                 _assign(sim, e, subject, call(decider, sim, options, e, subject, now_s), now_s)
-                x.counts[e, DECIDING] = -1
-        elif kind in (TICK, SAMPLE, REPORT, SCALE, TIMELINE) and _is_stuck(sim, e):
+                x.counts[e, at.DECIDING] = -1
+        elif kind in (at.TICK, at.SAMPLE, at.REPORT, at.SCALE, at.TIMELINE) and _is_stuck(sim, e):
             break
         else:
             place = _handle(sim, e, kind, subject, now_s)
             if place >= 0:
                 batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
-    x.counts[e, DECIDING] = -1
+    x.counts[e, at.DECIDING] = -1
     return False
 
 
 @compiled
 def begin(sim: Sim, e: int) -> None:
-    """Time 0: workers are announced, balancers tick, present workers report; see README.md."""
+    """Time 0: balancers know the present workers, tick, and hear their reports; see README.md."""
     x, n = sim.state, sim.sizes.workers
     for w in range(n):
-        if x.whole[e * n + w, UP]:
-            knowledge.announce(sim, e, w, False)
+        for b in range(knowledge.balancers(sim, e)):
+            sim.known.added[knowledge.row(sim, e, b, w)] = x.whole[e * n + w, at.UP]
     knowledge.fade_all(sim, e)
     for w in range(n):
-        if x.whole[e * n + w, UP]:
+        if x.whole[e * n + w, at.UP]:
             place = reports.sample(sim, e, w, 0.0)
             for b in range(knowledge.balancers(sim, e)):
                 reports.receive(sim, e, b, w, place, 0.0)
             reports.next_sample(sim, e, w, 0.0)
-    push(sim.heap, e, 1.0, TICK, 0)
+    push(sim.heap, e, 1.0, at.TICK, 0)
     env = sim.plan.env
-    for i in range(int(env[e, E_FAULTS])):
-        push(sim.heap, e, sim.plan.fault_at_s[e, i], FAULT, i)
-    if env[e, E_SCALE_PERIOD] < np.inf:
-        push(sim.heap, e, env[e, E_SCALE_PERIOD], SCALE, 0)
-    if env[e, E_TIMELINE] > 0:
-        push(sim.heap, e, 0.0, TIMELINE, 0)
+    for i in range(int(env[e, at.E_FAULTS])):
+        push(sim.heap, e, sim.plan.fault_at_s[e, i], at.FAULT, i)
+    if env[e, at.E_SCALE_PERIOD] < np.inf:
+        push(sim.heap, e, env[e, at.E_SCALE_PERIOD], at.SCALE, 0)
+    if env[e, at.E_TIMELINE] > 0:
+        push(sim.heap, e, 0.0, at.TIMELINE, 0)
 
 
 @compiled
@@ -360,9 +323,9 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
     deciding = 0
     for e in range(waiting.size):
         if waiting[e]:
-            k = sim.state.counts[e, DECIDING]
+            k = sim.state.counts[e, at.DECIDING]
             if k >= 0:
-                _assign(sim, e, k, workers[e], sim.state.clock[e, NOW])
+                _assign(sim, e, k, workers[e], sim.state.clock[e, at.NOW])
             waiting[e] = _advance(sim, e, decider, options)
             deciding += waiting[e]
     return deciding

@@ -18,29 +18,11 @@ from balancer.core.kernel.reports import (
     SECONDS,
     SUCCEEDED,
 )
+from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, from_source, inlined, outlined
 from simulator.engine.heap import push
 from simulator.engine.knowledge import balancers, forget_eligible, row
-from simulator.engine.layout import (
-    E_DELAY,
-    E_JITTER,
-    E_LOSS,
-    E_PERIOD,
-    E_SAMPLES,
-    EPOCH,
-    INCARNATION,
-    IS_SILENT,
-    LOGGED,
-    M_MAX_ROWS,
-    NEXT_SAMPLE,
-    REPORT,
-    REPORT_BITS,
-    REPORT_NUMBER,
-    SAMPLE,
-    SAMPLED,
-    UP,
-    Sim,
-)
+from simulator.engine.layout import Sim
 from simulator.engine.requests import uniform
 
 take_report, is_warm, is_fresh = map(from_source, (reports.take_report, reports.is_warm, eligibility.is_fresh))
@@ -51,15 +33,15 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
     """The agent of a worker takes a report; returns its place in the ring."""
     x, models = sim.state, sim.sizes.models
     g = e * sim.sizes.workers + w
-    number = x.whole[g, REPORT_NUMBER]
-    x.whole[g, REPORT_NUMBER] = number + 1
+    number = x.whole[g, at.REPORT_NUMBER]
+    x.whole[g, at.REPORT_NUMBER] = number + 1
     place = number % sim.sizes.snapshots
-    x.snapshot[g, place, 0] = x.whole[g, LOGGED]
-    x.snapshot[g, place, 1] = x.whole[g, EPOCH]
-    x.snapshot[g, place, 2] = x.whole[g, INCARNATION]
+    x.snapshot[g, place, 0] = x.whole[g, at.LOGGED]
+    x.snapshot[g, place, 1] = x.whole[g, at.EPOCH]
+    x.snapshot[g, place, 2] = x.whole[g, at.INCARNATION]
     x.snapshot[g, place, 3] = number
-    kept = int(sim.plan.env[e, E_SAMPLES])
-    taken = x.whole[g, SAMPLED]
+    kept = int(sim.plan.env[e, at.E_SAMPLES])
+    taken = x.whole[g, at.SAMPLED]
     oldest = (taken - min(taken, kept)) % kept
     for m in range(models):
         x.snapshot_pending[g, place, m] = x.queued[g, m]
@@ -68,12 +50,12 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
             growth_s = x.compute_s[g, m] - x.sample_compute_s[g, oldest, m]
             elapsed_s = now_s - x.sample_s[g, oldest]
             if elapsed_s > 0:
-                most = sim.plan.model[e * models + m, M_MAX_ROWS] * sim.plan.instances[g, m]
+                most = sim.plan.model[e * models + m, at.M_MAX_ROWS] * sim.plan.instances[g, m]
                 executing = min(growth_s / elapsed_s, most)
         x.snapshot_executing[g, place, m] = executing
         x.sample_compute_s[g, taken % kept, m] = x.compute_s[g, m]
     x.sample_s[g, taken % kept] = now_s
-    x.whole[g, SAMPLED] = taken + 1
+    x.whole[g, at.SAMPLED] = taken + 1
     return place
 
 
@@ -86,26 +68,26 @@ def send_report(sim: Sim, e: int, w: int, now_s: float) -> None:
     for b in range(balancers(sim, e)):
         way = w * balancers(sim, e) + b
         k = (way << 40) | number
-        if env[e, E_LOSS] > 0 and uniform(sim, e, 5, k) < env[e, E_LOSS]:
+        if env[e, at.E_LOSS] > 0 and uniform(sim, e, 5, k) < env[e, at.E_LOSS]:
             continue
-        at_s = now_s + env[e, E_DELAY]
-        if env[e, E_JITTER] > 0:
-            at_s += exponential(env[e, E_JITTER], uniform(sim, e, 4, k))
-        push(sim.heap, e, at_s, REPORT, (way << REPORT_BITS) | (number & ((1 << REPORT_BITS) - 1)))
+        at_s = now_s + env[e, at.E_DELAY]
+        if env[e, at.E_JITTER] > 0:
+            at_s += exponential(env[e, at.E_JITTER], uniform(sim, e, 4, k))
+        push(sim.heap, e, at_s, at.REPORT, (way << at.REPORT_BITS) | (number & ((1 << at.REPORT_BITS) - 1)))
 
 
 @inlined
 def next_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
     """Set the worker's next regular sample, after now."""
-    period_s = sim.plan.env[e, E_PERIOD]
+    period_s = sim.plan.env[e, at.E_PERIOD]
     phase = uniform(sim, e, 7, w)
     i = math.floor(now_s / period_s - phase) + 1
     at_s = (phase + i) * period_s
     while at_s <= now_s:
         i += 1
         at_s = (phase + i) * period_s
-    sim.state.real[e * sim.sizes.workers + w, NEXT_SAMPLE] = at_s
-    push(sim.heap, e, at_s, SAMPLE, w)
+    sim.state.real[e * sim.sizes.workers + w, at.NEXT_SAMPLE] = at_s
+    push(sim.heap, e, at_s, at.SAMPLE, w)
 
 
 @outlined
@@ -113,7 +95,7 @@ def take_sample(sim: Sim, e: int, w: int, now_s: float) -> None:
     """A sample is due; one that is down or silent takes none, until `report_again`."""
     x = sim.state
     g = e * sim.sizes.workers + w
-    if x.real[g, NEXT_SAMPLE] == now_s and x.whole[g, UP] and not x.whole[g, IS_SILENT]:
+    if x.real[g, at.NEXT_SAMPLE] == now_s and x.whole[g, at.UP] and not x.whole[g, at.IS_SILENT]:
         send_report(sim, e, w, now_s)
         next_sample(sim, e, w, now_s)
 
@@ -123,17 +105,17 @@ def report_again(sim: Sim, e: int, w: int, now_s: float) -> None:
     """A worker that is up and not silent takes a sample now, and regular ones from now on."""
     x = sim.state
     g = e * sim.sizes.workers + w
-    if x.whole[g, UP] and not x.whole[g, IS_SILENT]:
-        x.real[g, NEXT_SAMPLE] = now_s
-        push(sim.heap, e, now_s, SAMPLE, w)
+    if x.whole[g, at.UP] and not x.whole[g, at.IS_SILENT]:
+        x.real[g, at.NEXT_SAMPLE] = now_s
+        push(sim.heap, e, now_s, at.SAMPLE, w)
 
 
 @inlined
 def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
     """The place in the ring of the report whose number ends in these bits; -1 where it was overwritten."""
     g = e * sim.sizes.workers + w
-    span = 1 << REPORT_BITS
-    last = sim.state.whole[g, REPORT_NUMBER] - 1
+    span = 1 << at.REPORT_BITS
+    last = sim.state.whole[g, at.REPORT_NUMBER] - 1
     number = last - ((last - low_number) % span)
     place = number % sim.sizes.snapshots
     return place if number >= 0 and sim.state.snapshot[g, place, 3] == number else -1
@@ -161,19 +143,19 @@ def _note_executed(sim: Sim, e: int, r: int, m: int, begins: bool, line: int, no
 def log_execution(sim: Sim, e: int, g: int, m: int, rows: int, requests: int, seconds: float) -> None:
     """Count an execution that ended; whoever has not heard of the one that is overwritten learns of it now."""
     x, known = sim.state, sim.known
-    logged = x.whole[g, LOGGED]
+    logged = x.whole[g, at.LOGGED]
     place = logged % sim.sizes.log
     if logged >= sim.sizes.log:
         for b in range(balancers(sim, e)):
             r = row(sim, e, b, g - e * sim.sizes.workers)
-            if known.incarnation[r] == x.whole[g, INCARNATION] and known.position[r] == logged - sim.sizes.log:
+            if known.incarnation[r] == x.whole[g, at.INCARNATION] and known.position[r] == logged - sim.sizes.log:
                 _count_execution(sim, r, g, place)
                 known.position[r] += 1
     x.log_model[g, place] = m
     x.log_rows[g, place] = rows
     x.log_requests[g, place] = requests
     x.log_s[g, place] = seconds
-    x.whole[g, LOGGED] = logged + 1
+    x.whole[g, at.LOGGED] = logged + 1
 
 
 @inlined
@@ -193,7 +175,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     x, known = sim.state, sim.known
     g, r = e * sim.sizes.workers + w, row(sim, e, b, w)
     position, epoch, incarnation, number = x.snapshot[g, place]
-    if epoch != x.whole[g, EPOCH] or number <= known.report_number[r]:
+    if epoch != x.whole[g, at.EPOCH] or number <= known.report_number[r]:
         return
     begins = incarnation != known.incarnation[r]
     if begins:
@@ -203,8 +185,8 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
         known.executions_all[r] = known.executed_rows[r] = known.answered[r] = 0.0
     known.report_number[r] = number
-    for at in range(max(known.position[r], x.whole[g, LOGGED] - sim.sizes.log), position):
-        _count_execution(sim, r, g, at % sim.sizes.log)
+    for entry in range(max(known.position[r], x.whole[g, at.LOGGED] - sim.sizes.log), position):
+        _count_execution(sim, r, g, entry % sim.sizes.log)
     some = position > known.position[r]
     known.position[r] = max(position, known.position[r])
     if not known.ready[r]:
@@ -217,7 +199,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         if some:
             noted = _note_executed(sim, e, r, m, begins, lines, noted)
         line = known.lines[e, lines]
-        line[MODEL], line[MAX_BATCH_ROWS] = m, sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS]
+        line[MODEL], line[MAX_BATCH_ROWS] = m, sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS]
         line[INSTANCES] = sim.plan.instances[g, m]
         line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]

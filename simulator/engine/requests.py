@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, inlined, mix, outlined, unit
 from simulator.engine.heap import push
-from simulator.engine.layout import (
-    ANSWER,
-    E_CLIENTS,
-    E_NET_JITTER,
-    E_RETRIES,
-    E_TO_CLIENT,
-    E_TO_WORKER,
-    ENDED,
-    IN_SYSTEM,
-    INTEGRAL,
-    INTEGRAL_AT,
-    OUTCOME_HEAD,
-    OUTCOME_TAIL,
-    REACH,
-    REACH_HEAD,
-    REACH_TAIL,
-    Sim,
-)
+from simulator.engine.layout import Sim
 from simulator.result import Status
 
 UNAVAILABLE = int(Status.UNAVAILABLE)
@@ -39,9 +23,9 @@ def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
 def count_system(sim: Sim, e: int, change: int, now_s: float) -> None:
     """Count requests in or out of the system, and integrate their number."""
     x = sim.state
-    x.clock[e, INTEGRAL] += x.counts[e, IN_SYSTEM] * (now_s - x.clock[e, INTEGRAL_AT])
-    x.clock[e, INTEGRAL_AT] = now_s
-    x.counts[e, IN_SYSTEM] += change
+    x.clock[e, at.INTEGRAL] += x.counts[e, at.IN_SYSTEM] * (now_s - x.clock[e, at.INTEGRAL_AT])
+    x.clock[e, at.INTEGRAL_AT] = now_s
+    x.counts[e, at.IN_SYSTEM] += change
 
 
 @inlined
@@ -72,12 +56,12 @@ def send(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     x.server[e, k] = w
     x.sent_s[e, k] = now_s
     count_coming(sim, e, k, 1)
-    jitter_s = env[e, E_NET_JITTER]
+    jitter_s = env[e, at.E_NET_JITTER]
     if jitter_s > 0:
         late_s = exponential(jitter_s, uniform(sim, e, 3, (k << 3) | x.attempts[e, k]))
-        push(sim.heap, e, now_s + env[e, E_TO_WORKER] + late_s, REACH, k)
+        push(sim.heap, e, now_s + env[e, at.E_TO_WORKER] + late_s, at.REACH, k)
     else:
-        append(sim, e, k, REACH_HEAD, REACH_TAIL)
+        append(sim, e, k, at.REACH_HEAD, at.REACH_TAIL)
     x.attempts[e, k] += 1
 
 
@@ -87,11 +71,11 @@ def end(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
     x, env = sim.state, sim.plan.env
     x.status[e, k] = status
     x.resolved_s[e, k] = now_s
-    x.counts[e, ENDED] += 1
+    x.counts[e, at.ENDED] += 1
     count_system(sim, e, -1, now_s)
-    append(sim, e, k, OUTCOME_HEAD, OUTCOME_TAIL)
-    if env[e, E_CLIENTS] > 0:
-        push(sim.heap, e, now_s + env[e, E_TO_CLIENT], ANSWER, 0)
+    append(sim, e, k, at.OUTCOME_HEAD, at.OUTCOME_TAIL)
+    if env[e, at.E_CLIENTS] > 0:
+        push(sim.heap, e, now_s + env[e, at.E_TO_CLIENT], at.ANSWER, 0)
 
 
 @outlined
@@ -99,7 +83,7 @@ def fail(sim: Sim, e: int, k: int, now_s: float) -> None:
     """An attempt found nothing executed: the next fallback, or the end."""
     x = sim.state
     tried = x.attempts[e, k]
-    if tried <= sim.plan.env[e, E_RETRIES] and tried <= x.fallback.shape[2]:
+    if tried <= sim.plan.env[e, at.E_RETRIES] and tried <= x.fallback.shape[2]:
         w = x.fallback[e, k, tried - 1]
         if w >= 0:
             send(sim, e, k, w, now_s)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from policies.base import FloatArray
 from simulator.spec import ServiceTime
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def service_table(service: ServiceTime, most_rows: int) -> tuple[FloatArray, FloatArray]:

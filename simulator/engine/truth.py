@@ -6,27 +6,9 @@ import math
 
 import numpy as np
 
+from simulator.engine import layout as at
 from simulator.engine.compiled import compiled, inlined
-from simulator.engine.layout import (
-    ACTIVE,
-    AT,
-    DECIDING,
-    E_CACHE,
-    E_SAVING,
-    EXECUTING,
-    FREE,
-    M_MAX_ROWS,
-    NOW,
-    ON_HOST,
-    QUEUED,
-    SLOWNESS,
-    STALLED,
-    UP,
-    W_CONCURRENCY,
-    W_INTERFERENCE,
-    W_SPEED,
-    Sim,
-)
+from simulator.engine.layout import Sim
 
 NEVER_S = 1e9
 """When a worker that is down or stalled will be done, as far as a pick is concerned."""
@@ -38,12 +20,12 @@ def _batches_s(sim: Sim, e: int, g: int, m: int, rows: float, work: float) -> fl
     table = sim.plan.table[g, m]
     if rows <= 0 or table < 0:
         return 0.0
-    most = int(sim.plan.model[e * sim.sizes.models + m, M_MAX_ROWS])
+    most = int(sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS])
     full, rest = int(rows) // most, math.ceil(rows) % most
     seconds = full * sim.plan.device_s[table, most]
     if rest > 0:
         seconds += sim.plan.device_s[table, rest]
-    return seconds * (work / rows) / sim.plan.worker[g, W_SPEED]
+    return seconds * (work / rows) / sim.plan.worker[g, at.W_SPEED]
 
 
 @inlined
@@ -66,13 +48,13 @@ def _left_s(sim: Sim, g: int, now_s: float) -> float:
     x = sim.state
     left_s = 0.0
     for slot in range(sim.sizes.slots):
-        if x.slot_state[g, slot] != FREE:
+        if x.slot_state[g, slot] != at.FREE:
             left_s += max(x.slot_left_s[g, slot], 0.0)
-            if x.slot_state[g, slot] == ON_HOST:
+            if x.slot_state[g, slot] == at.ON_HOST:
                 left_s += x.slot_ready_s[g, slot] - now_s
-    if x.whole[g, ACTIVE] > 0:
-        together = 1 + sim.plan.worker[g, W_INTERFERENCE] * (x.whole[g, ACTIVE] - 1)
-        left_s -= x.whole[g, ACTIVE] * (now_s - x.real[g, AT]) / together / x.real[g, SLOWNESS]
+    if x.whole[g, at.ACTIVE] > 0:
+        together = 1 + sim.plan.worker[g, at.W_INTERFERENCE] * (x.whole[g, at.ACTIVE] - 1)
+        left_s -= x.whole[g, at.ACTIVE] * (now_s - x.real[g, at.AT]) / together / x.real[g, at.SLOWNESS]
     return max(left_s, 0.0)
 
 
@@ -87,16 +69,16 @@ def see(sim: Sim, waiting: np.ndarray, pending: np.ndarray, backlog_s: np.ndarra
     for e in range(waiting.size):
         if not waiting[e]:
             continue
-        k, now_s = sim.state.counts[e, DECIDING], sim.state.clock[e, NOW]
+        k, now_s = sim.state.counts[e, at.DECIDING], sim.state.clock[e, at.NOW]
         model, size = sim.demand.model[e, k], sim.demand.rows[e, k]
         for w in range(n):
             g = e * n + w
             whole = sim.state.whole[g]
-            concurrency = sim.plan.worker[g, W_CONCURRENCY]
-            rate = concurrency / (1 + sim.plan.worker[g, W_INTERFERENCE] * (concurrency - 1))
-            rate /= sim.state.real[g, SLOWNESS]
+            concurrency = sim.plan.worker[g, at.W_CONCURRENCY]
+            rate = concurrency / (1 + sim.plan.worker[g, at.W_INTERFERENCE] * (concurrency - 1))
+            rate /= sim.state.real[g, at.SLOWNESS]
             total_s, more_s = _left_s(sim, g, now_s), 0.0
-            pending[e, w] = whole[QUEUED] + whole[EXECUTING]
+            pending[e, w] = whole[at.QUEUED] + whole[at.EXECUTING]
             for m in range(sim.sizes.models):
                 rows, work = _queued(sim, e, g, m)
                 before_s = _batches_s(sim, e, g, m, rows, work)
@@ -104,7 +86,7 @@ def see(sim: Sim, waiting: np.ndarray, pending: np.ndarray, backlog_s: np.ndarra
                 if m == model:
                     own = size * _own_work(sim, e, g, k)
                     more_s = _batches_s(sim, e, g, m, rows + size, work + own) - before_s
-            if whole[UP] and not whole[STALLED]:
+            if whole[at.UP] and not whole[at.STALLED]:
                 backlog_s[e, w] = total_s / rate
                 completion_s[e, w] = (total_s + more_s) / rate
             else:
@@ -114,8 +96,8 @@ def see(sim: Sim, waiting: np.ndarray, pending: np.ndarray, backlog_s: np.ndarra
 @inlined
 def _own_work(sim: Sim, e: int, g: int, k: int) -> float:
     """As it would be if the request started now: cheaper where its key is cached."""
-    entries = int(sim.plan.env[e, E_CACHE])
+    entries = int(sim.plan.env[e, at.E_CACHE])
     key = sim.demand.key[e, k]
     if entries > 0 and key != 0 and sim.state.cache[g, int(key % np.uint64(entries))] == key:
-        return sim.demand.work[e, k] * (1 - sim.plan.env[e, E_SAVING])
+        return sim.demand.work[e, k] * (1 - sim.plan.env[e, at.E_SAVING])
     return sim.demand.work[e, k]

@@ -46,7 +46,7 @@ ASSUMPTIONS = (
     "What an idle worker's answer takes beyond its execution is the network: half on the way there, half back.",
     "How much such answers vary is the noise of executions, not of the network.",
     "Reports are evenly spaced and none is lost. Workers that were there once came and left once; none failed.",
-    "Settings of the routers (limits, keys, time constants) are the defaults, unless given.",
+    "Settings of the routers (limits, keys, time constants) are the defaults.",
 )
 """What no decision log tells; in words, for reports."""
 
@@ -68,16 +68,7 @@ class Calibration:
     """Where this log tells less than it might, in words; empty: nowhere."""
 
 
-def fleet_from_log(
-    log: DecisionLog, *, profiles: Sequence[Profile] = (), settings: Settings | None = None
-) -> FleetSpec:
-    """The fleet that a decision log tells of; arguments and errors as `calibrate`."""
-    return calibrate(log, profiles=profiles, settings=settings).fleet
-
-
-def scenario_from_log(
-    log: DecisionLog, *, name: str = "log", profiles: Sequence[Profile] = (), settings: Settings | None = None
-) -> Scenario:
+def scenario_from_log(log: DecisionLog, *, name: str = "log", profiles: Sequence[Profile] = ()) -> Scenario:
     """The fleet and the requests of a decision log as a scenario to train on.
 
     Seeds begin at different places of the log, which goes round; `with_load` presses or stretches it in time.
@@ -85,7 +76,7 @@ def scenario_from_log(
     Raises:
         ValueError: as `calibrate`, or the requests are no workload (`log.workload.recorded_from`).
     """
-    fleet = fleet_from_log(log, profiles=profiles, settings=settings)
+    fleet = calibrate(log, profiles=profiles).fleet
     recorded = recorded_from(log)
     span_s = max(_span_s(log), 1e-3)
     workload = Workload(len(recorded.time_s) / span_s, tuple(map(ModelTraffic, models_of(log))), recorded=recorded)
@@ -103,21 +94,20 @@ def capped(arrivals: Arrivals, fleet: FleetSpec) -> Arrivals:
     return dataclasses.replace(arrivals, rows=np.minimum(arrivals.rows, most).astype(np.int32))
 
 
-def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = (), settings: Settings | None = None) -> Calibration:
+def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = ()) -> Calibration:
     """The fleet that a decision log tells of.
 
     Args:
         log: From `read_log`.
         profiles: Measured beforehand (`balancer profile`): for workers of their device kinds, these service times go
             before what the log tells.
-        settings: Of the routers that wrote it; None: the defaults.
 
     Raises:
         ValueError: it has no decision.
     """
     if not log.decisions:
         raise ValueError("the log has no decision: record while requests flow")
-    settings = settings or Settings()
+    settings = Settings()
     notes: list[str] = []
     seen = worked(log)
     roster = _roster(log)

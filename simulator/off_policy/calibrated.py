@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.config.profile_file import Profile
-from balancer.core.settings import Settings
 from balancer.operate.decision_log.recorded import DecisionLog
 from policies.base import FloatArray, Policy
 from simulator.log.fleet import calibrate, capped
@@ -67,7 +66,6 @@ def simulate(
     *,
     seeds: int,
     profiles: Sequence[Profile] = (),
-    settings: Settings | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Calibrated:
     """Simulate the logging policy and the targets; `progress` is told of requests decided.
@@ -76,15 +74,15 @@ def simulate(
         ValueError: the log is no workload, or tells of no fleet; see `arrivals_from_log` and `calibrate`.
         DecisionLogError: the logging policy is not installed.
     """
-    calibration = calibrate(log, profiles=profiles, settings=settings)
+    calibration = calibrate(log, profiles=profiles)
     fleet = calibration.fleet
     arrivals = capped(arrivals_from_log(log, [model.name for model in fleet.models]), fleet)
     recorded, share = decisions.logging[0][0], decisions.logging[0][1] / len(decisions)
     notes = list(calibration.notes)
     if share < 1:
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all in the simulation")
-    if any(refusal.reason == "shed" for refusal in log.refusals) and settings is None:
-        notes.append("the log has requests shed by limits, which the simulation has not: give the settings")
+    if any(refusal.reason == "shed" for refusal in log.refusals):
+        notes.append("the log has requests shed by limits, which the simulation has not")
     latencies: dict[str, Latency] = {}
     for name, policy in {LOGGING: recorded.build(), **targets}.items():
         result = run(fleet, [arrivals] * seeds, policy, progress=progress)

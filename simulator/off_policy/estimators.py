@@ -114,17 +114,12 @@ class Blocks:
         """See `weighted_quantile`."""
         order = np.argsort(values, kind="stable")
         ascending, weights, block = values[order], weight[order], self.of_decision[order]
-        resampled = np.array([_quantile(ascending, weights * drawn[block], level) for drawn in self._drawn])
-        return Draws(_quantile(ascending, weights, level), resampled)
+        resampled = np.array([weighted_quantile(ascending, weights * drawn[block], level) for drawn in self._drawn])
+        return Draws(weighted_quantile(ascending, weights, level), resampled)
 
 
-def weighted_quantile(values: FloatArray, weight: FloatArray, level: float) -> float:
+def weighted_quantile(ascending: FloatArray, weight: FloatArray, level: float) -> float:
     """The least value that, with all lesser ones, has a share `level` of the weight: the self-normalised quantile."""
-    order = np.argsort(values, kind="stable")
-    return _quantile(values[order], weight[order], level)
-
-
-def _quantile(ascending: FloatArray, weight: FloatArray, level: float) -> float:
     cumulative = np.cumsum(weight)
     if not len(cumulative) or cumulative[-1] <= 0:
         return float("nan")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from policies import BUILTIN
-from policies.base import Policy
+from policies.base import FloatArray, Policy
 from simulator.arrivals import Arrivals
 from simulator.result import Result
 from simulator.run import run
@@ -21,7 +20,6 @@ from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import Metrics, environments, measure
 from simulator.scoreboard.pooled import Pooled, pooled
 
-FloatArray = npt.NDArray[np.float64]
 Knowledge = Literal["reports", "exact", "clairvoyant"]
 
 REFERENCE = "expected_latency"

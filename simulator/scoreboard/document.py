@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.base import FloatArray
 from simulator.scoreboard import statistics, summary
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics
 from simulator.scoreboard.statistics import Estimate
 from simulator.scoreboard.summary import FIGURES
-
-FloatArray = npt.NDArray[np.float64]
 
 SCHEMA = "balancer-scoreboard/1"
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from policies.base import BoolArray, FloatArray, IntArray
 from simulator.result import Result, Status
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 WARM_UP_SHARE = 0.1
 """Share of the requests, the first ones, that fill the empty fleet and are not counted."""

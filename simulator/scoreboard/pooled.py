@@ -30,15 +30,14 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 
+from policies.base import FloatArray
 from simulator.arrivals import Arrivals
+from simulator.capacity import sharing_gain
 from simulator.engine.tables import service_table
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +93,7 @@ def _row_needs(fleet: FleetSpec, demand: FloatArray) -> FloatArray:
     The prices l_m of the module's page: the most that the demand can need, over all prices y_w of the workers.
     """
     workers, models = fleet.workers, fleet.models
-    pairs = [(w, m) for w in range(len(workers)) for m in range(len(models)) if _holds(workers[w], models[m])]
+    pairs = [(w, m) for w in range(len(workers)) for m in range(len(models)) if workers[w].holds(models[m].name)]
     row_s = np.array([_row_seconds(models[m], workers[w]) for w, m in pairs])
     unit_s = np.ones(len(models))  # near 1 each, for the solver's tolerances
     for (_, m), seconds in zip(pairs, row_s, strict=True):
@@ -103,7 +102,7 @@ def _row_needs(fleet: FleetSpec, demand: FloatArray) -> FloatArray:
     for row, (w, m) in enumerate(pairs):
         limit[row, w], limit[row, len(workers) + m] = -row_s[row] / unit_s[m], 1.0
     weight = demand * unit_s
-    gains = [_sharing_gain(worker, fleet) for worker in workers]
+    gains = [sharing_gain(worker, fleet) for worker in workers]
     solved = linprog(
         -np.concatenate([np.zeros(len(workers)), weight / weight.sum()]),
         A_ub=limit,
@@ -129,7 +128,7 @@ def _alone(fleet: FleetSpec, arrivals: Arrivals, work: FloatArray) -> tuple[Floa
         rows, own = arrivals.rows[chosen], work[chosen]
         least_work = float((own / rows).min())
         hosts, shortest = [], np.full(len(chosen), np.inf)
-        kinds = {(worker.device, worker.speed): worker for worker in fleet.workers if _holds(worker, model)}
+        kinds = {(worker.device, worker.speed): worker for worker in fleet.workers if worker.holds(model.name)}
         for worker in kinds.values():
             on_device, on_host = _tables(model, worker)
             hosts.append(np.minimum.accumulate(on_host[::-1])[::-1])  # a batch has at least the request's rows
@@ -177,20 +176,10 @@ def _row_seconds(model: ModelSpec, worker: WorkerSpec) -> float:
 
 def _tables(model: ModelSpec, worker: WorkerSpec) -> tuple[FloatArray, FloatArray]:
     """Seconds on the device and on the host by rows, the worker's speed in them."""
-    service = model.service.get(worker.device) or model.service["*"]
+    service = model.service_on(worker.device)
+    assert service is not None  # as for whoever asks for the fleet's capacity
     device_s, host_s = service_table(service, model.batching.max_batch_rows)
     return device_s / worker.speed, host_s
-
-
-def _holds(worker: WorkerSpec, model: ModelSpec) -> bool:
-    return not worker.models or model.name in worker.models
-
-
-def _sharing_gain(worker: WorkerSpec, fleet: FleetSpec) -> float:
-    """Device seconds a second at most, with several executions at once."""
-    instances = sum(model.instances for model in fleet.models if _holds(worker, model))
-    at_once = np.arange(1, max(min(worker.sharing.concurrency, instances), 1) + 1)
-    return float((at_once / (1 + worker.sharing.interference * (at_once - 1))).max())
 
 
 def _saving(fleet: FleetSpec) -> float:

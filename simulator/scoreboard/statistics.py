@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special, stats
 
-FloatArray = npt.NDArray[np.float64]
+from policies.base import FloatArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

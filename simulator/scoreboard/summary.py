@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from policies.base import FloatArray
 from simulator.scoreboard import statistics
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import Metrics
 from simulator.scoreboard.statistics import Estimate
 
-FloatArray = npt.NDArray[np.float64]
 Figure = Literal["mean_s", "p99_s"]
 
 FIGURES: tuple[Figure, ...] = ("mean_s", "p99_s")

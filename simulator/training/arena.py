@@ -18,10 +18,12 @@ from policies.learned.network import Network
 from policies.learned.policy import shares
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
+from simulator.engine.allocate import TooLargeError
 from simulator.envs.episodes import no_arrivals
 from simulator.envs.sampling import covering
 from simulator.result import Result
 from simulator.scenario import Scenario
+from simulator.view import BatchView
 
 Draw = Callable[[np.random.Generator], Scenario]
 _LOOKED_AT = 300
@@ -57,7 +59,7 @@ class Arena:
             try:
                 for e in range(first, first + copies):
                     self.batch.load(e, scenario.fleet, arrivals, seed)
-            except ValueError:  # larger than all that were looked at: rare, and others are as good
+            except TooLargeError:  # larger than all that were looked at: rare, and others are as good
                 continue
             if self.batch.waiting[first]:
                 return Episode(scenario, arrivals, seed)
@@ -66,16 +68,16 @@ class Arena:
     def play(
         self,
         networks: Network,
-        seen: Callable[[Batch, FloatArray], None] | None = None,
+        seen: Callable[[Batch, BatchView, Inputs, FloatArray], None] = lambda *shown: None,
         look: Callable[[Request, FleetView], Inputs] = inputs,
     ) -> Result:
         """Route all that is loaded by one network, or one for each environment; `seen` is shown each decision."""
         batch = self.batch
         while batch.waiting.any():
             view = batch.view()
-            probabilities = shares(networks, look(batch.request(), view), view)
-            if seen is not None:
-                seen(batch, probabilities)
+            given = look(batch.request(), view)
+            probabilities = shares(networks, given, view)
+            seen(batch, view, given, probabilities)
             batch.step(batch.draw(probabilities))
         return batch.result()
 

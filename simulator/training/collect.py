@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from policies.base import BoolArray, FloatArray, IntArray
 from policies.expected_latency import ExpectedLatency
-from policies.learned.features import FEATURES, TERMS, Inputs, inputs
+from policies.learned.features import FEATURES, TERMS, Inputs
 from policies.learned.network import Network
-from policies.learned.policy import shares
 from simulator.batch import Batch
 from simulator.result import Result
 from simulator.training.arena import Arena, Draw, Episode, arena, counted_latency_s
@@ -134,6 +133,7 @@ class Seen:
         """Room for as many decisions as there are requests; `mean_s`: the unit of time of each episode, `(e,)`."""
         e, n = batch.sim.desk.mask.shape
         self._mean_s = mean_s[:, None]
+        self._written = 0
         self.request = np.zeros((requests, e), np.int64)
         self.at_s = np.zeros((requests, e))
         self.taken = np.zeros((requests, e), np.bool_)
@@ -144,8 +144,10 @@ class Seen:
         self.queue = np.zeros((requests, e, n, len(QUEUE)), np.float32)
         self.probabilities = np.zeros((requests, e, n))
 
-    def write(self, t: int, batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
-        """Decision number `t` of each episode that has one."""
+    def write(self, batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
+        """The next decision of each episode that has one."""
+        t = self._written
+        self._written += 1
         eligible = view.eligible & batch.waiting[:, None]
         self.request[t], self.taken[t], self.eligible[t] = batch.deciding, batch.waiting, eligible
         self.at_s[t] = batch.now_s
@@ -160,17 +162,8 @@ class Seen:
 
 def play(here: Arena, network: Network, expected: Result) -> tuple[Seen, Result]:
     """Route all that is loaded, and write down what was seen."""
-    batch = here.batch
-    seen = Seen(batch, here.requests, mean_latency_s(expected))
-    t = 0
-    while batch.waiting.any():
-        view = batch.view()
-        given = inputs(batch.request(), view)
-        probabilities = shares(network, given, view)
-        seen.write(t, batch, view, given, probabilities)
-        batch.step(batch.draw(probabilities))
-        t += 1
-    return seen, batch.result()
+    seen = Seen(here.batch, here.requests, mean_latency_s(expected))
+    return seen, here.play(network, seen.write)
 
 
 def mean_latency_s(result: Result) -> FloatArray:
@@ -282,10 +275,9 @@ def _state(seen: Seen, excess: FloatArray, expected_number: FloatArray) -> Float
     return np.stack(columns, axis=-1).astype(np.float32)
 
 
-def relative_cost(found: Decisions, control_variate: bool = True) -> FloatArray:
-    """What each decision cost, `(t, e)`, cut off."""
-    cost = found.cost - found.expected_cost if control_variate else found.cost
-    return np.clip(cost, -_MOST_COST, _MOST_COST)
+def relative_cost(found: Decisions) -> FloatArray:
+    """What each decision cost less the control variate, `(t, e)`, cut off."""
+    return np.clip(found.cost - found.expected_cost, -_MOST_COST, _MOST_COST)
 
 
 def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:

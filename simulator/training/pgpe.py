@@ -1,8 +1,9 @@
 """Policy gradients with parameter-based exploration: the gradient from whole episodes under perturbed weights.
 
 Each environment of a pair plays the same episode (fleet, arrivals, seeds of all else: common random numbers), one with
-the weights moved by +noise, the other by -noise. The difference of their costs, times the noise, is an unbiased sample
-of the gradient of the expected cost over the noise; what both suffer alike cancels. So there is no credit to assign
+the weights moved by +noise, the other by -noise. The difference of their costs, times the noise, is a sample of the
+gradient of the expected cost over the noise, unbiased but where large differences are cut off (`MOST_DIFFERENCE`); what
+both suffer alike cancels. So there is no credit to assign
 among thousands of decisions, no critic, no discount; and a cost may be what one really wants to know of a run, its tail
 included, that is no sum over decisions.
 
@@ -12,20 +13,18 @@ The step is the gradient with momentum, brought to a fixed length in units of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
 from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network
+from simulator.result import Result
 from simulator.run import run
-from simulator.training.ablation import Ablation, Look
-from simulator.training.arena import CostWeights, Draw, arena, episodes_cost
-from simulator.training.fixed_size import fixed_from_flat, fixed_initial
-from simulator.training.pool import Pool
+from simulator.training.arena import CostWeights, Draw, Episode, arena, episodes_cost
+from simulator.training.pool import Pool, parts_of
 from simulator.training.weights import flat, from_flat, initial, scale_by_part
 
 
@@ -54,7 +53,6 @@ class PgpeSettings:
     tasks: int = 4
     """Into which an iteration is cut, at most as many as pairs: no more processes than that have work. Fewer are
     cheaper, since what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
-    ablation: Ablation = field(default_factory=Ablation)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a number out of range."""
@@ -69,7 +67,7 @@ class PgpeSettings:
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}
 """Parts whose noise is a multiple of the others': coefficients of cost terms are numbers around 1."""
-COEFFICIENTS = "bias,beta"
+COEFFICIENTS = ("bias", "beta")
 """The parts that make a heuristic with fixed weights."""
 MOST_DIFFERENCE = 0.4
 """Where differences of costs are cut off, so that one fleet that broke down does not set the step."""
@@ -78,17 +76,21 @@ MOST_DIFFERENCE = 0.4
 class Pgpe:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
+    sampled: Callable[[Task], tuple[FloatArray, FloatArray]]
+    """Plays a task: the noise of each pair, `(pairs, d)`, and the difference of their costs, `(pairs,)`."""
+
     def __init__(self, settings: PgpeSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
         """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
         self.settings, self._draw, self._seed = settings, draw, seed
         self.iteration = 0
-        self._vector = _begin(settings, np.random.default_rng((seed, 0))) if start is None else flat(start)
+        self.sampled = sampled_differences
+        self._vector = self._begin(np.random.default_rng((seed, 0))) if start is None else flat(start)
         self._momentum = np.zeros_like(self._vector)
 
     @property
     def network(self) -> Network:
         """At present."""
-        return _network(self.settings, self._vector)
+        return from_flat(self._vector, self.settings.hidden)
 
     @property
     def decisions(self) -> int:
@@ -108,7 +110,7 @@ class Pgpe:
         """One step; returns what to plot."""
         s = self.settings
         self.iteration += 1
-        found = pool.map(sampled_differences, list(self.tasks()))
+        found = pool.map(self.sampled, list(self.tasks()))
         noise = np.concatenate([part for part, _ in found])
         differences = np.clip(np.concatenate([part for _, part in found]), -MOST_DIFFERENCE, MOST_DIFFERENCE)
         gradient = (differences[:, None] * noise).mean(axis=0) / max(float(differences.std()), 1e-9)
@@ -123,7 +125,7 @@ class Pgpe:
     def _phase(self) -> tuple[bool, float]:
         """Whether the coefficients move alone, and how much of the iterations that do as this one does are over."""
         s = self.settings
-        first = 0 if s.ablation.trained else round(s.coefficients_share * s.iterations)
+        first = round(s.coefficients_share * s.iterations)
         if first and self.iteration <= first:
             return True, self.iteration / first
         return False, (self.iteration - first) / max(s.iterations - first, 1)
@@ -131,37 +133,20 @@ class Pgpe:
     @property
     def _deviation(self) -> FloatArray:
         """Of the noise on each weight in the present iteration, `(d,)`; 0 where it is not trained."""
-        s = self.settings
-        if s.ablation.fixed_workers:
-            return np.full(len(self._vector), s.deviation)
-        trained = s.ablation.trained or (COEFFICIENTS if self._phase()[0] else "")
         of = _LARGER
-        if trained:
-            chosen = {name.strip() for name in trained.split(",")}
-            of = {name: _LARGER.get(name, 1.0) if name in chosen else 0.0 for name in Network._fields}
-        return s.deviation * scale_by_part(s.hidden, of)
+        if self._phase()[0]:
+            of = {name: _LARGER[name] if name in COEFFICIENTS else 0.0 for name in Network._fields}
+        return self.settings.deviation * scale_by_part(self.settings.hidden, of)
+
+    def _begin(self, generator: np.random.Generator) -> FloatArray:
+        return flat(initial(generator, self.settings.hidden, self.settings.beta))
 
     def tasks(self) -> Iterator[Task]:
         """What the present iteration plays."""
         # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
-        count = min(self.settings.tasks, self.settings.pairs)
-        for part in range(count):
-            pairs = self.settings.pairs * (part + 1) // count - self.settings.pairs * part // count
-            yield Task(
-                self.settings, self._draw, self._vector, self._deviation, pairs, (self._seed, self.iteration, part)
-            )
-
-
-def _begin(s: PgpeSettings, generator: np.random.Generator) -> FloatArray:
-    if s.ablation.fixed_workers:
-        return fixed_initial(generator, s.hidden, s.ablation.fixed_workers, s.beta)
-    return flat(initial(generator, s.hidden, s.beta))
-
-
-def _network(s: PgpeSettings, vector: FloatArray) -> Network:
-    if s.ablation.fixed_workers:  # has all that playing needs
-        return cast(Network, fixed_from_flat(vector, s.hidden, s.ablation.fixed_workers))
-    return from_flat(vector, s.hidden)
+        for part, pairs in enumerate(parts_of(self.settings.pairs, self.settings.tasks)):
+            seed = (self._seed, self.iteration, part)
+            yield Task(self.settings, self._draw, self._vector, self._deviation, pairs, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +166,18 @@ def sampled_differences(task: Task) -> tuple[FloatArray, FloatArray]:
     s, generator = task.settings, np.random.default_rng(task.seed)
     here = arena(task.draw, 2 * task.pairs, s.requests)
     noise = generator.normal(size=(task.pairs, len(task.vector)))
-    copies = 2 if s.ablation.common_random_numbers else 1
-    episodes = [here.load(e, generator, copies=copies) for e in range(0, 2 * task.pairs, copies)]
+    episodes = [here.load(e, generator, copies=2) for e in range(0, 2 * task.pairs, 2)]
     vectors = np.repeat(task.vector[None], 2 * task.pairs, axis=0)
     vectors[0::2] += noise * task.deviation
-    if s.ablation.symmetric:
-        vectors[1::2] -= noise * task.deviation
-    result = here.play(_network(s, vectors), look=Look(s.ablation))
+    vectors[1::2] -= noise * task.deviation
+    cost = cost_of(here.play(from_flat(vectors, s.hidden)), episodes, s.cost)
+    return noise, cost[0::2] - cost[1::2]
+
+
+def cost_of(result: Result, episodes: Sequence[Episode], weights: CostWeights) -> FloatArray:
+    """What each environment cost, `(e,)`; `episodes`: those that were played, by as many environments in a row each."""
     reference = None
-    if s.cost.regret:
+    if weights.regret:
         fleets, arrivals = [one.scenario.fleet for one in episodes], [one.arrivals for one in episodes]
         reference = run(fleets, arrivals, ExpectedLatency(), seeds=[one.seed for one in episodes])
-    cost = episodes_cost(result, s.cost, reference)
-    return noise, cost[0::2] - cost[1::2]
+    return episodes_cost(result, weights, reference)

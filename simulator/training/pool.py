@@ -22,6 +22,12 @@ class Pool(Protocol):
         """What the function returns for each, in their order."""
 
 
+def parts_of(total: int, most: int) -> list[int]:
+    """So many as equally as may be in at most `most` parts, none of them empty."""
+    count = min(most, total)
+    return [total * (part + 1) // count - total * part // count for part in range(count)]
+
+
 class Here:
     """In this process, one after the other."""
 

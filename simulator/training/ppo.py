@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
-from simulator.training.actor import FASTER, Actor, Critic, parameter_groups
+from simulator.training.actor import Critic
 from simulator.training.arena import Draw
 from simulator.training.collect import (
     Decisions,
@@ -38,9 +38,8 @@ from simulator.training.collect import (
     normalised,
     relative_cost,
 )
-from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
-from simulator.training.pool import Pool
-from simulator.training.weights import initial
+from simulator.training.learner import Learner
+from simulator.training.pool import Pool, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class PpoSettings(DecisionSettings):
     learning_rate: float = 2e-3
     clip: float = 0.2
     """Of the ratio of new to old probability."""
-    control_variate: bool = True
     device: str = "cpu"
     """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
 
@@ -72,51 +70,27 @@ class PpoSettings(DecisionSettings):
             raise ValueError("device is cuda, and torch finds none here: give cpu, or install a torch with CUDA")
 
 
-_LEAST_RATE = 0.05
 _LONGEST_GRADIENT = 1.0
 _VALUE_WEIGHT = 0.5
 
 
-class Ppo:
+class Ppo(Learner):
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+
+    settings: PpoSettings
 
     def __init__(self, settings: PpoSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
         """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
-        self.settings, self._draw, self._seed = settings, draw, seed
-        self.iteration = 0
-        s = settings
-        self._actor = Actor(start or initial(np.random.default_rng((seed, 0)), s.hidden, s.beta)).to(s.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.critic = Critic(s.critic_hidden).to(s.device)
-        self._optimiser = torch.optim.Adam(parameter_groups(self._actor, s.learning_rate, FASTER))
-        self._optimiser.add_param_group({"params": list(self.critic.parameters()), "faster": 1.0})
-
-    @property
-    def network(self) -> Network:
-        """At present."""
-        return self._actor.network()
-
-    @property
-    def decisions(self) -> int:
-        """Of one iteration, but for those that nobody was asked for."""
-        return self.settings.episodes * self.settings.requests
-
-    def state(self) -> dict[str, FloatArray]:
-        """All that the next iterations depend on, beside settings and seed."""
-        modules = {"actor": self._actor, "critic": self.critic}
-        return {**state_of_optimiser(modules, self._optimiser), "iteration": np.array(float(self.iteration))}
-
-    def restore(self, state: dict[str, FloatArray]) -> None:
-        """Go on from a state."""
-        restore_optimiser(state, {"actor": self._actor, "critic": self.critic}, self._optimiser)
-        self.iteration = int(state["iteration"])
+            self.critic = Critic(settings.critic_hidden).to(settings.device)
+        super().__init__(settings, draw, seed, start, {"critic": self.critic}, settings.device)
 
     def iterate(self, pool: Pool) -> dict[str, float]:
         """Collect and learn; returns what to plot."""
         self.iteration += 1
         found = joined(pool.map(collect, list(self._tasks())))
-        cost = relative_cost(found, self.settings.control_variate)
+        cost = relative_cost(found)
         estimate = self._estimates(found)
         advantage, target = advantages(cost, estimate, found.passed, found.taken, self.settings)
         told = self._learn(Batches(found, normalised(advantage, found.taken), target, self.settings.device))
@@ -127,9 +101,7 @@ class Ppo:
 
     def _tasks(self) -> Iterator[Task]:
         s = self.settings
-        count = min(s.tasks, s.episodes)
-        for part in range(count):
-            episodes = s.episodes * (part + 1) // count - s.episodes * part // count
+        for part, episodes in enumerate(parts_of(s.episodes, s.tasks)):
             seed = (self._seed, self.iteration, part)
             yield Task(self._draw, self.network, episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
 
@@ -147,9 +119,7 @@ class Ppo:
 
     def _learn(self, batches: Batches) -> dict[str, float]:
         s = self.settings
-        rate = s.learning_rate * max(_LEAST_RATE, 1 - self.iteration / s.iterations)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate * group["faster"]
+        self._shrink_steps()
         generator = np.random.default_rng((self._seed, self.iteration, s.tasks))
         sums, count = np.zeros(3), 0
         for _ in range(s.epochs):

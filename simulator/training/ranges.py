@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.base import FloatArray
-from policies.learned.features import FEATURES, inputs
+from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.training.arena import Draw, arena
-from simulator.training.pool import Pool
+from simulator.training.pool import Pool, parts_of
+from simulator.view import BatchView
 
 OUTERMOST = 1e-5
 """Share of the values that is left out at each end. A look at a fleet shows some 200 values: with a thousandth left
@@ -31,11 +32,8 @@ def ranges(
 ) -> tuple[FloatArray, FloatArray]:
     """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays; of
     an input that is a share, 0 and 1."""
-    count = min(_TASKS, episodes)
-    tasks = [
-        Task(network, draw, episodes * (part + 1) // count - episodes * part // count, requests, (seed, _SEED, part))
-        for part in range(count)
-    ]
+    parts = enumerate(parts_of(episodes, _TASKS))
+    tasks = [Task(network, draw, count, requests, (seed, _SEED, part)) for part, count in parts]
     values = np.concatenate(pool.map(_seen, tasks))
     lowest, highest = np.quantile(values, [OUTERMOST, 1 - OUTERMOST], axis=0)
     # No share is strange: a worker that fails more than any in training is the less to be picked, by the cost itself,
@@ -65,13 +63,11 @@ def _seen(task: Task) -> FloatArray:
     found: list[FloatArray] = []
     step = 0
 
-    def look(batch: Batch, probabilities: FloatArray) -> None:
+    def see(batch: Batch, view: BatchView, given: Inputs, probabilities: FloatArray) -> None:
         nonlocal step
         if step < _START_UP or step % _EVERY == 0:
-            view = batch.view()
-            shown = view.eligible & batch.waiting[:, None]
-            found.append(inputs(batch.request(), view).features[shown])
+            found.append(given.features[view.eligible & batch.waiting[:, None]])
         step += 1
 
-    here.play(task.network, look)
+    here.play(task.network, see)
     return np.concatenate(found)

@@ -18,6 +18,7 @@ Machine Learning 8.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
-from simulator.training.actor import FASTER, Actor, parameter_groups
+from simulator.training.actor import Actor
 from simulator.training.arena import Draw
 from simulator.training.collect import (
     STATE,
@@ -37,9 +38,8 @@ from simulator.training.collect import (
     normalised,
     relative_cost,
 )
-from simulator.training.optimiser_state import restore_optimiser, state_of_optimiser
+from simulator.training.learner import Learner
 from simulator.training.pool import Pool
-from simulator.training.weights import initial
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +53,24 @@ class ReinforceSettings(DecisionSettings):
         check_above_zero(self, "iterations episodes requests hidden beta horizon learning_rate")
 
 
-class Reinforce:
+class Reinforce(Learner):
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
+
+    settings: ReinforceSettings
 
     def __init__(self, settings: ReinforceSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
         """`start`: where to begin, of as many hidden units as the settings say; None: random, from the seed."""
-        self.settings, self._draw, self._seed = settings, draw, seed
-        self.iteration = 0
-        self._actor = Actor(start or initial(np.random.default_rng((seed, 0)), settings.hidden, settings.beta))
-        self._optimiser = torch.optim.Adam(parameter_groups(self._actor, settings.learning_rate, FASTER))
+        super().__init__(settings, draw, seed, start)
         self._baseline = np.zeros(1 + len(STATE))
-
-    @property
-    def network(self) -> Network:
-        """At present."""
-        return self._actor.network()
-
-    @property
-    def decisions(self) -> int:
-        """Of one iteration."""
-        return self.settings.episodes * self.settings.requests
 
     def state(self) -> dict[str, FloatArray]:
         """All that the next iterations depend on, beside settings and seed."""
-        arrays = state_of_optimiser({"actor": self._actor}, self._optimiser)
-        return {**arrays, "baseline": self._baseline, "iteration": np.array(float(self.iteration))}
+        return {**super().state(), "baseline": self._baseline}
 
-    def restore(self, state: dict[str, FloatArray]) -> None:
+    def restore(self, state: Mapping[str, FloatArray]) -> None:
         """Go on from a state."""
-        restore_optimiser(state, {"actor": self._actor}, self._optimiser)
-        self._baseline, self.iteration = state["baseline"].copy(), int(state["iteration"])
+        super().restore(state)
+        self._baseline = state["baseline"].copy()
 
     def iterate(self, pool: Pool) -> dict[str, float]:
         """One step; returns what to plot."""
@@ -99,9 +87,7 @@ class Reinforce:
         return told | {"spread": float(coming[found.taken].std()), "surprise": float(surprise[found.taken].std())}
 
     def _step(self, found: Decisions, surprise: FloatArray) -> None:
-        rate = max(0.05, 1 - self.iteration / self.settings.iterations)
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.settings.learning_rate * rate * group["faster"]
+        self._shrink_steps()
         self._optimiser.zero_grad()
         loss(self._actor, found, surprise).backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         self._optimiser.step()

@@ -14,10 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from policies.base import UintArray
 from policies.hashing import mix_array
 from tools.load.arrivals import FloatArray
-
-UintArray = npt.NDArray[np.uint64]
 
 _MIDPOINTS = (np.arange(1 << 16) + 0.5) / (1 << 16)
 _MAX_KEYS = 10_000_000

@@ -10,6 +10,18 @@ from support.stack import Stack
 
 
 @pytest.fixture
+def frontend() -> str:
+    """Who decides. Tests that hold for both are parametrized."""
+    return "pick"
+
+
+@pytest.fixture
+def envoy(frontend: str, tmp_path: Path) -> dict[str, str]:
+    """Section of the config."""
+    return {"frontend": frontend, "shared_folder": str(tmp_path / "shared")}
+
+
+@pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     # Reports are what a worker's end is known by, so nothing here waits for a time-out of its own.
     stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}})

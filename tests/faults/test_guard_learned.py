@@ -38,10 +38,12 @@ def weights(folder: Path, name: str = "narrow.npz", scale: float = 1.0) -> dict[
 class Learned:
     """A stack that serves by the learned policy."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, envoy: dict[str, str]) -> None:
         self.directory = directory
         directory.mkdir()
-        settings = {"log": {"decisions_share": 1.0}, "guard": {"quiet_s": 0.5, "max_quiet_s": 1.0}}
+        settings: dict[str, Any] = {"guard": {"quiet_s": 0.5, "max_quiet_s": 1.0}, "envoy": envoy}
+        if envoy["frontend"] == "pick":
+            settings["log"] = {"decisions_share": 1.0}
         self.stack = Stack(directory, settings=settings, policy=weights(directory))
 
     def decided(self, what: str = "policy") -> list[str]:
@@ -49,8 +51,12 @@ class Learned:
         return [record[what] for record in self.stack.log.so_far() if record["logger"] == "balancer.decisions"]
 
     async def decides(self, policy: str) -> None:
-        so_far = len(self.decided())
-        await eventually(lambda: policy in self.decided()[so_far:], f"decisions by {policy}")
+        so_far = await self.stack.metric("balancer_decisions_total", policy=policy)
+
+        async def more() -> bool:
+            return await self.stack.metric("balancer_decisions_total", policy=policy) > so_far
+
+        await eventually(more, f"decisions by {policy}")
 
     async def falls(self, reason: str) -> None:
         async def fallen() -> bool:
@@ -61,8 +67,8 @@ class Learned:
 
 
 @pytest.fixture
-async def learned(tmp_path: Path) -> AsyncIterator[Learned]:
-    learned = Learned(tmp_path / "stack")
+async def learned(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Learned]:
+    learned = Learned(tmp_path / "stack", envoy)
     try:
         await learned.stack.start()
         yield learned
@@ -70,6 +76,7 @@ async def learned(tmp_path: Path) -> AsyncIterator[Learned]:
         await learned.stack.stop()
 
 
+@pytest.mark.parametrize("frontend", ["pick", "native"])
 async def test_reports_cut_off(learned: Learned) -> None:
     agents = [agent.process.pid for agent in learned.stack.agents]
     async with steady_load(learned.stack.url, clients=4) as load:
@@ -85,6 +92,7 @@ async def test_reports_cut_off(learned: Learned) -> None:
     assert not load.failures()
 
 
+@pytest.mark.parametrize("frontend", ["pick", "native"])
 async def test_load_beyond_training(learned: Learned) -> None:
     async with steady_load(learned.stack.url, clients=4) as load:
         await learned.decides("learned")

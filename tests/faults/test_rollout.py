@@ -23,12 +23,14 @@ GUARD = {"window_s": 0.75, "settle_s": 0.25, "window_every_s": 2.25, "false_alar
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, envoy: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     # As if installed, for the balancer and for this process, which reads the config too.
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
     monkeypatch.syspath_prepend(PLUGIN)
     installed_policies.cache_clear()
-    stack = Stack(tmp_path, models=(MODEL,), settings={"guard": GUARD}, policy={"name": "expected_latency"})
+    stack = Stack(
+        tmp_path, models=(MODEL,), settings={"guard": GUARD, "envoy": envoy}, policy={"name": "expected_latency"}
+    )
     try:
         await stack.start()
         yield stack
@@ -37,7 +39,9 @@ async def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         installed_policies.cache_clear()
 
 
-@pytest.mark.parametrize("shares", STEPS, ids=str)
+@pytest.mark.parametrize(
+    ("shares", "frontend"), [(STEPS[0], "pick"), (STEPS[1], "pick"), (STEPS[0], "native")], ids=str
+)
 async def test_a_rollout_to_the_slowest_worker_returns_by_itself(stack: Stack, shares: list[float]) -> None:
     rollout = {"name": "slowest", "shares": shares, "step_s": 1, "min_requests": 5, "watch_s": 5, "watch_pairs": 30}
     async with steady_load(stack.url, MODEL, clients=6) as load:

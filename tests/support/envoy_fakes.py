@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.endpoints import SERVER_OPTIONS, Ads, Endpoint
 from balancer.gateway.names import ENDPOINTS_SERVICE as ADS
-from balancer.gateway.outcomes import AccessLog, Outcome
+from balancer.gateway.outcomes import AccessLog, Listener, Outcome
 from tools.stack.envoyproxy import EnvoyProcess
 from tools.stack.ports import free_ports
 
@@ -88,6 +88,10 @@ class FakeBalancer:
     """Of the file system, to listen there in place of a port."""
     hang: asyncio.Event | None = None
     """While set to an event, neither ext_proc nor the health check answers before it."""
+    picks: grpc.GenericRpcHandler | None = None
+    """In place of `respond`."""
+    listener: Listener | None = None
+    """In place of `outcomes`."""
     _server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -97,7 +101,8 @@ class FakeBalancer:
             request_deserializer=ext_proc.ProcessingRequest.FromString,
             response_serializer=ext_proc.ProcessingResponse.SerializeToString,
         )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler}),))
+        fake = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler})
+        server.add_generic_rpc_handlers((self.picks or fake,))
         check = grpc.unary_unary_rpc_method_handler(
             self._check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -105,7 +110,7 @@ class FakeBalancer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
         self.ads.add_to(server)
-        AccessLog(_Heard(self.outcomes), RUN).add_to(server)
+        AccessLog(self.listener or _Heard(self.outcomes), RUN).add_to(server)
         if self.socket is not None:
             server.add_insecure_port(self.endpoint)
         elif self.credentials is None:

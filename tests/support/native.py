@@ -9,13 +9,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.core.events import WorkerAdded
 from balancer.core.settings import Settings
-from balancer.front import module
+from balancer.front import module, state
 from balancer.front.folder import Folder
 from balancer.front.layouts import OUTCOME
 from balancer.front.router import SharedRouter
@@ -24,9 +25,11 @@ from balancer.gateway.kserve import HeaderNames
 from balancer.native.library import PATH, Library
 from policies import BUILTIN
 from policies.base import Policy
-from support.envoy_fakes import FakeBalancer, Rig, go_on
+from support.envoy_fakes import FakeBalancer, Rig, eventually, go_on
 
 BEAT_S = 0.01
+PATIENT_S = 10.0
+"""Longer than this process, which gives the signs of life beside all else, is ever kept from it."""
 TABLE = Settings(reports_required=False)
 """Workers are taken at their word, so that no agent has to report."""
 
@@ -37,6 +40,7 @@ class NativeRig(Rig):
 
     policy: Policy = field(default_factory=BUILTIN["round_robin"])
     settings: Settings = TABLE
+    stale_after_s: float = PATIENT_S
     outcomes: list[npt.NDArray[Any]] = field(default_factory=list)
     _taken: Folder | None = field(default=None, init=False)
 
@@ -54,11 +58,12 @@ class NativeRig(Rig):
         """As `Rig.running`, with a balancer alive."""
         self.balancer.respond = lambda _: go_on()
         async with super().running():
-            self.begin()
-            try:
-                yield self
-            finally:
-                self.die()
+            with patch.object(state, "STALE_AFTER_S", self.stale_after_s):
+                self.begin()
+                try:
+                    yield self
+                finally:
+                    self.die()
 
     def begin(self) -> None:
         """A balancer that begins with nothing but the list of workers."""
@@ -94,6 +99,31 @@ class NativeRig(Rig):
         while True:
             self.router.state.beat()
             await asyncio.sleep(BEAT_S)
+
+    async def picks(self) -> bool:
+        """Whether Envoy decides a request by the state; it sends one."""
+        return await self._counts("picked")
+
+    async def does_without(self) -> bool:
+        """Whether Envoy takes the balancer for dead; it sends a request."""
+        return await self._counts("least_stale")
+
+    async def _counts(self, what: str) -> bool:
+        before = self.router.state.counts()[what]
+        await self.infer()
+        return self.router.state.counts()[what] > before
+
+    async def all_ended(self) -> None:
+        """Return once Envoy has counted all out, which it does after the client has its answer."""
+        await eventually(lambda: asyncio.sleep(0, self._has_ended()))
+
+    def _has_ended(self) -> bool:
+        # Under the lock, so that nobody is seen halfway.
+        assert self.router.state.lock()
+        try:
+            return not self.router.state.in_flight and not self.router.fleet.queue.in_flight.any()
+        finally:
+            self.router.state.unlock()
 
     def told(self) -> npt.NDArray[Any]:
         """All outcomes so far."""

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 from tools.demo.report import Report, Row
 from tools.demo.steps import PolicyOutcome
 from tools.load.display import milliseconds
+from tools.pages.html import LineStyles, line_styles
 
 # Okabe and Ito's colours, told apart with any colour vision; a grey in place of their yellow, which white swallows.
 _COLOURS = ("#D55E00", "#8C8C8C", "#CC79A7", "#56B4E9", "#E69F00", "#009E73", "#000000", "#0072B2")
@@ -26,7 +27,7 @@ _DPI = 150
 
 def draw(report: Report, outcomes: Sequence[PolicyOutcome], path: pathlib.Path) -> None:
     """Write the picture as PNG."""
-    styles = line_styles([row.policy for row in report.rows])
+    styles = line_styles([row.policy for row in report.rows], _COLOURS, _DASHES)
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(12, 5.1 + 0.46 * len(report.rows)), layout="constrained", dpi=_DPI)
         parts = figure.subplot_mosaic(
@@ -46,15 +47,7 @@ def draw(report: Report, outcomes: Sequence[PolicyOutcome], path: pathlib.Path) 
         figure.savefig(path)
 
 
-def line_styles(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and dashes of each policy; where colours begin anew, dashes go on, so that no two are alike."""
-    count = len(_COLOURS)
-    return {
-        policy: (_COLOURS[i % count], _DASHES[(i + i // count) % len(_DASHES)]) for i, policy in enumerate(policies)
-    }
-
-
-def _tails(axes: Axes, report: Report, outcomes: Sequence[PolicyOutcome], styles: dict[str, tuple[str, str]]) -> None:
+def _tails(axes: Axes, report: Report, outcomes: Sequence[PolicyOutcome], styles: LineStyles) -> None:
     by_policy = {outcome.policy: outcome.result for outcome in outcomes}
     for row in report.rows:
         result = by_policy[row.policy]
@@ -74,7 +67,7 @@ def _tails(axes: Axes, report: Report, outcomes: Sequence[PolicyOutcome], styles
     legend.get_frame().set_linewidth(0)
 
 
-def _quantiles(axes: Axes, rows: Sequence[Row], styles: dict[str, tuple[str, str]]) -> None:
+def _quantiles(axes: Axes, rows: Sequence[Row], styles: LineStyles) -> None:
     for y, row in enumerate(rows):
         colour = styles[row.policy][0]
         low_s, high_s = row.p99_interval_s

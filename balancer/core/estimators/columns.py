@@ -13,9 +13,7 @@ from types import EllipsisType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
 At = int | tuple[Any, ...] | EllipsisType
 """One worker, one worker and model, or all of them: what is written element by element holds for each alike."""
 
@@ -43,6 +41,11 @@ def per_model(fill: float = 0.0) -> Any:
 Fields = dict[str, tuple[str, type, Any]]
 """Arrays of a record, declared: their axes, type, and value at the start. One letter of an axis has one meaning
 everywhere: `e` a fleet, `n` its workers, `r` workers as one balancer knows them, `m` models."""
+
+
+def array(axes: str, kind: type[Any] = float, start: Any = 0) -> Any:
+    """Declare an array of a `NamedTuple`, whose `_field_defaults` are the `Fields`."""
+    return axes, kind, start
 
 
 def declared(kind: type[Any]) -> Fields:

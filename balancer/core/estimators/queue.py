@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, FloatArray, per_model, per_worker
+from balancer.core.estimators.columns import At, per_model, per_worker
 from balancer.core.estimators.service import Service, alone_s
+from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
@@ -74,12 +75,6 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.own_work_s[w] += executing_s + waiting_s - before_s
     q.own_work_model_s[w, m] = executing_s + waiting_s
     q.waiting_model_s[w, m] = waiting_s
-
-
-def work_of_all_s(s: Service, rows: FloatArray, batches: FloatArray) -> FloatArray:
-    """Device seconds of `rows` in `batches`, for all workers and models, `(..., n, m)`."""
-    work_s: FloatArray = (s.fixed_s * batches + s.per_row_s * rows) / s.instances
-    return work_s
 
 
 def recount_worker(q: Queue, s: Service, w: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, FloatArray, per_model
+from balancer.core.estimators.columns import At, per_model
+from policies.base import FloatArray
 
 # With one batch size seen the slope cannot be told from the offset. GPUs batch well, so most of a small batch's time
 # is fixed: this share of the mean time is taken to grow with the rows until a second size is seen.

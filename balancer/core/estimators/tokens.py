@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from balancer.core.estimators.columns import At, FloatArray, per_worker
+from balancer.core.estimators.columns import At, per_worker
 from balancer.core.settings import TokenSettings
+from policies.base import FloatArray
 
 
 @dataclass

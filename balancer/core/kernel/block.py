@@ -69,10 +69,6 @@ HEADER, ENTRY = _dtype_of(OF_HEADER), _dtype_of(OF_ARRAY)
 _GAP = 13 * ALIGNED_TO
 
 
-class BlockError(Exception):
-    """The memory is no block that fits; the message says why."""
-
-
 class Sizes(NamedTuple):
     """How many there are, or may be."""
 
@@ -118,7 +114,7 @@ class Block:
         self.buffer = memory(end)
         """What `memory` gave."""
         self._bytes = np.frombuffer(self.buffer, np.uint8)
-        self.header, self._table = _head(self.buffer, len(parts))
+        self.header, self._table = head(self.buffer, len(parts))
         for field, value in {
             **{"abi": ABI, "stamp": stamp.encode(), "kind": kind, "bytes": end, "arrays": len(parts)},
             **{"room_workers": room.workers, "room_models": room.models, "entry": entry.encode()},
@@ -164,45 +160,9 @@ def _padded(numbers: Sequence[int]) -> tuple[int, ...]:
     return (*numbers, *(0,) * (MOST_AXES - len(numbers)))
 
 
-def _head(buffer: Any, count: int) -> tuple[Any, npt.NDArray[Any]]:
+def head(buffer: Any, count: int) -> tuple[Any, npt.NDArray[Any]]:
     """Header and table of a block."""
     return (
         np.frombuffer(buffer, HEADER, 1)[0:1].reshape(()),
         np.frombuffer(buffer, ENTRY, count, HEADER.itemsize),
     )
-
-
-def read(buffer: Any, names: Sequence[str], *, kind: int, stamp: str) -> tuple[Any, dict[str, AnyArray]]:
-    """Header and arrays of a block that somebody else laid out.
-
-    Raises:
-        BlockError: It is no block, of another version, kind or stamp, or its parts are not all within.
-    """
-    size = memoryview(buffer).nbytes
-    if size < HEADER.itemsize or int(np.frombuffer(buffer, np.uint64, 1)[0]) != MAGIC:
-        raise BlockError("no block")
-    header = _head(buffer, 0)[0]
-    if header["abi"] != ABI:
-        raise BlockError(f"a block of version {header['abi']}, and this is {ABI}")
-    if header["stamp"] != stamp.encode():
-        raise BlockError(f"a block of the sources {bytes(header['stamp']).decode()!r}, and these are {stamp!r}")
-    if header["kind"] != kind or header["arrays"] != len(names):
-        raise BlockError(
-            f"a block of kind {header['kind']} with {header['arrays']} arrays, not {kind} with {len(names)}"
-        )
-    if header["bytes"] > size or HEADER.itemsize + len(names) * ENTRY.itemsize > size:
-        raise BlockError(f"a block of {header['bytes']} bytes, of which {size} are there")
-    arrays = {}
-    for name, entry in zip(names, _head(buffer, len(names))[1].copy(), strict=True):
-        axes, dtype = int(entry["axes"]), _DTYPES.get(int(entry["type"]))
-        shape = tuple(int(length) for length in entry["shape"][:axes])
-        if dtype is None or axes > MOST_AXES or min(shape, default=0) < 0:
-            raise BlockError(f"{name} is no array")
-        try:
-            arrays[name] = np.ndarray(shape, dtype, np.frombuffer(buffer, np.uint8), int(entry["offset"]))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise BlockError(f"{name} is not within the block") from error
-    return header, arrays
-
-
-_DTYPES = {ord(dtype.kind): dtype for dtype in (np.dtype(np.float64), np.dtype(np.uint64), np.dtype(np.bool_))}

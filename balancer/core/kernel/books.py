@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,10 @@ from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
 from balancer.core.kernel.answers import Answering, options_of
 from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
-from balancer.core.kernel.state import DESK, ROOM, AnyArray, Books, Desk, Options, lengths_of
+from balancer.core.kernel.state import DESK, ROOM, AnyArray, Desk, Options, lengths_of
 
-_STATES: dict[str, type[Any]] = {"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens}
-RECORDS = {"desk": DESK, **{name: declared(kind) for name, kind in _STATES.items()}}
+STATES: dict[str, type[Any]] = {"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens}
+RECORDS = {"desk": DESK, **{name: declared(kind) for name, kind in STATES.items()}}
 """All arrays of the books, by the fields of `Books`."""
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
 """The same, in the order in which they lie in a block."""
@@ -54,7 +53,7 @@ class Ledger:
         self.sizes = Sizes(0, 0)
         self.block = self._new_block(_LEAST_ROOM)
         self.block.arrays = {name: self.block.view(name, shape) for name, shape in _shapes(self.sizes).items()}
-        for name, kind in _STATES.items():
+        for name, kind in STATES.items():
             setattr(self, name, kind(**dict.fromkeys(RECORDS[name])))
         self.resize(self.sizes)
 
@@ -122,22 +121,6 @@ def _move(old: AnyArray, new: AnyArray, start: Any) -> None:
     kept = old.copy()
     new[...] = start
     new[tuple([slice(length) for length in kept.shape])] = kept
-
-
-def books_in(buffer: Any, stamp: str) -> Books:
-    """The books in a block that another process laid out; to be looked up anew when the block's generation changes.
-
-    Raises:
-        BlockError: They do not fit.
-    """
-    _, arrays = blocks.read(buffer, list(FIELDS), kind=blocks.BOOKS, stamp=stamp)
-    kinds: dict[str, Any] = {"desk": Desk, **_STATES}
-    records = {
-        record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in kinds.items()
-    }
-    books: Any = SimpleNamespace(**records)
-    found: Books = books
-    return found
 
 
 def options_block(

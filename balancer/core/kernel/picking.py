@@ -17,8 +17,8 @@ from balancer.core.kernel.state import (
     AnyArray,
     Ask,
     Books,
-    FloatArray,
 )
+from policies.base import FloatArray
 from policies.hashing import mix_array, unit_array
 
 

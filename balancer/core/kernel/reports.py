@@ -5,7 +5,8 @@ from __future__ import annotations
 from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request
 from balancer.core.estimators.service import observe
 from balancer.core.kernel.counting import refill
-from balancer.core.kernel.state import SERVICE_MEMORY, Books, FloatArray
+from balancer.core.kernel.state import SERVICE_MEMORY, Books
+from policies.base import FloatArray
 
 # Columns of the lines: one of a model each.
 MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, LINE_COLUMNS = range(8)

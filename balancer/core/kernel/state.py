@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators.columns import Fields
+from balancer.core.estimators.columns import Fields, array
 from balancer.core.settings import Settings
+from policies.base import FloatArray
 from policies.learned.loops import Weights, weights_of
 from policies.learned.network import untrained
 
-FloatArray = npt.NDArray[np.float64]
 AnyArray = npt.NDArray[Any]
 
 # Columns of `Desk.settings`; see `balancer.core.settings`.
@@ -67,49 +67,36 @@ class Ask(NamedTuple):
 class Desk(NamedTuple):
     """What lies before a decision."""
 
-    settings: FloatArray
+    settings: FloatArray = array("e settings")
     """`(e, SETTING_COLUMNS)`."""
-    weight: FloatArray
+    weight: FloatArray = array("e n", start=1)
     """`(e, n)`."""
-    name_hash: AnyArray
+    name_hash: AnyArray = array("e n", np.uint64)
     """`(e, n)`."""
-    reported_s: FloatArray
+    reported_s: FloatArray = array("r", start=-np.inf)
     """When each worker's last report was received, by `r`; minus infinity: none, or its stream broke."""
-    mask: AnyArray
+    mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""
-    candidate: AnyArray
+    candidate: AnyArray = array("e n", np.bool_, False)
     """Who of them the policy chooses among, `(e, n)`."""
-    columns: FloatArray
+    columns: FloatArray = array("e columns n")
     """What the policy reads more than once, `(e, columns, n)`."""
-    facts: FloatArray
+    facts: FloatArray = array("e facts")
     """What the policy reads of the fleet as a whole, `(e, facts)`."""
-    cost: FloatArray
+    cost: FloatArray = array("e n")
     """`(e, n)`."""
-    shares: FloatArray
+    shares: FloatArray = array("e n")
     """The policy's answer, `(e, n)`."""
-    pending: FloatArray
+    pending: FloatArray = array("e n")
     """For limits and fallbacks, `(e, n)`."""
-    scratch: FloatArray
+    scratch: FloatArray = array("e scratch")
     """`(e, 2 n)`."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
-DESK: Fields = {
-    "settings": ("e settings", float, 0),
-    "weight": ("e n", float, 1),
-    "name_hash": ("e n", np.uint64, 0),
-    "reported_s": ("r", float, -np.inf),
-    "mask": ("e n", np.bool_, False),
-    "candidate": ("e n", np.bool_, False),
-    "columns": ("e columns n", float, 0),
-    "facts": ("e facts", float, 0),
-    "cost": ("e n", float, 0),
-    "shares": ("e n", float, 0),
-    "pending": ("e n", float, 0),
-    "scratch": ("e scratch", float, 0),
-}
-"""The desk's arrays, see `Desk`."""
+DESK: Fields = Desk._field_defaults
+"""The desk's arrays, declared."""
 ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "scratch")
 """Those of them in which a decision is worked out, and nothing outlasts it."""
 

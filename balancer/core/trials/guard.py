@@ -1,12 +1,13 @@
 """The guard: replaces a policy by a baseline while something is wrong with it or with what it sees.
 
 A state machine, pure: time is an argument, and so is all that it is told of. Who decides asks `arm`, tells what came of
-it, and has the inputs looked at when `check_due`; `steering.py` does so. The states and their reasons are drawn in the
+it, and has inputs looked at from `looks_from_s` on; `steering.py` does so. States and their reasons are drawn in the
 README of `balancer/core`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ from policies.base import FleetView, Policy, Request
 CHECK_EVERY_S = 0.02
 """Inputs are looked at no more often: enough to see a breach within a second, at no cost where requests are many."""
 PROBE_EVERY_S = 0.1
-"""While the baseline decides, the policy is asked for its answer no more often, and"""
+"""While the baseline decides, the policy is asked for its answer no more often."""
 PROBE_SHARE = 0.02
-"""for no more than this share of the time."""
+"""Of the time, that asking it may take then."""
 _CHECKS = 20
 """Looks at the inputs by which they are judged; a policy returns after no fewer, or it would return unjudged."""
 _SLOW_WINDOW = 100
@@ -104,16 +105,27 @@ class Guard:
             return Arm.BASELINE
         return arm
 
+    def standing(self, windows: bool) -> tuple[Arm, float]:
+        """Who decides as things stand, and when a request may change that; `windows`: whether policies are compared."""
+        if self.breach is not None:
+            return Arm.BASELINE, math.inf
+        return self.switchback.standing if windows else (Arm.POLICY, math.inf)
+
+    @property
+    def tickets_from_s(self) -> float:
+        """When there are tickets, as things stand."""
+        return self.switchback.measured_s if self.breach is None else math.inf
+
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
         """For a request that the arm of now decided, to be told how it ended; None: nobody wants to know."""
         return self.switchback.ticket(model, deadline_s, now_s) if self.breach is None else None
 
-    def check_due(self, now_s: float) -> bool:
-        """Whether this decision's inputs are to be looked at, and told to `looked`.
+    def looks_from_s(self, arm: Arm) -> float:
+        """From when on the inputs of a decision by that arm are to be looked at, and told to `looked`.
 
-        While the baseline decides, the policy is to be asked as well, and its failure told.
+        While the baseline decides, the policy is to be asked as well, and its failure told; not in a window.
         """
-        return now_s >= self._check_s
+        return math.inf if arm is Arm.BASELINE and self.breach is None else self._check_s
 
     def looked(self, found: Look, now_s: float, seconds: float = 0.0) -> None:
         """Take in a look at the inputs; `seconds` is what it took, so that looking does not become a burden."""
@@ -148,6 +160,10 @@ class Guard:
         slow = self._slow_cause()
         if slow is not None and self.breach is None:
             self._fall(slow, now_s)
+
+    def were_quick(self, decisions: int) -> None:
+        """The policy made so many decisions, each in time."""
+        self._decisions += decisions
 
     def probed(self, seconds: float) -> None:
         """The policy was asked while the baseline decided, and answered in so long."""

@@ -163,6 +163,28 @@ class Rollout:
         share = self.share
         return share >= 1 or (share > 0 and unit(mix(self._seed ^ number)) < share)
 
+    @property
+    def standing(self) -> tuple[float, float]:
+        """The share of the numbers that the new policy decides as things stand, and when `takes` may change that."""
+        until_s = self._block_s + _BLOCK_S if self._open else math.inf
+        if self.state == "watched" and self._windows is not None:
+            arm, over_s = self._windows.standing
+            return float(arm is Arm.POLICY), min(until_s, over_s)
+        held = self._held is not None and self._obstacle() == self._held.reason
+        if self.state == "running" and not held:
+            until_s = min(until_s, self._step_s + self._settings.step_s)
+        return self.share, until_s
+
+    @property
+    def lots(self) -> int:
+        """Seed of the lots."""
+        return self._seed
+
+    @property
+    def tickets_from_s(self) -> float:
+        """When there are tickets, as things stand; of a rollout that is not over."""
+        return self._windows.measured_s if self.state == "watched" and self._windows is not None else -math.inf
+
     def ticket(self, new: bool, model: str, deadline_s: float, now_s: float) -> RolloutTicket | WindowTicket | None:
         """For a request that `takes` was asked about; None: it is not compared."""
         if self.state == "watched" and self._windows is not None:
@@ -207,12 +229,13 @@ class Rollout:
 
     def explain(self, now_s: float) -> dict[str, Any]:
         """For people."""
+        held = self._objection() if self._held is not None else None
         return {
             "state": self.state,
             "share": self.share,
             "step": self._step + 1,
             "steps": len(self._settings.shares),
-            "held": self._held.words if self._held else "",
+            "held": held.words if held else "",
             "reason": self.finding.reason if self.finding else "",
             "why": self.finding.words if self.finding else "",
             "old": self._sums[False].shown(),
@@ -276,17 +299,22 @@ class Rollout:
             self._sums = {new: _Sums() for new in (False, True)}
         self.on_change(RolloutChange(now_s, self.state, self.share, None))
 
+    def _obstacle(self) -> str:
+        """Why the next step is not to be taken now, as a code; empty: it may be."""
+        if max(each.now for each in self._evidence.values()) >= _HOLDS:
+            return "evidence"
+        return "outcomes" if min(sums.requests for sums in self._sums.values()) < self._settings.min_requests else ""
+
     def _objection(self) -> Finding | None:
-        """Why the next step is not to be taken now."""
-        metric, most = max(((name, each.now) for name, each in self._evidence.items()), key=lambda found: found[1])
-        if most >= _HOLDS:
-            return Finding("evidence", f"evidence {most:.0f} that {self._words(metric)}")
+        """Likewise, with words."""
+        reason = self._obstacle()
+        if reason == "evidence":
+            metric, most = max(((name, each.now) for name, each in self._evidence.items()), key=lambda found: found[1])
+            return Finding(reason, f"evidence {most:.0f} that {self._words(metric)}")
         old, new = (self._sums[arm].requests for arm in (False, True))
         least = self._settings.min_requests
-        if min(old, new) >= least:
-            return None
         words = f"{new} requests of the new policy and {old} of the old one ended; min_requests is {least}"
-        return Finding("outcomes", words)
+        return Finding(reason, words) if reason else None
 
     def _begin_watch(self, now_s: float) -> None:
         """Windows take over from the lots; what was decided by lot and has not ended yet still counts."""

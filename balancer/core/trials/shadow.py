@@ -41,6 +41,11 @@ class Shadow:
         """Sum over the decisions of the time it took."""
         self._agreement = self._distance = 0.0
 
+    @property
+    def lots(self) -> int:
+        """Their seed."""
+        return self._seed
+
     def wants(self, number: int) -> bool:
         """Whether it is asked about the decision of that number."""
         return self.share >= 1 or unit(mix(self._seed ^ number)) < self.share

@@ -7,6 +7,7 @@ policy and asks it. Time is an argument; a stopwatch, for the time that decision
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -71,6 +72,26 @@ class Choice(NamedTuple):
     """The policy that the guard watches."""
 
 
+class Side(NamedTuple):
+    """One of the two who may decide, as things stand."""
+
+    choice: Choice
+    looks_from_s: float
+    """When its guard is to look at a decision."""
+
+
+class Standing(NamedTuple):
+    """Who decides which numbers, until a request comes that may change that, or an event does."""
+
+    sides: tuple[Side, Side]
+    share: float
+    """The second one's: the numbers k with `unit(mix(lots ^ k)) < share`."""
+    lots: int
+    until_s: float
+    """From when on a request may change it: by `choose`."""
+    tickets_from_s: float
+
+
 class Answer(NamedTuple):
     """Who decided, and how."""
 
@@ -121,45 +142,84 @@ class Steering:
         new = self.plan.new
         takes = rollout.takes(number, now_s)
         if new is not None and takes:
-            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
-            return self._seat(new, "rollout", guard, rollout.state == "finished", now_s)
+            return self._seat(new, "rollout", self.new_guard_now, rollout.state == "finished", now_s)
         return self._seat(self.policy, "in_force", self.guard, rollout.state == "returned", now_s)
+
+    def standing(self) -> Standing:
+        """What `choose` says until it is asked at `until_s` or later, or something is told."""
+        rollout, new = self.rollout, self.plan.new
+        if rollout is None or new is None:
+            side, until_s = self._side(self.policy, _IN_FORCE, self.guard, True)
+            tickets_from_s = self.guard.tickets_from_s if self.guard is not None else math.inf
+            return Standing((side, side), 0.0, 0, until_s, tickets_from_s)
+        share, until_s = rollout.standing
+        finished, guard = rollout.state == "finished", self.new_guard_now
+        old, old_s = self._side(self.policy, _IN_FORCE, self.guard, rollout.state == "returned")
+        taken, taken_s = self._side(new, _ROLLED_OUT, guard, finished)
+        watching = guard if finished else self.guard
+        tickets_from_s = rollout.tickets_from_s
+        if rollout.over:
+            tickets_from_s = watching.tickets_from_s if watching is not None else math.inf
+        return Standing((old, taken), share, rollout.lots, min(until_s, taken_s if finished else old_s), tickets_from_s)
+
+    @property
+    def new_guard_now(self) -> Guard | None:
+        """Of the policy that is rolled out, as far as that is."""
+        return self.new_guard if self.rollout is not None and self.rollout.state == "finished" else self.trial_guard
 
     def answer(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
         """The answer of who was chosen, or of who stands in for it."""
-        policy, role, guard, watched = choice
+        policy, role, guard, _ = choice
         if guard is None:
             probabilities, failure = answer(policy, request, view)
         elif role == "baseline":
             probabilities, failure = answer(policy, request, view)
-            if guard.breach is not None and watched is not None and guard.check_due(now_s):
-                self._probe(guard, watched, request, view, now_s)
+            self.look(choice, request, view, now_s)
         else:
             begun_s = self.stopwatch()
             probabilities, failure = answer(policy, request, view)
             guard.took(self.stopwatch() - begun_s, now_s)
             if failure:
                 guard.failed(failure, now_s)
-            elif guard.check_due(now_s):
-                guard.looked(look(policy, request, view, guard.settings.report_age_s), now_s)
+            else:
+                self.look(choice, request, view, now_s)
         if probabilities is None:
             return self._stand_in(choice, failure, request, view, now_s)
-        ticket = self._ticket(role, guard, request, now_s)
+        ticket = self._ticket(role, guard, request.model, float(request.deadline_s), now_s)
         if ticket is not None and not probabilities.any():
             ticket.ended(None, False, now_s)  # shed: nobody else will tell
             ticket = None
         return Answer(policy, role, probabilities, (), ticket)
 
+    def look(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> None:
+        """Let the guard look at a decision, if it is to: at the policy's inputs, or whether the policy may return."""
+        guard = choice.guard
+        if guard is None or now_s < guard.looks_from_s(_arm(choice)):
+            return
+        if choice.role != "baseline":
+            guard.looked(look(choice.policy, request, view, guard.settings.report_age_s), now_s)
+        elif choice.watched is not None:
+            self._probe(guard, choice.watched, request, view, now_s)
+
     def looks_on(self, choice: Choice, number: int, now_s: float) -> bool:
         """Whether somebody is to see the decision of that number: a guard its inputs, a shadow the answer."""
         guard, shadow = choice.guard, self.shadow
-        return (guard is not None and guard.check_due(now_s)) or (shadow is not None and shadow.wants(number))
+        looks = guard is not None and now_s >= guard.looks_from_s(_arm(choice))
+        return looks or (shadow is not None and shadow.wants(number))
 
-    def answered(self, choice: Choice, seconds: float, request: Request, now_s: float) -> Ticket | None:
-        """Who was chosen had a valid answer after so long, which gave the request to a worker; nobody looked on."""
+    def answered(
+        self, choice: Choice, seconds: float, model: str, deadline_s: float, now_s: float, worker: bool = True
+    ) -> Ticket | None:
+        """Who was chosen had a valid answer after so long, which gave the request to a worker, or shed it; nobody
+        looked on.
+        """
         if choice.guard is not None and choice.role != "baseline":
             choice.guard.took(seconds, now_s)
-        return self._ticket(choice.role, choice.guard, request, now_s)
+        ticket = self._ticket(choice.role, choice.guard, model, deadline_s, now_s)
+        if ticket is not None and not worker:
+            ticket.ended(None, False, now_s)  # shed: nobody else will tell
+            return None
+        return ticket
 
     def watch(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Let the shadow answer to what has just been decided, if it is to."""
@@ -175,7 +235,7 @@ class Steering:
         policy, role, guard = self.policy, _IN_FORCE, self.guard
         rollout = self.rollout
         if rollout is not None and rollout.state in ("watched", "finished") and self.plan.new is not None:
-            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
+            guard = self.new_guard_now
             policy, role = self.plan.new, _ROLLED_OUT
         if guard is not None and guard.breach is not None and self.plan.baseline is not None:
             return self.plan.baseline, "baseline"
@@ -186,7 +246,7 @@ class Steering:
         found = {}
         rollout = self.rollout
         if rollout is not None and rollout.state != "returned" and self.plan.new is not None:
-            guard = self.new_guard if rollout.state == "finished" else self.trial_guard
+            guard = self.new_guard_now
             if guard is not None:
                 found[self.plan.new.name] = guard
         if self.guard is not None:
@@ -214,6 +274,16 @@ class Steering:
             return Choice(self.plan.baseline, "baseline", guard, policy)
         return Choice(policy, role, guard, policy)
 
+    def _side(self, policy: Policy, role: Role, guard: Guard | None, windows: bool) -> tuple[Side, float]:
+        """As `_seat`, as things stand, and until when."""
+        if guard is None:
+            return Side(Choice(policy, role, None, None), math.inf), math.inf
+        arm, until_s = guard.standing(windows)
+        choice = Choice(policy, role, guard, policy)
+        if arm is Arm.BASELINE and self.plan.baseline is not None:
+            choice = Choice(self.plan.baseline, "baseline", guard, policy)
+        return Side(choice, guard.looks_from_s(_arm(choice))), until_s
+
     def _stand_in(self, choice: Choice, failure: str, request: Request, view: FleetView, now_s: float) -> Answer:
         """The old policy stands in for a new one without a valid answer, the baseline for a guarded one."""
         failed = ((choice.policy.name, failure),)
@@ -240,10 +310,10 @@ class Steering:
         found = look(policy, request, view, guard.settings.report_age_s, failure)
         guard.looked(found, now_s, self.stopwatch() - begun_s)
 
-    def _ticket(self, role: Role, guard: Guard | None, request: Request, now_s: float) -> Ticket | None:
+    def _ticket(self, role: Role, guard: Guard | None, model: str, deadline_s: float, now_s: float) -> Ticket | None:
         if self.rollout is not None and not self.rollout.over:
-            return self.rollout.ticket(role == "rollout", request.model, float(request.deadline_s), now_s)
-        return None if guard is None else guard.ticket(request.model, float(request.deadline_s), now_s)
+            return self.rollout.ticket(role == "rollout", model, deadline_s, now_s)
+        return None if guard is None else guard.ticket(model, deadline_s, now_s)
 
     def _parts(self, now_s: float) -> list[_Part]:
         """The guards with what they were made for."""
@@ -320,3 +390,7 @@ class Steering:
     def _trial_changed(self, change: Change) -> None:
         if self.rollout is not None and change.fell:
             self.rollout.give_up(change.finding, change.at_s)
+
+
+def _arm(choice: Choice) -> Arm:
+    return Arm.BASELINE if choice.role == "baseline" else Arm.POLICY

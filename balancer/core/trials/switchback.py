@@ -30,6 +30,8 @@ _TAIL = 0.2
 _USUAL_GAIN = 0.05
 _SCALE_KEEP = 0.9
 _SHOWN_PAIRS = 20
+_FIRST, _SECOND, _BETWEEN = range(3)
+"""Phases: the two windows of a pair, and the time until the next pair."""
 _SUSPICION = 8.0
 """Evidence from which on pairs come four times as often."""
 _LEAST_REQUESTS = 3
@@ -170,7 +172,7 @@ class Switchback:
         self._shown: dict[str, deque[tuple[float, float]]] = {metric: deque(maxlen=_SHOWN_PAIRS) for metric in METRICS}
         self._on = settings.window_s > 0
         self._until_s = -math.inf if self._on else math.inf
-        self._phase = 3
+        self._phase = _BETWEEN
         self._windows: dict[Arm, _Window] = {}
         self._order = (Arm.POLICY, Arm.BASELINE)
         self._arm = Arm.POLICY
@@ -182,6 +184,16 @@ class Switchback:
     def evidence(self) -> dict[str, float]:
         """By metric; the limit is three times `false_alarm_pairs`."""
         return {metric: each.sum for metric, each in self._evidence.items()}
+
+    @property
+    def standing(self) -> tuple[Arm, float]:
+        """Who decides as things stand, and when `arm` may say otherwise."""
+        return self._arm, self._until_s
+
+    @property
+    def measured_s(self) -> float:
+        """From when on there are tickets."""
+        return self._measured_s
 
     def arm(self, now_s: float) -> Arm:
         """Who decides a request now."""
@@ -215,7 +227,7 @@ class Switchback:
     def _advance(self, now_s: float) -> None:
         """Go on to the next phase: the two windows, then waiting for their outcomes and for the next pair."""
         late_by_s = now_s - self._until_s
-        if self._phase == 3:
+        if self._phase == _BETWEEN:
             if self._windows:
                 self._compare(now_s)
             self._pair += 1
@@ -225,19 +237,19 @@ class Switchback:
                 self._wait(now_s)
                 return
             self._windows = {arm: _Window(self._usual) for arm in Arm}
-            self._begin(1, now_s)
+            self._begin(_FIRST, now_s)
         elif late_by_s > self._settings.settle_s * self._stretch:
             # Too few requests to tell when one window ends and the other begins.
             self._lengthen()
             self.stop(now_s)
-        elif self._phase == 1:
-            self._begin(2, now_s)
+        elif self._phase == _FIRST:
+            self._begin(_SECOND, now_s)
         else:
             self._wait(now_s)
 
     def _begin(self, phase: int, now_s: float) -> None:
         self._phase = phase
-        self._arm = self._order[phase - 1]
+        self._arm = self._order[phase]
         self._until_s = now_s + self._settings.window_s * self._stretch
         self._measured_s = now_s + self._settings.settle_s
 
@@ -246,7 +258,7 @@ class Switchback:
         gap_s = max(settings.window_every_s - 2 * settings.window_s, settings.window_s) * self._stretch
         if max(self.evidence.values()) >= _SUSPICION:
             gap_s /= 4
-        self._phase, self._arm, self._measured_s = 3, Arm.POLICY, math.inf
+        self._phase, self._arm, self._measured_s = _BETWEEN, Arm.POLICY, math.inf
         # By chance, so that it does not keep time with what is periodic in the load.
         self._until_s = now_s + gap_s * (0.5 + self._draw(1)) if self._on else math.inf
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -61,8 +62,9 @@ static void unmap(struct mapped *file) {
 }
 
 static void attached_free(struct attached *attached) {
-  for (int i = 0; i < DECIDERS; i++) unmap(&attached->options[i].file);
+  for (int i = 0; i < DECIDERS; i++) free(attached->options[i].block);
   unmap(&attached->books);
+  journal_close(&attached->writer);
   directory_free(attached->directory);
   for (struct names *names = atomic_load(&attached->names); names;) {
     struct names *before = names->before;
@@ -86,14 +88,14 @@ void source_leave(struct source *source) {
 }
 
 /* A file of our own user or root's, mapped whole. */
-static bool map(int folder, const char *name, int flags, struct mapped *found, uint64_t *inode) {
+static bool map(int folder, const char *name, struct mapped *found, uint64_t *inode) {
   struct stat about;
   int file = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) return false;
   found->memory = NULL;
   if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_size > 0) {
     found->bytes = (uint64_t)about.st_size;
-    void *memory = mmap(NULL, found->bytes, PROT_READ | PROT_WRITE, flags | MAP_POPULATE, file, 0);
+    void *memory = mmap(NULL, found->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
     if (memory != MAP_FAILED) found->memory = memory;
     if (inode) *inode = about.st_ino;
   }
@@ -103,7 +105,7 @@ static bool map(int folder, const char *name, int flags, struct mapped *found, u
 
 static const char *objection(const struct mapped *file) {
   const struct control *control = file->memory;
-  if (file->bytes != sizeof *control || control->magic != STATE_MAGIC) return "none yet";
+  if (file->bytes != sizeof *control || !is_state(control)) return "none yet";
   if (control->version != STATE_VERSION || control->bytes != sizeof *control) return "of another version";
   if (memcmp(control->stamp, BALANCER_STAMP, sizeof control->stamp) ||
       memcmp(control->shared, SHARED_DIGEST, sizeof control->shared))
@@ -125,8 +127,9 @@ static bool sit_down(struct attached *attached) {
         return false;
       }
       attached->seat = file;
-      attached->ticket = ++attached->control->last_ticket;
-      attached->control->seats[seat].ticket = attached->ticket;
+      attached->ticket = attached->control->last_ticket + 1;
+      POKE(attached->control->last_ticket, attached->ticket);
+      POKE(attached->control->seats[seat].ticket, attached->ticket);
       balancer_state_unlock(attached->control);
       return true;
     }
@@ -150,7 +153,7 @@ static void look(struct source *source) {
   made->folder = open(source->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
   struct mapped file = {0};
   struct attached *before = source->current;
-  if (made->folder < 0 || !map(made->folder, "control", MAP_SHARED, &file, &made->inode)) {
+  if (made->folder < 0 || !map(made->folder, "control", &file, &made->inode)) {
     attached_free(made);
     say_once(source, "not there, or another user's");
     return;
@@ -202,13 +205,29 @@ void source_give(struct source *source, struct attached *attached) {
   if (!left) attached_free(attached);
 }
 
+bool source_has(struct source *source, const struct attached *attached) {
+  pthread_mutex_lock(&source->mutex);
+  bool has = source->current == attached;
+  pthread_mutex_unlock(&source->mutex);
+  return has;
+}
+
+static bool has_books(const struct attached *attached) {
+  const struct balancer_block *books = attached->books.memory;
+  return books && books->in_force && books->generation == attached->generation;
+}
+
+static bool has_directory(const struct attached *attached, uint64_t serial) {
+  return attached->directory && attached->directory->head.serial == serial;
+}
+
 static bool refresh_books(struct source *source, struct attached *attached) {
   struct balancer_block *books = attached->books.memory;
-  if (books && books->in_force && books->generation == attached->generation) return true;
+  if (has_books(attached)) return true;
   attached->generation = 0;
   if (!books || !books->in_force) {
     unmap(&attached->books);
-    if (!map(attached->folder, "books", MAP_SHARED, &attached->books, NULL)) return false;
+    if (!map(attached->folder, "books", &attached->books, NULL)) return false;
     books = attached->books.memory;
   }
   enum balancer_status status = balancer_bind_books(books, attached->books.bytes, attached->of_books);
@@ -219,23 +238,39 @@ static bool refresh_books(struct source *source, struct attached *attached) {
   attached->workers = books->workers;
   attached->models = books->models;
   attached->mask = balancer_at(books, BALANCER_DESK_MASK);
+  if (!journal_bind(attached)) return false;
   attached->generation = books->generation;
   return true;
 }
 
+/* What the kernel follows of a policy's numbers, it does not check: how many there are, how weights fit each other, which
+   function takes them. So they are what the balancer wrote, in every bit: the end of the name is their digest. */
+static void *content_named(int folder, const char *name, size_t *bytes) {
+  const char *end = strrchr(name, '-');
+  char digest[17];
+  void *content = end ? content_of(folder, name, DIRECTORY_MOST_BYTES, bytes) : NULL;
+  if (!content) return NULL;
+  snprintf(digest, sizeof digest, "%016" PRIx64, balancer_state_digest(content, *bytes));
+  if (!strcmp(digest, end + 1)) return content;
+  free(content);
+  return NULL;
+}
+
 static bool load_options(struct attached *attached, int which) {
   struct options *options = &attached->options[which];
-  struct text named = directory_text(attached->directory, attached->directory->head.options[which]);
+  struct text named = directory_text(attached->directory, attached->directory->head.deciders[which].options);
   char name[64];
-  unmap(&options->file);
+  size_t bytes = 0;
+  free(options->block);
+  options->block = NULL;
   options->answer = NULL;
-  if (!named.length || memchr(named.ptr, '/', named.length)) return false;
+  if (!named.length) return true;
+  if (named.length >= sizeof name || memchr(named.ptr, '/', named.length)) return false;
   snprintf(name, sizeof name, "%.*s", (int)named.length, named.ptr);
-  if (!map(attached->folder, name, MAP_PRIVATE, &options->file, NULL)) return false;
-  struct balancer_block *block = options->file.memory;
-  if (balancer_bind_options(block, options->file.bytes, options->words)) return false;
+  struct balancer_block *block = options->block = content_named(attached->folder, name, &bytes);
+  if (!block || balancer_bind_options(block, bytes, options->words)) return false;
   options->room_workers = block->room_workers;
-  if (!memchr(block->entry, 0, sizeof block->entry)) return false;
+  if (!memchr(block->entry, 0, sizeof block->entry) || strncmp(block->entry, "answer_", 7)) return false;
   options->answer = function(attached->kernel->library, block->entry);
   return options->answer != NULL;
 }
@@ -268,9 +303,17 @@ static bool keep_names(struct attached *attached) {
   return true;
 }
 
+/* Without a journal it is decided all the same. */
+static void refresh_journal(struct source *source, struct attached *attached) {
+  if (!(attached->directory->head.flags & DECISION_LOG))
+    journal_close(&attached->writer);
+  else if (!journal_open(&attached->writer, attached->folder))
+    say(source, "decisions cannot be told for the decision log", "the journal is none");
+}
+
 static bool refresh_directory(struct source *source, struct attached *attached) {
   uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
-  if (attached->directory && attached->directory->head.serial == serial) return true;
+  if (has_directory(attached, serial)) return true;
   if (!serial || attached->failed_serial == serial) return false;
   const char *why = "no memory";
   directory_free(attached->directory);
@@ -281,7 +324,10 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
       attached->directory = NULL;
       why = "it names options that cannot be used";
     }
-  if (attached->directory && keep_names(attached)) return true;
+  if (attached->directory && keep_names(attached)) {
+    refresh_journal(source, attached);
+    return true;
+  }
   directory_free(attached->directory);
   attached->directory = NULL;
   attached->failed_serial = serial;
@@ -289,11 +335,20 @@ static bool refresh_directory(struct source *source, struct attached *attached) 
   return false;
 }
 
-bool attached_refresh(struct source *source, struct attached *attached) {
-  if (!refresh_books(source, attached) || !refresh_directory(source, attached)) return false;
+/* Whether rows and masks of the directory are those of the books. */
+static bool fits(const struct attached *attached) {
   const struct directory_head *head = &attached->directory->head;
   if (head->generation != attached->generation || head->workers != attached->workers) return false;
   for (int i = 0; i < DECIDERS; i++)
-    if (attached->options[i].room_workers < attached->workers) return false;
+    if (attached->options[i].answer && attached->options[i].room_workers < attached->workers) return false;
   return true;
+}
+
+bool attached_up_to_date(const struct attached *attached) {
+  uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
+  return has_books(attached) && has_directory(attached, serial) && fits(attached);
+}
+
+bool attached_refresh(struct source *source, struct attached *attached) {
+  return refresh_books(source, attached) && refresh_directory(source, attached) && fits(attached);
 }

@@ -3,6 +3,7 @@
 #define MODULE_ATTACH_H
 
 #include "directory.h"
+#include "journal.h"
 #include "request.h"
 #include "kernel.h"
 #include "state.h"
@@ -20,12 +21,11 @@ struct mapped {
   uint64_t bytes;
 };
 
-/* A policy's numbers, bound. */
+/* A policy's numbers, bound. A copy, as what is written to it is for this process alone, and nobody may cut it short. */
 struct options {
-  struct mapped file;
+  void *block;
   int64_t words[BALANCER_OPTIONS_WORDS];
   balancer_function *answer;
-  bool needs_room;
   uint64_t room_workers;
 };
 
@@ -54,6 +54,7 @@ struct attached {
   int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;
+  struct writer writer;
 };
 
 /* Where to look for a state. */
@@ -76,15 +77,24 @@ void source_leave(struct source *source);
 struct attached *source_take(struct source *source);
 void source_keep(struct source *source, struct attached *attached);
 void source_give(struct source *source, struct attached *attached);
+/* Whether none has taken its place. */
+bool source_has(struct source *source, const struct attached *attached);
 
-/* Whether its balancer is alive, and the file still what it was. */
-static inline bool attached_alive(const struct attached *attached) {
+/* Whether its balancer has not put another file in its place, which is still what it was. */
+static inline bool attached_in_force(const struct attached *attached) {
   const struct control *control = attached->control;
-  uint64_t beat_ns = atomic_load_explicit(&control->heartbeat_ns, memory_order_relaxed), now = about_now_ns();
-  uint64_t age_ns = now > beat_ns ? now - beat_ns : beat_ns - now;
-  return age_ns <= attached->stale_after_ns && control->magic == STATE_MAGIC &&
-         atomic_load_explicit(&control->in_force, memory_order_relaxed);
+  return is_state(control) && atomic_load_explicit(&control->in_force, memory_order_relaxed);
 }
+
+/* Whether its balancer is alive. */
+static inline bool attached_alive(const struct attached *attached) {
+  uint64_t beat_ns = atomic_load_explicit(&attached->control->heartbeat_ns, memory_order_relaxed), now = about_now_ns();
+  uint64_t age_ns = now > beat_ns ? now - beat_ns : beat_ns - now;
+  return age_ns <= attached->stale_after_ns && attached_in_force(attached);
+}
+
+/* With the lock held: whether all is bound as its balancer left it, so that nothing has to be looked up. */
+bool attached_up_to_date(const struct attached *attached);
 
 /* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */
 bool attached_refresh(struct source *source, struct attached *attached);

@@ -1,7 +1,8 @@
 #define _GNU_SOURCE
-#include "decide.h"
+#include "trials.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,11 +55,11 @@ static const struct entry *entry_for(const struct directory *directory, const st
 }
 
 /* Why the kernel picked nobody. */
-static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, enum decider by,
-                    int64_t why, struct decision *out) {
+static void say_why(struct attached *attached, const struct entry *entry, const struct ask *ask, int64_t why,
+                    struct decision *out) {
   const struct directory *directory = attached->directory;
   struct text quoted = directory_text(directory, entry->quoted);
-  struct text policy = by == POLICY ? directory_text(directory, directory->head.policy) : TEXT(NAME_OF_HASH);
+  struct text policy = directory_text(directory, directory->head.deciders[out->decider].name);
   double refused_at = attached->call.refused_at;
   switch (why) {
     case BALANCER_NOBODY: turn_away(out, SAY_NOBODY(quoted)); break;
@@ -67,13 +68,6 @@ static void say_why(struct attached *attached, const struct entry *entry, const 
     case BALANCER_SHED: turn_away(out, SAY_SHED(policy, quoted)); break;
     default: break; /* a row that is none: the balancer is asked */
   }
-}
-
-static enum decider decider_for(const struct directory *directory, const struct ask *ask) {
-  uint64_t flags = directory->head.flags;
-  if (!ask->keyed) return POLICY;
-  if (ask->sequence) return SEQUENCES;
-  return flags & STICKY_KEYS && !(flags & POLICY_NEEDS_KEY) ? STICKY : POLICY;
 }
 
 static void name_endpoints(struct attached *attached, const struct ask *ask, struct decision *out) {
@@ -93,7 +87,7 @@ static void name_endpoints(struct attached *attached, const struct ask *ask, str
 }
 
 static void fill_slot(struct attached *attached, const struct decision *out, bool chosen) {
-  attached->control->slots[out->slot] = (struct slot){
+  struct slot slot = {
     .number = out->number,
     .ticket = attached->ticket,
     .row = out->row,
@@ -102,13 +96,13 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
     .at_s = out->at_s,
     .chosen = chosen,
   };
+  slot_fill(attached->control, out->slot, &slot);
 }
 
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  enum decider by = out->decider = decider_for(attached->directory, ask);
-  const struct options *options = &attached->options[by];
+  const struct options *options = &attached->options[out->decider];
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -124,15 +118,27 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
+  journal_asks(attached, ask, out, (uint8_t)out->decider);
+  bool compared = out->side < SIDES;
+  uint64_t began_ns = compared ? now_ns() : 0;
   out->row = options->answer(attached->of_books, options->words, attached->of_call);
+  double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
-    say_why(attached, entry, ask, by, out->row, out);
+    if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
+    say_why(attached, entry, ask, out->row, out);
+    if (out->row == BALANCER_SHED)
+      journal_answered(attached, ask, -1, attached->mask);
+    else if (out->answer == TURNED_AWAY)
+      journal_refuses(attached, ask, out);
     return;
   }
   out->propensity = call->propensity;
+  const uint8_t *members = directory_mask(attached->directory, entry->members);
+  journal_answered(attached, ask, out->row, ask->sequence ? members : attached->mask);
   name_endpoints(attached, ask, out);
-  fill_slot(attached, out, by == POLICY && call->among > 1);
+  fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
+    tell_decided(attached, ask, out, seconds, true);
     out->answer = TAKEN;
     return;
   }
@@ -143,9 +149,11 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
 
 /* With the lock held. This is `Router.route` of balancer/core/router.py over the same books. */
 static void decide_locked(struct attached *attached, const struct ask *ask, struct decision *out) {
-  out->number = attached->control->number++;
+  out->number = attached->control->number;
+  POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models) return;
+  if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -158,8 +166,8 @@ static void decide_locked(struct attached *attached, const struct ask *ask, stru
   out->slot = NO_SLOT;
 }
 
-static void copy(char *out, struct text text) {
-  size_t length = text.length < ENDPOINT_BYTES ? text.length : ENDPOINT_BYTES - 1;
+static void copy(char *out, size_t room, struct text text) {
+  size_t length = text.length < room ? text.length : room - 1;
   memcpy(out, text.ptr ? text.ptr : "", length);
   out[length] = 0;
 }
@@ -188,8 +196,28 @@ static void tell_refusal(struct attached *attached, const struct ask *ask, uint3
   told->http_status = (uint16_t)http_status;
   told->grpc_status = ask->grpc ? (int16_t)grpc_status : -1;
   told->refusal = (uint8_t)grpc_status;
-  copy(told->endpoint, field);
+  copy(told->endpoint, sizeof told->endpoint, field);
   outcome_done(attached->control);
+}
+
+/* For a log, where this decision is among the share that one is kept of. */
+static void tell_line(struct attached *attached, const struct ask *ask, const struct decision *out) {
+  uint64_t below = atomic_load_explicit(&attached->control->lines_below, memory_order_relaxed);
+  if (balancer_mix(out->number) >> (64 - LINE_BITS) >= below) return;
+  struct line *line = line_place(attached->control);
+  if (!line) return;
+  line->number = out->number;
+  line->directory = out->directory;
+  line->propensity = out->propensity;
+  line->decider = (uint8_t)out->decider;
+  copy(line->model, sizeof line->model, ask->model);
+  copy(line->request_id, sizeof line->request_id, ask->request_id);
+  copy(line->id, sizeof line->id, ask->id);
+  if (out->answer == TAKEN)
+    copy(line->named, sizeof line->named, (struct text){out->words, out->length});
+  else
+    line->refusal = (uint8_t)out->grpc_status;
+  line_done(attached->control);
 }
 
 void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
@@ -212,6 +240,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   }
   if (!atomic_load_explicit(&control->serving, memory_order_relaxed)) {
     out->answer = BALANCER_DECIDES;
+    add(control, ASKED, 1);
     return;
   }
   if (!balancer_state_lock(control, WAIT_NS)) {
@@ -224,82 +253,30 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   out->at_ns = now_ns();
   out->at_s = seconds_of(out->at_ns);
   if (attached_refresh(source, attached)) {
+    out->directory = attached->directory->head.serial;
+    journal_start(&attached->writer);
     decide_locked(attached, ask, out);
     if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != 8) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
       struct ask any_server = *ask;
-      any_server.model = any_server.version = TEXT("");
+      any_server.model = any_server.version = any_server.tenant = TEXT("");
       any_server.keyed = any_server.sequence = false;
+      any_server.rows = 1;
+      any_server.deadline_s = INFINITY;
+      any_server.priority = 0;
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
+    if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
-    if (out->answer == BALANCER_DECIDES) control->number = number;
+    if (out->answer != BALANCER_DECIDES)
+      journal_commit(&attached->writer);
+    else if (!out->owed)
+      POKE(control->number, number);
   }
-  add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
+  if (out->answer != LEAST_REQUEST)
+    add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
   balancer_state_unlock(control);
-}
-
-static bool begins(struct text text, const char *with) {
-  size_t length = strlen(with);
-  return text.length >= length && !memcmp(text.ptr, with, length);
-}
-
-static bool contains(struct text text, const char *part) {
-  return text.length && memmem(text.ptr, text.length, part, strlen(part));
-}
-
-struct verdict {
-  int first, last;
-  struct judged judged;
-};
-
-static struct judged verdict_in(const struct verdict *table, size_t count, int status) {
-  for (size_t i = 0; i < count; i++)
-    if (table[i].first <= status && status <= table[i].last) return table[i].judged;
-  return (struct judged){false, VOID_CLIENT};
-}
-
-static struct judged by_status(int grpc_status, int http_status) {
-  static const struct verdict grpc[] = {VERDICTS_OF_GRPC}, http[] = {VERDICTS_OF_HTTP};
-  if (grpc_status >= 0) return verdict_in(grpc, sizeof grpc / sizeof *grpc, grpc_status);
-  return verdict_in(http, sizeof http / sizeof *http, http_status);
-}
-
-#define FAULT {false, VOID_NONE}
-#define LATE {false, VOID_DEADLINE}
-#define CLIENTS {false, VOID_CLIENT}
-
-/* What Envoy's response code details begin with, or have in them, where not the worker's answer ended the request; in
-   place of the flags that `verdict_of` of balancer/gateway/outcomes.py goes by. */
-static const struct cause {
-  const char *words;
-  bool within;
-  struct judged judged;
-  enum aborted by;
-} causes[] = {
-  {"downstream", false, CLIENTS, BY_CLIENT},
-  {"http2.remote", false, CLIENTS, BY_CLIENT},
-  {"overflow", true, CLIENTS, BY_ENVOY},
-  {"overload", false, CLIENTS, BY_ENVOY},
-  {"upstream_reset", false, FAULT, BY_WORKER},
-  {"timeout", true, LATE, BY_DEADLINE},
-  {"max_stream_duration", true, LATE, BY_DEADLINE},
-  {"duration_", false, LATE, BY_DEADLINE},
-  {"upstream_response", false, FAULT, BY_WORKER},
-};
-
-void judge(struct ending *ending, struct text details, bool complete) {
-  static const struct judged clients = CLIENTS;
-  ending->judged = complete ? by_status(ending->grpc_status, ending->http_status) : clients;
-  ending->aborted = complete ? BY_NOBODY : BY_CLIENT;
-  for (const struct cause *cause = causes; cause < causes + sizeof causes / sizeof *causes; cause++)
-    if (cause->within ? contains(details, cause->words) : begins(details, cause->words)) {
-      ending->judged = cause->judged;
-      ending->aborted = cause->by;
-      break;
-    }
-  if (!ending->endpoint[0]) ending->judged = clients;
 }
 
 /* With the lock held. */
@@ -312,6 +289,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
     const char *comma = memchr(decision->words, ',', decision->length);
     picked = (struct text){decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
     told->number = decision->number;
+    told->directory = decision->directory;
     told->propensity = decision->propensity;
     told->decider = (uint8_t)decision->decider;
   }
@@ -334,15 +312,27 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
   told->aborted = (uint8_t)ending->aborted;
   told->matched = matched;
   memcpy(told->endpoint, ending->endpoint, sizeof told->endpoint);
-  copy(told->picked, picked);
+  copy(told->picked, sizeof told->picked, picked);
   outcome_done(attached->control);
+}
+
+static void tell_journal(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct record record = {
+    .flags = ending->judged.ok ? RECORD_OK : 0,
+    .why = (uint8_t)ending->judged.void_kind,
+    .number = decision->number,
+    .at_s = attached->call.now_s,
+  };
+  struct ended_record told = {.record = record, .latency_s = ending->latency_s};
+  memcpy(told.endpoint, ending->endpoint, sizeof told.endpoint);
+  journal_ended(&attached->writer, &told);
 }
 
 /* As `Router._finished` and `Recorder._outcome` have it. True: the pick still counted as in flight. */
 static bool learn(struct attached *attached, const struct ask *ask, const struct decision *decision,
                   const struct ending *ending) {
   const struct kernel *kernel = attached->kernel;
-  const int64_t *none = attached->options[POLICY].words;
+  const int64_t *none = attached->options[STICKY].words;
   struct balancer_call *call = &attached->call;
   int64_t picked = -1, guess = decision ? decision->row : -1;
   bool chosen = false, matched = false;
@@ -361,7 +351,7 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
       slot_give(attached->control, decision->slot);
     }
   }
-  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1;
+  if (picked >= (int64_t)attached->workers || (uint64_t)call->model >= attached->models) picked = -1, call->model = 0;
   call->picked = picked;
   bool nothing = ending->judged.void_kind == VOID_CLIENT || ending->judged.void_kind == VOID_DEADLINE || !ending->endpoint[0] ||
                  (ending->judged.void_kind == VOID_REQUEST && !chosen);
@@ -380,12 +370,21 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
             const struct ending *ending) {
   struct control *control = attached->control;
-  /* What a balancer knew that is gone is of no use, and the slots go with its file. */
-  if (!attached_alive(attached)) return true;
-  if (!balancer_state_lock(control, WAIT_NS)) return false;
+  bool alive = attached_alive(attached);
+  /* The slots have gone with a file that another one has taken the place of. */
+  if (!attached_in_force(attached) || (!alive && !source_has(source, attached))) return true;
+  if (!balancer_state_lock(control, alive ? WAIT_NS : 0)) return false;
+  /* A balancer that gives no sign of life may be back, and count on what ended meanwhile. What it has changed is not
+     looked up until then, as the files in the folder may be another one's. */
+  if (!alive && !attached_up_to_date(attached)) {
+    balancer_state_unlock(control);
+    return false;
+  }
   attached->call.now_s = seconds_of(now_ns());
   bool matched = attached_refresh(source, attached) && learn(attached, ask, decision, ending);
   tell(attached, ask, decision, ending, matched);
+  if (decision) tell_ended(attached, decision, ending);
+  if (decision) tell_journal(attached, decision, ending);
   balancer_state_unlock(control);
   return true;
 }

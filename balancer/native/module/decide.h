@@ -12,7 +12,7 @@ enum { MOST_MESSAGE = 2048 };
 struct ask {
   enum balancer_kind kind;
   bool grpc, keyed, sequence;
-  struct text model, version;
+  struct text model, version, tenant, request_id, id;
   double rows, deadline_s, priority;
   uint64_t key;
   uint64_t came_ns, read_ns; /* when its headers came, and when all was there that decides */
@@ -28,11 +28,14 @@ enum answer {
 struct decision {
   enum answer answer;
   uint32_t slot;
-  uint64_t number, at_ns;
+  uint64_t number, directory, at_ns;
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
+  unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
+  bool owed; /* the number is the balancer's */
+  bool told; /* of the decision, so that its end is told of too */
   /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;
@@ -41,7 +44,7 @@ struct decision {
 
 /* From `from_ns` on; not a number: there is no such moment. */
 static inline double seconds_since(uint64_t from_ns, uint64_t to_ns) {
-  return from_ns && to_ns > from_ns ? seconds_of(to_ns - from_ns) : NAN;
+  return from_ns && to_ns >= from_ns ? seconds_of(to_ns - from_ns) : NAN;
 }
 
 void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out);
@@ -70,7 +73,7 @@ struct ending {
 /* Sets `judged` and `aborted`; `details`: Envoy's response code details; `complete`: the response was sent whole. */
 void judge(struct ending *ending, struct text details, bool complete);
 
-/* `decision`: null where Envoy chose. False: the lock was not to be had, and nothing is counted. */
+/* `decision`: null where Envoy chose. False: nothing could be counted now, and it is to be tried again. */
 bool finish(struct source *source, struct attached *attached, const struct ask *ask, const struct decision *decision,
             const struct ending *ending);
 

@@ -36,8 +36,10 @@ static const char *objection(const struct directory *directory) {
   const struct directory_head *head = &directory->head;
   if (!is_entry(head, head->no_model) || (head->any_model != NO_ENTRY && !is_entry(head, head->any_model)))
     return "an entry that is not there";
-  bool pieces = within(head, head->policy);
-  for (int i = 0; i < DECIDERS; i++) pieces = pieces && within(head, head->options[i]) && head->options[i].length < 64;
+  bool pieces = true;
+  for (int i = 0; i < DECIDERS; i++)
+    pieces = pieces && within(head, head->deciders[i].name) && within(head, head->deciders[i].options) &&
+             head->deciders[i].options.length < 64;
   for (int i = 0; i < NAMED_HEADERS; i++) pieces = pieces && within(head, head->headers[i]);
   for (uint64_t w = 0; w < head->workers; w++)
     for (int i = 0; i < 2; i++)
@@ -75,6 +77,19 @@ static const char *lay_out(struct directory *directory, size_t bytes) {
   return objection(directory);
 }
 
+/* FNV-1a over words, as what is written in blocks is of whole words; then the rest. */
+uint64_t balancer_state_digest(const void *content, uint64_t bytes) {
+  uint64_t hash = UINT64_C(14695981039346656037), word;
+  const char *at = content;
+  for (; bytes >= sizeof word; at += sizeof word, bytes -= sizeof word) {
+    memcpy(&word, at, sizeof word);
+    hash = (hash ^ word) * UINT64_C(1099511628211);
+    hash ^= hash >> 32;
+  }
+  for (; bytes; at++, bytes--) hash = (hash ^ (uint8_t)*at) * UINT64_C(1099511628211);
+  return hash;
+}
+
 static void *read_whole(int file, size_t bytes) {
   char *memory = malloc(bytes ? bytes : 1);
   size_t there = 0;
@@ -89,23 +104,30 @@ static void *read_whole(int file, size_t bytes) {
   return memory;
 }
 
+void *content_of(int folder, const char *name, size_t most, size_t *bytes) {
+  struct stat found;
+  void *content = NULL;
+  /* What is no file may keep whoever opens it. */
+  int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0) return NULL;
+  if (!fstat(file, &found) && S_ISREG(found.st_mode) && found.st_size >= 0 && (size_t)found.st_size <= most)
+    content = read_whole(file, *bytes = (size_t)found.st_size);
+  close(file);
+  return content;
+}
+
 struct directory *directory_load(int folder, uint64_t serial, const char **why) {
   char name[40];
+  size_t bytes = 0;
   snprintf(name, sizeof name, "directory-%" PRIu64, serial);
-  *why = "not there";
-  int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (file < 0) return NULL;
-  struct stat found;
   struct directory *directory = calloc(1, sizeof *directory);
-  if (directory && !fstat(file, &found) && S_ISREG(found.st_mode) && found.st_size <= DIRECTORY_MOST_BYTES)
-    directory->memory = read_whole(file, (size_t)found.st_size);
-  close(file);
+  if (directory) directory->memory = content_of(folder, name, DIRECTORY_MOST_BYTES, &bytes);
   if (!directory || !directory->memory) {
-    *why = "cannot be read";
+    *why = "not there, or cannot be read";
     directory_free(directory);
     return NULL;
   }
-  *why = lay_out(directory, (size_t)found.st_size);
+  *why = lay_out(directory, bytes);
   if (!*why && directory->head.serial != serial) *why = "another one than its name says";
   if (!*why) return directory;
   directory_free(directory);

@@ -20,6 +20,11 @@ struct directory {
   void *memory;
 };
 
+/* A file's content, to be freed; null: there is none, or more than `most` bytes. */
+void *content_of(int folder, const char *name, size_t most, size_t *bytes);
+/* Tells what the balancer wrote from anything else. */
+EXPORTED uint64_t balancer_state_digest(const void *content, uint64_t bytes);
+
 /* Null where there is none of that serial that can be used; `why` says so then. */
 struct directory *directory_load(int folder, uint64_t serial, const char **why);
 void directory_free(struct directory *directory);

@@ -15,9 +15,10 @@ static const struct text DESTINATION = TEXT(NAME_DESTINATION);
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
 static _Thread_local unsigned spares;
-/* Whose end could not be counted, since the lock was not to be had. */
-static _Thread_local struct request *late;
-static _Thread_local unsigned lates;
+/* Whose end could not be counted yet. All threads', so that none waits for the next request of a thread that has none. */
+static pthread_mutex_t late_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct request *late;
+static _Atomic unsigned lates;
 
 static const char *missing(void) {
   const struct {
@@ -204,6 +205,9 @@ static bool judge_request(void *filter, struct request *request) {
     .key = read->key,
     .model = {read->model.at, read->model.length},
     .version = {read->version.at, read->version.length},
+    .tenant = {read->tenant.at, read->tenant.length},
+    .request_id = {read->request_id.at, read->request_id.length},
+    .id = {read->id.at, read->id.length},
     .rows = read->rows,
     .deadline_s = read->deadline_s,
     .priority = read->priority,
@@ -295,9 +299,12 @@ static void ended(struct request *request) {
   request->whole = true;
 }
 
+/* Whether its end is told: those that end before they are decided about are, too. */
+static bool is_told(const struct request *request) { return request->stage == OURS || request->stage == READING; }
+
 HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return HEADERS_CONTINUE;
+  if (!is_told(request)) return HEADERS_CONTINUE;
   request->first_byte_ns = now_ns();
   request->ending.http_status = number_in(filter, RESPONSE_HEADERS, TEXT(":status"), 0);
   request->ending.grpc_status = number_in(filter, RESPONSE_HEADERS, TEXT("grpc-status"), -1);
@@ -307,7 +314,7 @@ HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, 
 
 HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, bool end) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return BODY_CONTINUE;
+  if (!is_told(request)) return BODY_CONTINUE;
   request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
   if (end) ended(request);
   return BODY_CONTINUE;
@@ -315,7 +322,7 @@ HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, boo
 
 HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return HEADERS_CONTINUE;
+  if (!is_told(request)) return HEADERS_CONTINUE;
   int status = number_in(filter, RESPONSE_TRAILERS, TEXT("grpc-status"), -1);
   if (status >= 0) request->ending.grpc_status = status;
   ended(request);
@@ -327,9 +334,34 @@ static bool count_end(struct request *request) {
   return finish(request->source, request->attached, &request->ask, decision, &request->ending);
 }
 
+static void keep_late(struct request *request) {
+  pthread_mutex_lock(&late_mutex);
+  request->next = late;
+  late = request;
+  lates++;
+  pthread_mutex_unlock(&late_mutex);
+}
+
+static struct request *take_late(void) {
+  if (!atomic_load_explicit(&lates, memory_order_relaxed)) return NULL;
+  pthread_mutex_lock(&late_mutex);
+  struct request *request = late;
+  if (request) {
+    late = request->next;
+    lates--;
+  }
+  pthread_mutex_unlock(&late_mutex);
+  return request;
+}
+
 HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
-  if (request->stage != OURS) return;
+  if (!is_told(request)) return;
+  if (request->stage == READING) {
+    request->stage = OURS;
+    request->ask.kind = request->reader.request.kind;
+    request->ask.grpc = request->reader.request.grpc;
+  }
   struct ending *ending = &request->ending;
   struct text found = {NULL, 0};
   if (CALLBACK(http_filter_get_attribute_string)(filter, UPSTREAM_ADDRESS, &found) && found.length < ENDPOINT_BYTES)
@@ -345,11 +377,12 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
   if (request->ask.kind == BALANCER_INFERENCE && request->whole && request->last_byte_ns > began_ns)
     ending->latency_s = seconds_of(request->last_byte_ns - began_ns);
   if (request->first_byte_ns > began_ns) ending->first_byte_s = seconds_of(request->first_byte_ns - began_ns);
-  while (late && count_end(late)) {
-    struct request *done = late;
-    late = done->next;
-    lates--;
-    let_go(done);
+  for (struct request *before; (before = take_late());) {
+    if (!count_end(before)) {
+      keep_late(before);
+      break;
+    }
+    let_go(before);
   }
   if (count_end(request)) request->stage = ENDED;
 }
@@ -360,9 +393,7 @@ HOOKED void HOOK(http_filter_destroy)(const void *module) {
     let_go(request);
     return;
   }
-  request->next = late;
-  late = request;
-  lates++;
+  keep_late(request);
 }
 
 /* Hooks that Envoy looks up and this filter has no use for. They are called with arguments that a function without

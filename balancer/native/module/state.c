@@ -63,32 +63,70 @@ uint32_t slot_take(struct control *control) {
   uint32_t place = control->free_slot;
   if (place >= SLOTS || control->slots[place].ticket) return NO_SLOT;
   control->free_slot = control->slots[place].next;
-  control->free_slots--;
+  POKE(control->free_slots, control->free_slots - 1);
   return place;
+}
+
+void slot_fill(struct control *control, uint32_t place, const struct slot *with) {
+  struct slot *slot = &control->slots[place];
+  double at_s = with->at_s;
+  slot->number = with->number;
+  slot->row = with->row;
+  slot->column = with->column;
+  slot->rows = with->rows;
+  slot->chosen = with->chosen;
+  __atomic_store(&slot->at_s, &at_s, __ATOMIC_RELAXED);
+  POKE(slot->ticket, with->ticket);
 }
 
 void slot_give(struct control *control, uint32_t place) {
-  control->slots[place].ticket = 0;
+  POKE(control->slots[place].ticket, 0);
   control->slots[place].next = control->free_slot;
   control->free_slot = place;
-  control->free_slots++;
+  POKE(control->free_slots, control->free_slots + 1);
 }
 
+/* Where the next one goes; `room`: there is none. */
+static uint64_t next_in(const struct ring *ring, uint64_t room) {
+  uint64_t written = atomic_load_explicit(&ring->written, memory_order_relaxed);
+  uint64_t read = atomic_load_explicit(&ring->read, memory_order_acquire);
+  return written - read < room ? written % room : room;
+}
+
+static void written(struct ring *ring) { atomic_fetch_add_explicit(&ring->written, 1, memory_order_release); }
+
 struct outcome *outcome_place(struct control *control) {
-  uint64_t written = atomic_load_explicit(&control->written, memory_order_relaxed);
-  uint64_t read = atomic_load_explicit(&control->read, memory_order_acquire);
-  if (written - read >= OUTCOMES) {
+  uint64_t place = next_in(&control->outcomes_told, OUTCOMES);
+  if (place == OUTCOMES) {
     add(control, OUTCOMES_LOST, 1);
     return NULL;
   }
-  struct outcome *place = &control->outcomes[written % OUTCOMES];
-  memset(place, 0, sizeof *place);
-  return place;
+  return memset(&control->outcomes[place], 0, sizeof *control->outcomes);
 }
 
-void outcome_done(struct control *control) {
-  atomic_fetch_add_explicit(&control->written, 1, memory_order_release);
+void outcome_done(struct control *control) { written(&control->outcomes_told); }
+
+struct trial *trial_place(struct control *control) {
+  uint64_t place = next_in(&control->trials_told, TRIALS);
+  if (place == TRIALS) {
+    add(control, TRIALS_LOST, 1);
+    return NULL;
+  }
+  return memset(&control->trials[place], 0, sizeof *control->trials);
 }
+
+void trial_done(struct control *control) { written(&control->trials_told); }
+
+struct line *line_place(struct control *control) {
+  uint64_t place = next_in(&control->lines_told, LINES);
+  if (place == LINES) {
+    add(control, LINES_LOST, 1);
+    return NULL;
+  }
+  return memset(&control->lines[place], 0, sizeof *control->lines);
+}
+
+void line_done(struct control *control) { written(&control->lines_told); }
 
 /* The balancer's side, called from Python. */
 
@@ -113,8 +151,7 @@ EXPORTED void balancer_state_init(struct control *control, uint64_t seed, uint64
 EXPORTED void balancer_state_publish(struct control *control, uint64_t serial) {
   atomic_store(&control->directory, serial);
   atomic_store(&control->heartbeat_ns, now_ns());
-  atomic_thread_fence(memory_order_release);
-  control->magic = STATE_MAGIC;
+  __atomic_store_n(&control->magic, STATE_MAGIC, __ATOMIC_RELEASE);
 }
 
 EXPORTED void balancer_state_beat(struct control *control) { atomic_store(&control->heartbeat_ns, now_ns()); }
@@ -122,33 +159,69 @@ EXPORTED void balancer_state_serve(struct control *control, uint64_t serving) {
   atomic_store(&control->serving, serving);
 }
 EXPORTED void balancer_state_replaced(struct control *control) { atomic_store(&control->in_force, 0); }
-EXPORTED uint64_t balancer_state_number(const struct control *control) { return control->number; }
-EXPORTED void balancer_state_set_number(struct control *control, uint64_t number) { control->number = number; }
+EXPORTED uint64_t balancer_state_number(const struct control *control) { return PEEK(control->number); }
+EXPORTED void balancer_state_set_number(struct control *control, uint64_t number) { POKE(control->number, number); }
 EXPORTED uint64_t balancer_state_count(struct control *control, uint64_t which) {
   return which < COUNTS ? atomic_load(&control->counts[which]) : 0;
 }
-EXPORTED uint64_t balancer_state_in_flight(const struct control *control) { return SLOTS - control->free_slots; }
+EXPORTED uint64_t balancer_state_in_flight(const struct control *control) {
+  return SLOTS - PEEK(control->free_slots);
+}
 EXPORTED uint64_t balancer_state_ticket(const struct control *control, uint64_t seat) {
-  return seat < SEATS ? control->seats[seat].ticket : 0;
+  return seat < SEATS ? PEEK(control->seats[seat].ticket) : 0;
 }
 
-EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return control->last_ticket; }
+EXPORTED uint64_t balancer_state_last_ticket(const struct control *control) { return PEEK(control->last_ticket); }
 
 /* Without the lock, so that looking costs nobody anything: whether some request was sent before `before_s`. */
 EXPORTED bool balancer_state_due(const struct control *control, double before_s) {
-  for (uint32_t place = 0; place < SLOTS; place++)
-    if (control->slots[place].ticket && control->slots[place].at_s < before_s) return true;
+  for (uint32_t place = 0; place < SLOTS; place++) {
+    double at_s;
+    __atomic_load(&control->slots[place].at_s, &at_s, __ATOMIC_RELAXED);
+    if (at_s < before_s && PEEK(control->slots[place].ticket)) return true;
+  }
   return false;
 }
 
-/* Copies at most `most` outcomes out, in order; returns how many. */
-EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
-  uint64_t read = atomic_load_explicit(&control->read, memory_order_relaxed);
-  uint64_t there = atomic_load_explicit(&control->written, memory_order_acquire) - read;
+/* Copies at most `most` of what waits out, in order; returns how many. */
+static uint64_t take(struct ring *ring, const void *from, uint64_t room, size_t size, void *out, uint64_t most) {
+  uint64_t read = atomic_load_explicit(&ring->read, memory_order_relaxed);
+  uint64_t there = atomic_load_explicit(&ring->written, memory_order_acquire) - read;
   uint64_t count = there < most ? there : most;
-  for (uint64_t i = 0; i < count; i++) out[i] = control->outcomes[(read + i) % OUTCOMES];
-  atomic_store_explicit(&control->read, read + count, memory_order_release);
+  for (uint64_t i = 0; i < count; i++)
+    memcpy((char *)out + i * size, (const char *)from + (read + i) % room * size, size);
+  atomic_store_explicit(&ring->read, read + count, memory_order_release);
   return count;
+}
+
+EXPORTED uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most) {
+  return take(&control->outcomes_told, control->outcomes, OUTCOMES, sizeof *out, out, most);
+}
+
+EXPORTED uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most) {
+  return take(&control->trials_told, control->trials, TRIALS, sizeof *out, out, most);
+}
+
+EXPORTED uint64_t balancer_state_lines(struct control *control, struct line *out, uint64_t most) {
+  return take(&control->lines_told, control->lines, LINES, sizeof *out, out, most);
+}
+
+/* With the lock held, as the next ones. */
+EXPORTED void balancer_state_steer(struct control *control, const struct steering *steering) {
+  control->steering = *steering;
+}
+
+EXPORTED uint64_t balancer_state_watched(const struct control *control, uint64_t side) {
+  return side < SIDES ? control->watched[side] : 0;
+}
+
+/* The number that was left to the balancer first; UINT64_MAX: none. */
+EXPORTED uint64_t balancer_state_owed(struct control *control) {
+  return control->owed_out == control->owed_in ? UINT64_MAX : control->owed[control->owed_out++ % OWED];
+}
+
+EXPORTED void balancer_state_tell_lines(struct control *control, uint64_t below) {
+  atomic_store(&control->lines_below, below);
 }
 
 /* With the lock held: the worker of that row is gone, and those after it move up. */

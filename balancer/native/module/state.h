@@ -15,8 +15,18 @@ enum { STATE_VERSION = 2 }; /* of `struct control`; the digest tells of the rest
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
 
+/* What is changed under the lock and looked at without it: never seen halfway. */
+#define PEEK(place) __atomic_load_n(&(place), __ATOMIC_RELAXED)
+#define POKE(place, value) __atomic_store_n(&(place), (value), __ATOMIC_RELAXED)
+
 struct seat {
   uint64_t ticket; /* of who sits there, or sat last */
+};
+
+/* What is written by who has the lock, and read by the balancer without it. */
+struct ring {
+  _Alignas(64) _Atomic uint64_t written; /* ever */
+  _Alignas(64) _Atomic uint64_t read;    /* of them */
 };
 
 struct control {
@@ -27,24 +37,35 @@ struct control {
   _Atomic uint64_t heartbeat_ns;
   _Atomic uint64_t serving;   /* 0: whoever is asked over ext_proc decides */
   _Atomic uint64_t directory; /* serial of the directory in force; 0: none yet */
+  _Atomic uint64_t lines_below; /* of a decision's number, mixed, of LINE_BITS: those below have a line */
   uint64_t number;            /* of the next decision */
   uint64_t last_ticket;
   uint32_t free_slot, free_slots;
   struct seat seats[SEATS];
   _Alignas(64) _Atomic uint32_t lock; /* 0: free, 1: taken, 2: taken and awaited */
   _Alignas(64) _Atomic uint64_t counts[COUNTS];
-  _Alignas(64) _Atomic uint64_t written; /* outcomes, ever; by who has the lock */
-  _Alignas(64) _Atomic uint64_t read;    /* of them, by the balancer */
+  struct ring outcomes_told, lines_told, trials_told;
+  struct steering steering;
+  uint64_t watched[SIDES];
+  uint64_t owed_in, owed_out; /* numbers left to the balancer, ever, and those that it took */
+  uint64_t owed[OWED];
   struct slot slots[SLOTS];
   struct outcome outcomes[OUTCOMES];
+  struct line lines[LINES];
+  struct trial trials[TRIALS];
 };
 
 uint64_t now_ns(void);
 /* To some milliseconds, and a tenth of the time. */
 uint64_t about_now_ns(void);
 
-static inline double seconds_of(uint64_t ns) { return (double)ns * 1e-9; }
 /* As Python's time.monotonic makes a float of it. */
+static inline double seconds_of(uint64_t ns) { return (double)ns * 1e-9; }
+
+/* Whether the balancer has published it. */
+static inline bool is_state(const struct control *control) {
+  return __atomic_load_n(&control->magic, __ATOMIC_ACQUIRE) == STATE_MAGIC;
+}
 
 /* The lock; false: it was not to be had in time. */
 EXPORTED bool balancer_state_lock(struct control *control, uint64_t wait_ns);
@@ -56,10 +77,19 @@ static inline void add(struct control *control, enum count which, uint64_t by) {
 
 /* With the lock held: a slot for a request, NO_SLOT where all are taken; and back. */
 uint32_t slot_take(struct control *control);
+void slot_fill(struct control *control, uint32_t place, const struct slot *with);
 void slot_give(struct control *control, uint32_t place);
 
 /* With the lock held: the place of one more outcome; null where the balancer has not read those before. */
 struct outcome *outcome_place(struct control *control);
 void outcome_done(struct control *control);
+
+/* Likewise of a trial, */
+struct trial *trial_place(struct control *control);
+void trial_done(struct control *control);
+
+/* and of a line. */
+struct line *line_place(struct control *control);
+void line_done(struct control *control);
 
 #endif

@@ -67,6 +67,10 @@ class DecisionFiles:
         self._put_bytes += len(line)
         self._waiting.append((line, standing))
 
+    def lost(self, count: int) -> None:
+        """So many lines were dropped before they came here."""
+        self._count("dropped", count)
+
     def close(self, wait_s: float = 0.0) -> None:
         """Write what waits, and end; wait for that at most so long."""
         self._stop.set()

@@ -9,7 +9,8 @@ import hashlib
 import inspect
 import json
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.introspect import opt_func_info
@@ -19,7 +20,7 @@ from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Answered, Decision
 from balancer.core.trials.steering import Role
-from policies.base import Policy, Request
+from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 
 FORMAT = "balancer decision log"
@@ -66,7 +67,39 @@ def header(process: str, seed: int, share: float, now_s: float, unix_s: float, c
     )
 
 
-def workers(fleet: Fleet) -> bytes:
+class Named(Protocol):
+    """A worker."""
+
+    @property
+    def name(self) -> str:
+        """Of the worker."""
+
+    @property
+    def device(self) -> str:
+        """Its kind; empty where unknown."""
+
+
+class Workers(Protocol):
+    """Who there is, in the order of the columns: a fleet, or what it was."""
+
+    @property
+    def changes(self) -> int:
+        """As `Fleet.changes`."""
+
+    @property
+    def workers(self) -> Sequence[Named]:
+        """Each of them."""
+
+    @property
+    def weight(self) -> FloatArray:
+        """Of each, `(n,)`."""
+
+    @property
+    def name_hash(self) -> UintArray:
+        """Of each, `(n,)`."""
+
+
+def workers(fleet: Workers) -> bytes:
     """Who there is, in the order of the columns."""
     rows = [
         {"name": worker.name, "device": worker.device, "weight": float(weight), "name_hash": f"{int(name_hash):016x}"}

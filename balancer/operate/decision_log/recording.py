@@ -23,6 +23,9 @@ class Sink(Protocol):
     def put(self, line: bytes, standing: str = "") -> None:
         """Write a line soon."""
 
+    def lost(self, count: int) -> None:
+        """So many lines were dropped before they came here."""
+
 
 class Recording:
     """A witness of one router; in use from the moment when it is the router's `witness`."""
@@ -45,9 +48,12 @@ class Recording:
 
     def decided(self, answered: Answered, decision: Decision | None) -> None:
         """Record a decision, and whatever in it was not known yet."""
-        if not self._wants(answered.request.number):
-            return
-        self._record_workers(self._router.fleet)
+        if self._wants(answered.request.number):
+            self._record(answered, decision, self._router.fleet)
+
+    def _record(self, answered: Answered, decision: Decision | None, among: lines.Workers) -> None:
+        """`among`: who there was."""
+        self._record_workers(among)
         answered_as = id(answered.policy), answered.role
         known = self._numbers.get(answered_as)
         if known is None:
@@ -75,10 +81,13 @@ class Recording:
         assert isinstance(number, int)  # arrays are for the simulator's views
         return self._share >= 1 or unit(mix(number)) < self._share
 
-    def _record_workers(self, fleet: Fleet) -> None:
-        if fleet.changes != self._workers_changes:
-            self._workers_changes = fleet.changes
-            self._sink.put(lines.workers(fleet), "workers")
+    def close(self) -> None:
+        """It is no longer the router's witness."""
+
+    def _record_workers(self, among: lines.Workers) -> None:
+        if among.changes != self._workers_changes:
+            self._workers_changes = among.changes
+            self._sink.put(lines.workers(among), "workers")
 
     def _record_service(self, fleet: Fleet, at_s: float) -> None:
         """One worker with each decision until all had their turn, so that no decision waits for a large fleet."""

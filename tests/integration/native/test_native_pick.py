@@ -62,8 +62,7 @@ async def test_what_runs_is_counted_in_with_its_rows(rig: NativeRig) -> None:
     assert rig.router.state.in_flight == 1
     go.set()
     await call
-    await eventually(lambda: asyncio.sleep(0, not rig.router.state.in_flight))
-    assert queue.in_flight.sum() == 0
+    await rig.all_ended()
     assert queue.own_rows.sum() == 0
 
 

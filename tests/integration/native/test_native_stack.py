@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import mmap
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +14,16 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
+from click.testing import CliRunner
+from support.load import steady_load
 from support.stack import Stack, eventually
+
+from balancer import cli
+from balancer.front.folder import CONTROL
+from balancer.front.layouts import COUNTS
+from balancer.front.module import Module
+from balancer.native.library import Library
+from balancer.operate.decision_log.reading import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "emulated_tft"
@@ -41,8 +52,9 @@ async def infer(client: triton_grpc.InferenceServerClient, **arguments: object) 
     return str(result.as_numpy("WORKER").ravel()[0].decode())
 
 
-async def decided(stack: Stack) -> float:
-    return await stack.metric("balancer_decisions_total")
+async def decided(stack: Stack, *policy: str) -> float:
+    """Decisions so far, of one policy or all."""
+    return await stack.metric("balancer_decisions_total", **dict(zip(("policy",), policy, strict=False)))
 
 
 async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> None:
@@ -91,25 +103,69 @@ async def test_another_policy_is_in_force_without_a_failure(stack: Stack) -> Non
             await eventually(swapped, f"{name} decides")
 
 
+async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(stack: Stack) -> None:
+    """By lot, then by windows; a guard and a shadow look on, and all that Envoy decides counts."""
+    guard = {"enabled": True, "window_s": 0.3, "settle_s": 0.05, "window_every_s": 0.9}
+    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 1, "min_requests": 20, "watch_s": 60}
+    shadow = {"name": "expected_latency", "share": 0.1}
+    decisions = {name: await decided(stack, name) for name in ("least_requests", "wlpr")}
+    async with steady_load(stack.url, MODEL, clients=4) as load:
+        stack.write_config({"name": "least_requests"}, guard=guard, rollout=rollout, shadow=shadow)
+
+        async def watched() -> bool:
+            page = (await stack.get("/guard"))["rollout"]
+            assert page is None or page["state"] != "returned", page
+            return page is not None and page["watch"] is not None and bool(page["watch"]["pairs"] >= 2)
+
+        await eventually(watched, f"the rollout is watched\n{stack.logs()}")
+    assert not load.failures()
+    page = await stack.get("/guard")
+    assert page["decides"] == "wlpr"
+    # At half, lots gave both as many; those of the shadow and of the windows' edges were asked for.
+    old, new = (page["rollout"][arm]["requests"] for arm in ("old", "new"))
+    assert 0.5 < old / new < 2
+    assert page["shadow"]["decisions"] > 0
+    for name, before in decisions.items():
+        assert await decided(stack, name) - before > 20
+    asked = [record for record in stack.log.so_far() if "does not decide itself" in str(record)]
+    assert not asked
+    stack.write_config({"name": "round_robin"})
+
+
+def chosen_by_envoy(stack: Stack) -> int:
+    """Requests that Envoy placed itself, as the balancer was taken for dead."""
+    with (
+        (stack.directory / "shared" / CONTROL).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory,
+    ):
+        place = ctypes.c_char.from_buffer(memory)
+        count = Module(Library()).call("count", ctypes.addressof(place), list(COUNTS).index("least_stale"))
+        del place
+    return int(count)
+
+
 async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
     """Nor one that is stopped; when it is back, it decides again."""
-    done, failed = asyncio.Event(), []
+    done, failed, served = asyncio.Event(), [], 0
 
-    async def load(client: triton_grpc.InferenceServerClient) -> int:
-        served = 0
+    async def load(client: triton_grpc.InferenceServerClient) -> None:
+        nonlocal served
         while not done.is_set():
             try:
                 await infer(client)
                 served += 1
             except Exception as error:
                 failed.append(error)
-        return served
+
+    async def envoy_chooses() -> None:
+        before = chosen_by_envoy(stack)
+        await eventually(lambda: chosen_by_envoy(stack) >= before + 50, "Envoy chooses while the balancer is away")
 
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         loads = asyncio.gather(*(load(client) for _ in range(4)))
-        await asyncio.sleep(0.5)
+        await eventually(lambda: served >= 50, "requests are served")
         await stack.balancer.kill()
-        await asyncio.sleep(1)
+        await envoy_chooses()
         await stack.restart_balancer()
         await stack.all_ready()
         before = await decided(stack)
@@ -119,17 +175,54 @@ async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
 
         await eventually(decides, "the new balancer decides")
         stack.balancer.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(1)
+        await envoy_chooses()
         stack.balancer.process.send_signal(signal.SIGCONT)
         before = await decided(stack)
         await eventually(decides, "the balancer decides again")
         done.set()
-        served = await loads
-    assert not failed, f"{len(failed)} of {sum(served)}, the first: {failed[0]}"
+        await loads
+    assert not failed, f"{len(failed)} beside {served}, the first: {failed[0]}"
 
 
-async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack, tmp_path: Path) -> None:
-    stack.write_config({"name": "round_robin"}, decision_log={"folder": str(tmp_path)})
+async def test_the_decision_log_may_begin_and_end_under_requests(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "decisions"
+
+    async def written() -> float:
+        return await stack.metric("balancer_decision_log_lines_total", result="written")
+
+    async with steady_load(stack.url, MODEL, clients=4) as load:
+        stack.write_config({"name": "expected_latency"}, decision_log={"folder": str(folder)})
+
+        async def recorded() -> bool:
+            return await written() > 200
+
+        await eventually(recorded, "decisions are recorded")
+        stack.write_config({"name": "wlpr"}, decision_log={"folder": str(folder)})
+        before = await written()
+
+        async def goes_on() -> bool:
+            return await written() > before + 200
+
+        await eventually(goes_on, "decisions are recorded under another policy")
+        stack.write_config({"name": "round_robin"})
+
+        async def ended() -> bool:
+            before = await written()
+            await asyncio.sleep(0.5)
+            return await written() == before
+
+        await eventually(ended, "nothing is recorded any more")
+    assert not load.failures()
+    assert not any("does not decide itself" in str(record) for record in stack.log.so_far())
+    log = read_log(folder)
+    assert len(log.outcomes) > 0.8 * len(log)
+    assert {decision.policy.name for decision in log} >= {"expected_latency", "wlpr"}
+    replayed = await asyncio.to_thread(CliRunner().invoke, cli.main, ["replay", str(folder)])
+    assert replayed.exit_code == 0, replayed.output
+
+
+async def test_what_cannot_be_decided_there_is_asked_for(stack: Stack) -> None:
+    stack.write_config({"name": "round_robin"}, shadow={"name": "wlpr", "share": 1.0})
 
     async def said() -> bool:
         return any("does not decide itself" in str(record) for record in stack.log.so_far())

@@ -20,9 +20,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         "frontend": request.param,
         "shared_folder": str(directory / "shared"),
     }
-    # Lines about decisions are written where the balancer decides.
-    log = {"decisions_share": 1.0 if request.param == "pick" else 0.0}
-    stack = Stack(directory, settings={"log": log, "envoy": envoy}, models=ALL_MODELS)
+    stack = Stack(directory, settings={"log": {"decisions_share": 1.0}, "envoy": envoy}, models=ALL_MODELS)
     try:
         await stack.start()
         yield stack

@@ -213,8 +213,6 @@ async def test_clients_cannot_name_a_worker(stack: Stack) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_envoy_and_balancer_log_a_request_with_the_same_ids(stack: Stack) -> None:
-    if stack.config.envoy.frontend == "native":
-        pytest.skip("the balancer is not told of the ids of what Envoy decides")
     image = tensor(grpc_aio, "IMAGE", held_out().images[:1], "FP32")
     ids = {"request_id": "of-the-client", "triton_request_id": "of-the-message"}
     async with grpc_aio.InferenceServerClient(stack.url) as client:

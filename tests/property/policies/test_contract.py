@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.views import FakeView, make_view
 
-from balancer.config.plugins import available
+from balancer.config.plugins import catalogue
 from policies.base import Policy, Request
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # no invalid arithmetic, whatever the columns
@@ -36,7 +36,7 @@ def variants(policy: type[Policy]) -> list[Policy]:
     return [policy(**options) for options in changed]  # type: ignore[arg-type]  # options by name, of many types
 
 
-POLICIES = [variant for policy in available().values() for variant in variants(policy)]
+POLICIES = [variant for policy in catalogue().policies.values() for variant in variants(policy)]
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.name}:{policy!r}")
 
 ORDINARY = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.floats(0.0, 1000.0))

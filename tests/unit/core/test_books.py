@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.blocks import BlockError, books_in, read
 
 from balancer.core.events import WorkerAdded, WorkerRemoved
 from balancer.core.kernel.answers import Compiler, answering, options_of
@@ -18,12 +19,10 @@ from balancer.core.kernel.block import (
     HEADER,
     MOST_AXES,
     OPTIONS,
-    BlockError,
     Sizes,
     ordinary_memory,
-    read,
 )
-from balancer.core.kernel.books import FIELDS, Ledger, arrays_of, books_in, options_block
+from balancer.core.kernel.books import FIELDS, Ledger, arrays_of, options_block
 from balancer.core.router import Router
 from balancer.core.settings import Settings
 from policies.learned import Learned

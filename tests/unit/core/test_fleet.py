@@ -8,7 +8,10 @@ from support.fleets import make_router, model, report
 
 from balancer.core import bounds
 from balancer.core.errors import NoEligibleWorker, UnknownModel
-from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved, WorkersAdded
+from balancer.core.fleet import ANY_MODEL
+from balancer.core.kernel.plain import Kernel
+from balancer.core.kernel.state import Books
 from balancer.core.router import Router
 from balancer.core.settings import EstimatorSettings, ModelSettings, Settings
 from balancer.core.shown import reasons
@@ -234,3 +237,41 @@ def test_what_a_worker_executed_before_it_was_watched_makes_it_no_slower(known_b
         router.observe(report("w2", 1, [loaded]), 0.1)
     router.tick(1.0)
     assert {router.route(M, 1.0).worker for _ in range(3)} == {"w0", "w1", "w2"}
+
+
+class CountedFits(Kernel):
+    """Counts how often the estimates of the whole fleet are fitted."""
+
+    fits = 0
+
+    def fade(self, x: Books, share: float) -> None:
+        self.fits += 1
+        super().fade(x, share)
+
+
+def test_workers_that_come_together_are_fitted_once_and_end_as_those_that_come_one_by_one() -> None:
+    profiles = {("slow", ANY_MODEL): (0.2, 0.01)}
+    settings = Settings(estimators=EstimatorSettings(profiles=profiles))
+    added = [WorkerAdded(f"w{number}", 1.0 + number % 3, ("slow", "fast")[number % 2]) for number in range(12)]
+    counted, together = CountedFits(), Router(LeastRequests(), settings)
+    together.fleet.kernel = counted
+    alone = Router(LeastRequests(), settings)
+    together.observe(WorkersAdded(tuple(added)), 0.0)
+    assert counted.fits == 1
+    for event in added:
+        alone.observe(event, 0.0)
+    assert together.fleet.names == alone.fleet.names
+    for name, array in together.fleet.block.arrays.items():
+        np.testing.assert_array_equal(array, alone.fleet.block.arrays[name], err_msg=name)
+
+
+def test_a_device_that_a_report_tells_is_fitted_where_something_was_measured_of_it() -> None:
+    settings = Settings(estimators=EstimatorSettings(profiles={("T4", "m"): (0.2, 0.01)}))
+    router = make_router(3, settings=settings)
+    router.fleet.kernel = counted = CountedFits()
+    router.observe(report("w0", 2, device="A100"), 0.1)
+    assert counted.fits == 0
+    router.observe(report("w1", 2, device="T4"), 0.1)
+    assert counted.fits == 1
+    column = router.fleet.models["m"]
+    assert router.fleet.service.prior_fixed_s[1, column] == 0.2

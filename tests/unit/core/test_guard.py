@@ -176,8 +176,8 @@ def test_a_slow_policy_out_of_service_is_asked_for_a_fiftieth_of_the_time_at_mos
     guard = Guard(NO_WINDOWS)
     guard.failed("bad", 0.0)
     guard.looked(FINE, 1.0, seconds=0.2)
-    assert not guard.check_due(10.9)
-    assert guard.check_due(11.0)
+    assert guard.looks_from_s(Arm.BASELINE) > 10.9
+    assert guard.looks_from_s(Arm.BASELINE) <= 11.0
 
 
 def test_what_a_shedding_policy_sheds_counts_against_it() -> None:

@@ -273,7 +273,7 @@ def test_limits_hold_for_sequences_at_the_worker_that_each_belongs_to() -> None:
 
 def _placed(router: Router, key: int) -> str:
     try:
-        return router.fleet.names[int(router.probabilities(in_sequence(key), 0.1).argmax())]
+        return router.fleet.names[int(router.answer_now(in_sequence(key), 0.1).probabilities.argmax())]
     except Shed:
         return ""
 
@@ -320,7 +320,7 @@ def test_a_failure_that_a_request_may_have_caused_counts_where_no_client_can_hav
 
 def test_a_stopping_worker_gets_nothing_new_but_keeps_its_sequences() -> None:
     router = make_router(2)
-    key = next(key for key in range(100) if router.probabilities(in_sequence(key), 0.1)[0] > 0)
+    key = next(key for key in range(100) if router.answer_now(in_sequence(key), 0.1).probabilities[0] > 0)
     router.observe(report("w0", number=2, draining=True), 0.2)
     assert {router.route(M, 0.3).worker for _ in range(4)} == {"w1"}
     assert router.route(in_sequence(key), 0.3).worker == "w0"

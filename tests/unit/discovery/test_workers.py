@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.core.events import WorkerAdded, WorkerRemoved
+from balancer.core.events import WorkerAdded, WorkerRemoved, WorkersAdded
 from balancer.discovery.file import FileSource, dump_workers, load_workers, parse_workers
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
@@ -68,16 +68,16 @@ def test_one_port_cannot_be_both() -> None:
 
 def test_changes() -> None:
     a, b, c = worker("a", 1), worker("b", 2), worker("c", 3)
-    assert changes([], [a, b]) == [a.added(), b.added()]
+    assert changes([], [a, b]) == [WorkersAdded((a.added(), b.added()))]
     assert changes([a, b], [b, a]) == []
-    assert changes([a, b], [b, c]) == [WorkerRemoved("a"), c.added()]
+    assert changes([a, b], [b, c]) == [WorkerRemoved("a"), WorkersAdded((c.added(),))]
     draining = worker("a", 1, draining=True)
-    assert changes([a, b], [draining, b]) == [draining.added()]
+    assert changes([a, b], [draining, b]) == [WorkersAdded((draining.added(),))]
 
 
 def test_a_worker_that_moved_is_another_one() -> None:
     moved = worker("a", 9)
-    assert changes([worker("a", 1)], [moved]) == [WorkerRemoved("a"), moved.added()]
+    assert changes([worker("a", 1)], [moved]) == [WorkerRemoved("a"), WorkersAdded((moved.added(),))]
 
 
 fleets = st.lists(
@@ -94,8 +94,8 @@ def test_changes_lead_from_one_list_to_the_other(old: list[WorkerSpec], new: lis
         if isinstance(event, WorkerRemoved):
             del known[event.worker]
         else:
-            assert isinstance(event, WorkerAdded)
-            known[event.worker] = event
+            assert isinstance(event, WorkersAdded)
+            known |= {added.worker: added for added in event.workers}
     assert known == {spec.name: spec.added() for spec in new}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.front.build import SOURCES
+from balancer.front.build import SOURCES, WITHOUT_HOOKS
 from balancer.native.library import PATH
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
@@ -18,8 +18,7 @@ def settle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """It ends at the first mistake that a sanitizer sees."""
     made = tmp_path_factory.mktemp("c") / "settle"
     strict = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", *SANITIZERS)
-    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide")]
-    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("settle.c"), *ours]
+    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("settle.c"), *WITHOUT_HOOKS]
     clocks = ("-Wl,--wrap=now_ns", "-Wl,--wrap=about_now_ns")
     subprocess.run(["cc", *strict, *clocks, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made

@@ -2,7 +2,7 @@
 
    settle KERNEL.so FOLDER: reads lines from standard input. `ask NOW_NS KIND GRPC SEQUENCE KEYED KEY DEADLINE PRIORITY
    ROWS MODEL VERSION` (a dash: none) writes what was decided, `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT` ends the
-   request of the NTH line, counted from 0. */
+   request of the NTH line, counted from 0. `sync` writes a line, when all before it is done. */
 #define _GNU_SOURCE
 #include "decide.h"
 
@@ -38,7 +38,8 @@ int main(int count, char **arguments) {
   static struct ask asks[MOST_ASKED];
   static struct decision decisions[MOST_ASKED];
   static struct attached *states[MOST_ASKED];
-  char what[8], model[MOST_TEXT + 1], version[MOST_TEXT + 1];
+  static char names[MOST_ASKED][2][MOST_TEXT + 1];
+  char what[8];
   const char *why = NULL;
   if (count != 3) return 2;
   struct source *source = source_new(arguments[1], arguments[2], &why);
@@ -46,13 +47,19 @@ int main(int count, char **arguments) {
     fprintf(stderr, "%s\n", why);
     return 3;
   }
+  setvbuf(stdout, NULL, _IOLBF, 0);
   for (unsigned nth = 0; scanf("%7s", what) == 1;) {
+    if (!strcmp(what, "sync")) {
+      printf("done\n");
+      continue;
+    }
     if (!strcmp(what, "end")) {
       end(source, asks, decisions, states);
       continue;
     }
     int kind, grpc, sequence, keyed;
     struct ask *ask = &asks[nth];
+    char *model = names[nth][0], *version = names[nth][1];
     if (scanf("%" SCNu64 " %d %d %d %d %" SCNu64 " %lf %lf %lf %256s %256s", &now, &kind, &grpc, &sequence, &keyed,
               &ask->key, &ask->deadline_s, &ask->priority, &ask->rows, model, version) != 11)
       return 2;

@@ -12,6 +12,7 @@ from support.settling import SEED, SETTINGS, TAKEN, WORKERS, begin, endpoint, pa
 
 from balancer.core.router import Router
 from balancer.front.folder import Folder
+from balancer.front.layouts import UNKNOWN_MODEL, Source
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library
@@ -46,4 +47,10 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     ended = sum(line.startswith("end") for line, _ in lines)
     taken = sum(line[0] == str(TAKEN) for line in wanted)
     assert shared.state.in_flight == taken - ended
-    assert sum(len(batch) for batch in shared.state.outcomes()) == len(wanted) - taken + ended
+    told = np.concatenate([batch.copy() for batch in shared.state.outcomes()])
+    assert len(told) == len(wanted) - taken + ended
+    assert told["matched"].sum() == ended
+    # What asks for a model that nobody has is refused.
+    nobody = sum(line.startswith("ask") and line.split()[-2] == "nobody" for line, _ in lines)
+    assert (told["column"] == UNKNOWN_MODEL).sum() == nobody
+    assert set(told["column"][told["source"] == Source.BY_POLICY]) <= set(shared.fleet.models.values()) - {0}

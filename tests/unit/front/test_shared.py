@@ -108,9 +108,6 @@ def test_envoys_decide_by_compiled_policies_only(tmp_path: Path) -> None:
 
     router = a_router(Folder(tmp_path / "shared"))
     assert router.asked_because == ""
-    router.lines_wanted = True
-    assert "log.decisions_share" in router.asked_because
-    router.lines_wanted = False
     router.configure(Own(), router.settings)
     assert router.asked_because == "policy own is not compiled"
     router.configure(BUILTIN["learned"](), router.settings)

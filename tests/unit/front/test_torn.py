@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -12,25 +13,34 @@ import pytest
 from support.settling import SEED, SETTINGS, begin, endpoint, script
 
 from balancer.core.router import Router
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.trials.steering import Plan, Steering
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library
+from benchmarks.fuzz.state import fuzzed
 from policies import BUILTIN
 
+BALANCER_DECIDES = 0
 HEAD_BYTES = 8192
 """Where headers and tables lie; what follows are numbers."""
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a balancer leaves it."""
+    """A folder as a balancer leaves it that has a guard and a rollout."""
     path = tmp_path_factory.mktemp("torn") / "shared"
     library = Library()
     router = SharedRouter(BUILTIN["wlpr"](), SETTINGS["limits"], SEED, library, Module(library), Folder(path))
     begin(router, time.monotonic())
     names = router.fleet.names
     router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
+    plan = Plan(GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings(), BUILTIN["random"]())
+    steering = Steering(router.policy, plan)
+    steering.choose(0, time.monotonic())
+    router.configure(router.policy, router.settings, steering)
+    router.tell_decisions(1.0)
     router.serve(True)
     return path
 
@@ -57,7 +67,7 @@ def spoil(path: Path, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*"])
+@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*", "journal"])
 def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, name: str, seed: int) -> None:
     dice = random.Random(f"{name} {seed}")
     for number in range(5):
@@ -71,3 +81,27 @@ def test_it_survives(settle: Path, shared: Path, asked: str, tmp_path: Path, nam
         # `settle` ends with 2 where a request to be ended was never decided, with 4 where it does not get the lock.
         assert done.returncode in {0, 2, 4}, done.stderr
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("at", [-1, 400])
+def test_options_are_what_the_balancer_wrote_in_every_bit(
+    settle: Path, shared: Path, asked: str, tmp_path: Path, at: int
+) -> None:
+    """The kernel follows them unchecked; nobody would see another quantile."""
+    folder = tmp_path / "shared"
+    shutil.copytree(shared, folder)
+    (path,) = folder.glob("options-*-policy-*")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    lines = "\n".join(line for line in asked.splitlines() if line.startswith("ask"))
+    done = subprocess.run([settle, PATH, folder], input=lines, capture_output=True, text=True, check=True)
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {str(BALANCER_DECIDES)}
+
+
+def test_spoiled_state_ends_nobody(tmp_path: Path) -> None:
+    """A little of what `make fuzz` tries."""
+    for says in fuzzed(tmp_path, 400, 3):
+        inputs, _, decided = (int(number) for number in re.findall(r"(\d+) ", says))
+        assert inputs == 80
+        assert decided > 100, "it is the files that are tried, and not the way to them"

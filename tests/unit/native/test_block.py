@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.blocks import BlockError, books_in
 from support.busy import MODELS, busy_report
 
 from balancer.core.answering import answer
 from balancer.core.events import Finished, WorkerAdded
 from balancer.core.kernel.answers import Compiler, answering
-from balancer.core.kernel.block import ENTRY, HEADER, BlockError
-from balancer.core.kernel.books import books_in, options_block
+from balancer.core.kernel.block import ENTRY, HEADER
+from balancer.core.kernel.books import options_block
 from balancer.core.kernel.plain import Kernel, Picked
 from balancer.core.router import Router
 from balancer.core.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 import support
 from support.views import make_view, probabilities
 
-from balancer.config.plugins import PolicyNameClash, available, catalogue
+from balancer.config.plugins import PolicyNameClash, catalogue
 from policies import BUILTIN
 
 EXAMPLE = Path(support.__file__).parent / "example_plugin"
@@ -59,7 +59,7 @@ def test_without_plugins_there_are_the_built_in_ones() -> None:
 
 
 def test_an_entry_point_adds_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "freshest_report" not in available()
+    assert "freshest_report" not in catalogue().policies
     monkeypatch.syspath_prepend(EXAMPLE)
     found = catalogue()
     assert list(found.policies) == [*BUILTIN, "freshest_report"]
@@ -121,7 +121,7 @@ def test_a_built_in_name_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(
         PolicyNameClash, match=r'"wlpr" is claimed by distributions balancer and taker .* uninstall taker'
     ):
-        available()
+        catalogue()
 
 
 def test_two_plugins_cannot_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +134,4 @@ def test_two_plugins_cannot_share_a_name(tmp_path: Path, monkeypatch: pytest.Mon
         )
         monkeypatch.syspath_prepend(tmp_path / distribution)
     with pytest.raises(PolicyNameClash, match=r"distributions one and two .* uninstall one of them"):
-        available()
+        catalogue()

@@ -13,7 +13,7 @@ from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
 from balancer.operate.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
-from simulator.log.fleet import calibrate, capped, fleet_from_log, scenario_from_log
+from simulator.log.fleet import calibrate, capped, scenario_from_log
 from simulator.log.service import Executions, Worked, service_time, without_waiting, worked
 from simulator.log.workload import arrivals_from_log
 from simulator.run import run
@@ -75,7 +75,7 @@ def test_what_the_log_tells_is_recovered(log: DecisionLog) -> None:
 
 
 def test_it_answers_as_the_fleet_did(log: DecisionLog) -> None:
-    found = fleet_from_log(log)
+    found = calibrate(log).fleet
     arrivals = capped(arrivals_from_log(log, [model.name for model in found.models]), found)
     for policy in (RandomChoice(), PowerOfTwo()):
         truth = run(FLEET, [WORKLOAD.arrivals(FLEET, 3000, 1)] * 2, policy)
@@ -102,7 +102,7 @@ def test_a_profile_goes_before_the_log(log: DecisionLog) -> None:
         server="triton",
         models=(ModelProfile(model="large", version="1", max_batch_rows=8, instances=1, points=points),),
     )
-    fleet = fleet_from_log(log, profiles=(profile,))
+    fleet = calibrate(log, profiles=(profile,)).fleet
     assert [worker.speed for worker in fleet.workers if worker.device == "slow"] == [1.0]
     found = fleet.models[0].service
     assert found["slow"].device_s == (0.5, 4.0)
@@ -136,7 +136,7 @@ def test_workers_that_came_and_went_do_so_again(tmp_path: Path) -> None:
     workers = (*others, dataclasses.replace(last, name="e"), late)
     fleet = dataclasses.replace(FLEET, workers=workers, faults=(Fault("join", late.name, 3.0, duration_s=0.5),))
     log = simulated_log(tmp_path, fleet, WORKLOAD.arrivals(fleet, 800, 0), RandomChoice())
-    found = fleet_from_log(log)
+    found = calibrate(log).fleet
     (fault,) = found.faults
     assert (fault.kind, fault.worker) == ("join", late.name)
     assert fault.at_s == pytest.approx(3.0, abs=0.2)

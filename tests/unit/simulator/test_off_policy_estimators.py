@@ -125,11 +125,11 @@ def test_clipping_cuts_off() -> None:
 
 
 def test_weighted_quantiles() -> None:
-    values = np.array([3.0, 1.0, 2.0, 4.0])
+    values = np.array([1.0, 2.0, 3.0, 4.0])
     assert weighted_quantile(values, np.ones(4), 0.5) == 2
     assert weighted_quantile(values, np.ones(4), 0.51) == 3
-    assert weighted_quantile(values, np.array([0.0, 1.0, 0.0, 3.0]), 0.25) == 1
-    assert weighted_quantile(values, np.array([0.0, 1.0, 0.0, 3.0]), 0.26) == 4
+    assert weighted_quantile(values, np.array([1.0, 0.0, 0.0, 3.0]), 0.25) == 1
+    assert weighted_quantile(values, np.array([1.0, 0.0, 0.0, 3.0]), 0.26) == 4
     assert np.isnan(weighted_quantile(values, np.zeros(4), 0.5))
     draws = Blocks(np.arange(1000.0), 1.0).quantile(np.arange(1000.0), np.ones(1000), 0.9)
     assert draws.value == 899

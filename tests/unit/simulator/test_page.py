@@ -13,11 +13,12 @@ from support.results import fake_run
 from policies import BUILTIN
 from simulator.scenario import load_scenario
 from simulator.scoreboard import compare as comparing
-from simulator.scoreboard import plots, table, text
+from simulator.scoreboard import table, text
 from simulator.scoreboard.compare import Plan, compare
 from simulator.scoreboard.document import SCHEMA, Report, as_json
-from simulator.scoreboard.page import page
 from simulator.scoreboard.statistics import Estimate
+from tools.pages import plots
+from tools.pages.scoreboard import page
 
 POLICIES = ("wlpr", "power_of_two", "expected_latency")
 

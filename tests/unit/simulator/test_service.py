@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
+from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile, load_profile
 from simulator import service
-from simulator.service import fit, for_setup, measured, read_profile, table, tables
+from simulator.service import fit, from_profile, measured, table, tables
 
 TFT_PYTORCH = "NVIDIA A30, PyTorch with FP16, Dataset: electricity"
 
@@ -33,8 +33,8 @@ def test_device_and_host_seconds_are_the_rows_of_the_source() -> None:
 def test_what_pytorch_waits_for_in_the_output_is_on_the_device() -> None:
     each = table("TFT", TFT_PYTORCH)
     assert (each.compute_infer_s[-1], each.compute_output_s[-1]) == (0.0056, 0.0702)
-    assert for_setup("TFT", TFT_PYTORCH).device_s[-1] == pytest.approx(0.0758)
-    assert for_setup("TFT", TFT_PYTORCH).host_s[-1] == 0.0032
+    assert table("TFT", TFT_PYTORCH).service.device_s[-1] == pytest.approx(0.0758)
+    assert table("TFT", TFT_PYTORCH).service.host_s[-1] == 0.0032
 
 
 def test_without_a_breakdown_the_mean_latency_stands_for_the_device() -> None:
@@ -68,7 +68,7 @@ def test_overheads_add_up_to_what_the_client_saw() -> None:
     ],
 )
 def test_a_short_name_finds_its_model_in_the_best_setup(model: str, whole: str, setup: str) -> None:
-    assert measured(model, "T4") == for_setup(whole, setup)
+    assert measured(model, "T4") == table(whole, setup).service
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_was_not_measured_is_refused_with_what_was(model: str, device: str,
 
 def test_an_unknown_setup_is_refused() -> None:
     with pytest.raises(ValueError, match="setup is 'CPU', in which TFT was not measured; name one of: NVIDIA A30"):
-        for_setup("TFT", "CPU")
+        table("TFT", "CPU")
 
 
 def test_the_online_table_has_no_setup_that_the_offline_one_lacks() -> None:
@@ -130,7 +130,7 @@ def test_a_profile_is_read_with_its_parts_apart(tmp_path: Path) -> None:
     model = ModelProfile(model="m", version="1", max_batch_rows=8, instances=1, points=points)
     path = tmp_path / "a100.yaml"
     path.write_text(dump_profile(Profile(device="A100", measured_at="2026-01-01", server="triton", models=(model,))))
-    times = read_profile(path)["m"]
+    times = from_profile(load_profile(path))["m"]
     assert times.rows == (1, 4, 8)
     assert times.device_s == pytest.approx((0.0085, 0.0085, 0.018)), "noise between 1 and 4, by executions"
     assert times.host_s == (0.0005, 0.0010, 0.0020)

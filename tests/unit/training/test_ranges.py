@@ -19,6 +19,7 @@ from simulator.training.arena import Arena
 from simulator.training.pool import Here
 from simulator.training.ranges import Task, _seen, ranges
 from simulator.training.scenarios import Randomised
+from simulator.view import BatchView
 
 STALE = load_scenario("stale-reports")
 LIMIT = GuardSettings().range_limit
@@ -37,11 +38,11 @@ def strange(trained: Artifact, scenario: Scenario) -> list[FloatArray]:
         arena.load(e, np.random.default_rng((99, e)))
     policy, found = Learned(artifact=trained), []
 
-    def look(batch: Batch, probabilities: FloatArray) -> None:
-        outside = np.asarray(policy.out_of_range(batch.request(), batch.view()))
+    def see(batch: Batch, view: BatchView, *_: object) -> None:
+        outside = np.asarray(policy.out_of_range(batch.request(), view))
         found.append(outside[batch.waiting] > LIMIT)
 
-    arena.play(trained.network, look)
+    arena.play(trained.network, see)
     return found
 
 

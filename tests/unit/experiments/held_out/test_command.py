@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from experiments.by_hand import BEGIN, END, NOTHING_YET
 from experiments.held_out import plan
 from experiments.held_out.__main__ import main
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.learned.network import untrained
-from simulator.scoreboard.by_hand import BEGIN, END, NOTHING_YET
 
 TINY = ("--scenario", "heterogeneous-bursty", "--seeds", "2", "--requests", "120", "--jobs", "1", "--no-fleets")
 RUNS = 15

@@ -9,9 +9,10 @@ from unit.tools.demo.synthetic import FLEET, made_up_report, outcome, outcomes
 
 from tools.demo.__main__ import finish
 from tools.demo.page import page
-from tools.demo.plot import draw, line_styles
+from tools.demo.plot import draw
 from tools.demo.report import as_json, cells, heading
 from tools.demo.steps import DigitsOutcome
+from tools.pages.html import line_styles
 
 
 def test_rows_come_slowest_p99_first_with_an_interval_around_it() -> None:
@@ -50,7 +51,7 @@ def test_the_json_is_strict_and_says_the_setting() -> None:
 
 def test_every_policy_has_a_line_of_its_own() -> None:
     names = [f"policy {i}" for i in range(12)]
-    assert len(set(line_styles(names).values())) == 12
+    assert len(set(line_styles(names, "abcdefgh", ("solid", "dashed", "dashdot", "dotted")).values())) == 12
 
 
 def test_finish_writes_a_picture_and_a_page_that_needs_nothing_else(tmp_path: Path) -> None:

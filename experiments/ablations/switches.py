@@ -7,12 +7,13 @@ from typing import ClassVar, cast
 
 import numpy as np
 
+from experiments.ablations.views import AsReported, OpenBatchView
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
 from policies.learned.policy import shares
-from simulator.view import AsReported, BatchView, OpenBatchView
+from simulator.view import BatchView
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,6 @@ class Ablation:
     """Whether the second of a pair has the opposite noise; without, it has none."""
     fixed_workers: int = 0
     """Above 0: a plain network over the inputs of so many workers, in place of one that is shared by all."""
-    trained: str = ""
-    """Fields of the network that are trained, separated by commas, the others staying as they are; empty: all."""
 
 
 class Look:

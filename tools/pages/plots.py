@@ -9,21 +9,18 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 from scipy.optimize import isotonic_regression
 
+from policies.base import FloatArray
 from simulator.scoreboard import statistics, summary, text
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.metrics import TAIL_SHARES
 from simulator.scoreboard.summary import FIGURES, NAMES, Aggregate
-
-FloatArray = npt.NDArray[np.float64]
-Styles = Mapping[str, tuple[str, Any]]
-"""Colour and dash by policy."""
+from tools.pages.html import LineStyles, line_styles
 
 _INK = "#1c1f23"
 """Becomes `currentColor`, so that it is light on a dark page."""
@@ -51,15 +48,12 @@ _FEW = 4
 _REFERENCE_MARKS = {"pooled": "1", "exact queues": "|", "clairvoyant": "d"}
 
 
-def styles(policies: Sequence[str]) -> Styles:
+def styles(policies: Sequence[str]) -> LineStyles:
     """A colour and a dash for each policy, the same in every plot of a page."""
-    return {
-        policy: (_COLOURS[i % len(_COLOURS)], _DASHES[(i + i // len(_DASHES)) % len(_DASHES)])
-        for i, policy in enumerate(policies)
-    }
+    return line_styles(policies, _COLOURS, _DASHES)
 
 
-def tails(board: Board, style: Styles) -> str:
+def tails(board: Board, style: LineStyles) -> str:
     """Latency that each share of the requests exceeds: the distribution with its tail stretched."""
     with mpl.rc_context(_SETTINGS):
         figure, axes = _figure(9.5, 4.6)
@@ -89,7 +83,7 @@ def tails(board: Board, style: Styles) -> str:
         return _svg(figure, f"tails-{board.scenario.name}")
 
 
-def sweep(board: Board, style: Styles) -> str:
+def sweep(board: Board, style: LineStyles) -> str:
     """p99 over load, with intervals."""
     with mpl.rc_context(_SETTINGS):
         figure, axes = _figure(9.5, 4.6)
@@ -110,7 +104,7 @@ def sweep(board: Board, style: Styles) -> str:
         return _svg(figure, f"sweep-{board.scenario.name}")
 
 
-def ladder(board: Board, style: Styles) -> str:
+def ladder(board: Board, style: LineStyles) -> str:
     """Each policy beside what is possible: mean and p99."""
     policies = summary.ranked(board)
     with mpl.rc_context(_SETTINGS):
@@ -175,7 +169,7 @@ def timeline(board: Board) -> str:
         return _svg(figure, f"timeline-{board.scenario.name}")
 
 
-def profiles(aggregates: Mapping[str, Aggregate], style: Styles, reference: str) -> str:
+def profiles(aggregates: Mapping[str, Aggregate], style: LineStyles, reference: str) -> str:
     """Performance profiles: the share of runs within each multiple of the reference."""
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(9.5, 4.4), layout="constrained")
@@ -229,7 +223,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _end_labels(axes: Axes, ends: Mapping[str, float], style: Styles) -> None:
+def _end_labels(axes: Axes, ends: Mapping[str, float], style: LineStyles) -> None:
     """Name each line at its right end, names pushed apart where ends are close."""
     known = {name: value for name, value in ends.items() if np.isfinite(value)}
     places = axes.transAxes.inverted().transform(axes.transData.transform([(1.0, y) for y in known.values()]))[:, 1]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import html
 import importlib.metadata
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from simulator.scoreboard import plots, statistics, summary, table, text
+from simulator.scoreboard import statistics, summary, table, text
 from simulator.scoreboard.compare import Board
 from simulator.scoreboard.document import Report, split_names
 from simulator.scoreboard.metrics import WARM_UP_SHARE
-from simulator.scoreboard.style import STYLE
 from simulator.scoreboard.summary import FIGURES, NAMES, Figure
+from tools.pages import plots
+from tools.pages.html import LineStyles, definitions, document
+from tools.pages.html import table as html_table
 
 _MANY_WORKERS = 16
 _WORST_SHOWN = 4
@@ -36,29 +38,18 @@ def page(report: Report) -> str:
     style = plots.styles(report.policies)
     title = f"{len(report.policies)} routing policies in {_counted(len(boards), 'scenario')}"
     sections = [_section(board, report, style, folded=len(boards) > 1) for board in boards]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Scoreboard: {html.escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{html.escape(title)}</h1>
+    body = f"""<h1>{html.escape(title)}</h1>
 <p class="soft">Simulated fleets of Triton servers; {_counted(len(boards[0].seeds), "seed")}, equal arrivals for every
 policy. Latency is that of requests answered well; less is better everywhere but where a heading says otherwise.</p>
 {_overall(report, style) if len(boards) > 1 else ""}
 {"<h2>By scenario</h2>" if len(boards) > 1 else ""}
 {"".join(sections)}
 <h2>Setting</h2>
-{_setting(report)}
-</body>
-</html>
-"""
+{_setting(report)}"""
+    return document(f"Scoreboard: {title}", body)
 
 
-def _overall(report: Report, style: plots.Styles) -> str:
+def _overall(report: Report, style: LineStyles) -> str:
     head, lines = table.aggregate_lines(report)
     reference = "clairvoyant" if report.boards[0].references else "best of the seed"
     drawn = _figure(
@@ -67,7 +58,7 @@ def _overall(report: Report, style: plots.Styles) -> str:
         f"{reference} on equal arrivals. Higher and further left is better.",
     )
     return f"""<h2>Over all scenarios</h2>
-{_table(head, (map(html.escape, line) for line in lines))}
+{html_table(head, (map(html.escape, line) for line in lines))}
 <p class="soft">{html.escape(table.aggregate_caption(report))}</p>
 {drawn}
 {"".join(_heat(report, figure) for figure in FIGURES)}
@@ -127,10 +118,10 @@ def _wins_and_losses(report: Report) -> str:
             for part in ("as good as the best", "loses most (multiple of the best)")
         ),
     ]
-    return _table(head, lines, "words")
+    return html_table(head, lines, "words")
 
 
-def _section(board: Board, report: Report, style: plots.Styles, *, folded: bool) -> str:
+def _section(board: Board, report: Report, style: LineStyles, *, folded: bool) -> str:
     name, about = html.escape(board.scenario.name), html.escape(board.scenario.summary)
     content = "".join(_content(board, report, style))
     if not folded:
@@ -142,7 +133,7 @@ def _section(board: Board, report: Report, style: plots.Styles, *, folded: bool)
     )
 
 
-def _content(board: Board, report: Report, style: plots.Styles) -> Iterator[str]:
+def _content(board: Board, report: Report, style: LineStyles) -> Iterator[str]:
     fleet = board.scenario.fleet
     load = f"at {board.load:.0%} of capacity" if math.isfinite(board.load) else "a closed loop"
     yield (
@@ -150,7 +141,7 @@ def _content(board: Board, report: Report, style: plots.Styles) -> Iterator[str]
         f"{_counted(fleet.balancers, 'balancer')}; {load}; {board.requests:,} requests a seed.</p>"
     )
     lines = [map(html.escape, table.cells(board, policy, report.baseline)) for policy in summary.ranked(board)]
-    yield _table(table.headings(report.baseline), lines, references=table.reference_lines(board))
+    yield html_table(table.headings(report.baseline), lines, more=_references(board))
     yield _figure(
         plots.tails(board, style),
         "Latency that a share of the requests exceeds, mean over seeds. Further right are the rarer, slower requests.",
@@ -159,12 +150,21 @@ def _content(board: Board, report: Report, style: plots.Styles) -> Iterator[str]
         yield _figure(plots.sweep(board, style), "p99 over load, with intervals over seeds.")
     if board.bound is not None:
         yield _figure(plots.ladder(board, style), _LADDER)
-        yield from (f"<h3>Regret in {NAMES[f]}, ms</h3>" + _table(*table.regret_lines(board, f)) for f in FIGURES)
+        yield from (f"<h3>Regret in {NAMES[f]}, ms</h3>" + html_table(*table.regret_lines(board, f)) for f in FIGURES)
     if board.timelines:
         yield _figure(plots.timeline(board), _TIMELINE.format(board.seeds[0]))
     if len(fleet.models) > 1:
         yield "<h3>p99 within each model, ms</h3>" + _models(board)
     yield "<h3>Devices busy, share of the time</h3>" + _busy(board)
+
+
+def _references(board: Board) -> str:
+    """Rows with a mean and a p99, columns 2 and 5."""
+    return "".join(
+        f'<tr class="reference"><td>{name}</td><td>{mean}</td><td></td><td></td><td>{p99}</td>'
+        f'<td colspan="{len(table.COLUMNS) - 5}"></td></tr>'
+        for name, (mean, p99) in table.reference_lines(board).items()
+    )
 
 
 def _models(board: Board) -> str:
@@ -174,7 +174,7 @@ def _models(board: Board) -> str:
         models = board.policies[policy].models
         p99s = (text.milliseconds(float(np.mean(models[name].p99_s))) for name in names)
         lines.append([html.escape(policy), *p99s])
-    return _table(["policy", *names], lines)
+    return html_table(["policy", *names], lines)
 
 
 def _busy(board: Board) -> str:
@@ -186,7 +186,7 @@ def _busy(board: Board) -> str:
         share = board.policies[policy].busy_share.mean(axis=0)
         shown = np.quantile(share, [0.0, 0.25, 0.5, 0.75, 1.0]) if many else share
         lines.append([html.escape(policy), *(text.share(float(each)) for each in shown)])
-    return _table(["policy", *(("least", "quarter", "median", "three quarters", "most") if many else names)], lines)
+    return html_table(["policy", *(("least", "quarter", "median", "three quarters", "most") if many else names)], lines)
 
 
 def _setting(report: Report) -> str:
@@ -199,31 +199,11 @@ def _setting(report: Report) -> str:
         "Capacity": "the most requests a second at the best split and the best batches; real fleets saturate below",
         "Version": f"balancer {importlib.metadata.version('balancer')}",
     }
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in entries.items()) + "</dl>"
+    return definitions(entries)
 
 
 def _figure(drawn: str, caption: str) -> str:
     return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>"
-
-
-def _table(
-    head: Iterable[str],
-    lines: Iterable[Iterable[str]],
-    kind: str = "",
-    references: Mapping[str, tuple[str, str]] | None = None,
-) -> str:
-    """A table that scrolls by itself; `lines` are HTML; `references` have a mean and a p99, columns 2 and 5."""
-    titles = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines]
-    for name, (mean, p99) in (references or {}).items():
-        rows.append(
-            f'<tr class="reference"><td>{name}</td><td>{mean}</td><td></td><td></td><td>{p99}</td>'
-            f'<td colspan="{len(table.COLUMNS) - 5}"></td></tr>'
-        )
-    body = "".join(rows)
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,0 +1,366 @@
+"""What Envoys tell of their decisions for the decision log: file `journal`, see balancer/native/module/journal.h.
+
+Another process writes it, so that everything in it is checked before it is used. What a policy saw is told as the state
+that its columns are made of; they are made here, by the same functions as for a decision of Python's, for many at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from balancer.core import bounds
+from balancer.core.events import Finished, Void, Withdrawn
+from balancer.core.fleet import Fleet
+from balancer.core.keys import OF_SEQUENCES, STICKY
+from balancer.core.router import Answered, Decision
+from balancer.core.settings import EstimatorSettings
+from balancer.core.trials.steering import Role
+from balancer.core.view import LiveView, View, column
+from balancer.front.folder import JOURNAL, Folder
+from balancer.front.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.front.module import Module
+from balancer.native.shared import in_file
+from policies.base import FloatArray, Policy, Request, UintArray
+from policies.columns import Columns, columns_of
+
+_NONE = 2**64 - 1
+_ARRAYS = sum(map(len, SEEN.values()))
+_COLUMNS = columns_of("moment", "request")
+# Flags as whole numbers, which are some ten times as fast.
+_KEYED, _SEQUENCE, _QUESTION, _OK = (
+    int(flag)
+    for flag in (
+        RecordFlag.RECORD_KEYED,
+        RecordFlag.RECORD_SEQUENCE,
+        RecordFlag.RECORD_QUESTION,
+        RecordFlag.RECORD_OK,
+    )
+)
+_REFUSED = (5, 8, 14)
+
+
+class TornError(Exception):
+    """What is in the journal cannot have been written there by the module."""
+
+
+class Member(NamedTuple):
+    """A worker, as its rows are told of."""
+
+    name: str
+    device: str
+
+
+class Basis(NamedTuple):
+    """What decisions by one directory rest on, beside what is told of each."""
+
+    changes: int
+    """As `Fleet.changes`."""
+    workers: tuple[Member, ...]
+    weight: FloatArray
+    name_hash: UintArray
+    estimators: EstimatorSettings
+    deciders: tuple[tuple[Policy | None, Role], ...]
+    """In the order of `Decider`."""
+
+
+def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: Policy | None = None) -> Basis:
+    """Of the fleet as it is now, and of who may decide: `baseline`: the guard's, `new`: the one that is rolled out."""
+    hashes: tuple[tuple[Policy | None, Role], ...] = (STICKY, "hash"), (OF_SEQUENCES, "hash")
+    deciders = (policy, "in_force"), *hashes, (baseline, "baseline"), (new, "rollout")
+    members = tuple([Member(worker.name, worker.device) for worker in fleet.workers])
+    arrays = fleet.weight.copy(), fleet.name_hash.copy()
+    return Basis(fleet.changes, members, *arrays, fleet.settings.estimators, deciders)
+
+
+class ToldDecision(NamedTuple):
+    """A policy was asked."""
+
+    at: int
+    answered: Answered
+    decision: Decision | None
+    question: bool
+    """About a model or server, so that it is no load."""
+    basis: Basis
+
+
+class ToldRefusal(NamedTuple):
+    """Nobody was asked."""
+
+    at: int
+    request: Request
+    grpc_status: int
+    at_s: float
+
+
+class ToldOutcome(NamedTuple):
+    """A request ended."""
+
+    at: int
+    number: int
+    at_s: float
+    endpoint: str
+    """That served it; empty: none."""
+    latency_s: float | None
+    ok: bool
+    void: Void
+
+    def event(self, worker: str) -> Finished | Withdrawn:
+        """As the router would hear of it; `worker`: at the endpoint."""
+        if not self.endpoint:
+            return Withdrawn(self.number)
+        return Finished(self.number, worker, self.latency_s, self.ok, self.void)
+
+
+Told = ToldDecision | ToldRefusal | ToldOutcome
+"""`at`: where in the journal it begins."""
+
+
+class _Asked(NamedTuple):
+    """A decision as it was written; `numbers`, `(_ARRAYS + 1, n)`: what was seen, and the probabilities."""
+
+    at: int
+    serial: int
+    request: Request
+    at_s: float
+    decider: int
+    question: bool
+    propensity: float
+    row: int
+    fallbacks: tuple[int, ...]
+    numbers: FloatArray
+    eligible: Any
+
+
+class Journal:
+    """One balancer's, while it keeps a decision log."""
+
+    def __init__(self, module: Module, folder: Folder, share: float) -> None:
+        """`share`: of the decisions, that Envoys are to tell of. `OSError` where there is no room for it."""
+        self._module, self._folder, self._share = module, folder, share
+        self._chunk = np.empty(JOURNAL_RING_BYTES, np.uint8)
+        self._bases: dict[int, Basis] = {}
+        self.read = 0
+        """How far it was read: bytes, ever."""
+        self._left = b""
+        """What was not read yet of the file before."""
+        self._make()
+
+    def _make(self) -> None:
+        self._memory: mmap.mmap = in_file(self._folder.path / JOURNAL)(self._module.call("journal_bytes"))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._begun_at = self.read + len(self._left)
+        self._dropped = 0
+        self._call("init", self._share, self._begun_at)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._module.call(f"journal_{name}", self._address, *arguments)
+
+    def stand(self, serial: int, basis: Basis) -> None:
+        """Decisions that tell of the directory of that number rest on this."""
+        if self.caught_up:
+            self._bases.clear()
+        self._bases[serial] = basis
+
+    @property
+    def basis(self) -> Basis:
+        """The last one."""
+        return self._bases[max(self._bases)]
+
+    @property
+    def written(self) -> int:
+        """How far it was written: bytes, ever."""
+        return min(int(self._call("written")), self.read + JOURNAL_RING_BYTES)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all of it was read."""
+        return not self._left and int(self._call("written")) == self.read
+
+    def dropped(self) -> int:
+        """Records that found no room since this was last asked."""
+        dropped = int(self._call("dropped"))
+        new, self._dropped = max(dropped - self._dropped, 0), dropped
+        return new
+
+    def renew(self, *, torn: bool = False) -> None:
+        """Go on in another file, since somebody else may write to this one out of turn, or did, where it is torn. Until
+        it is published with another directory, and with the lock held. `OSError` where there is no room."""
+        if torn:
+            self.read, self._left = self.written, b""
+        else:
+            pieces, at = [self._left], self._begun_at if self._left else self.read
+            while count := self._copy(at, JOURNAL_RING_BYTES):
+                pieces.append(self._chunk[:count].tobytes())
+                at += count
+            self._left = b"".join(pieces)
+        before = self._memory
+        self._make()
+        del before
+
+    def close(self) -> None:
+        """Let go of the file."""
+        (self._folder.path / JOURNAL).unlink(missing_ok=True)
+
+    def take(self, most_bytes: int) -> list[Told]:
+        """What was written next, some `most_bytes` of it, in order; it may be written over then. Raises `TornError`."""
+        content = self._next(most_bytes)
+        try:
+            # Numbers of any kind may be in there.
+            with np.errstate(all="ignore"):
+                told, taken = self._understand(content)
+        except (struct.error, ValueError, LookupError, OverflowError) as error:
+            raise TornError(f"{type(error).__name__}: {error}") from error
+        self.read += taken
+        if self._left:
+            self._left = self._left[taken:]
+        else:
+            self._call("done", self.read)
+        return told
+
+    def _next(self, most_bytes: int) -> bytes:
+        """Whole records, and part of another, unless there are none or the first is torn."""
+        if self._left:
+            return self._left[: max(most_bytes, *struct.unpack_from("=I", self._left))]
+        count = self._copy(self.read, most_bytes)
+        if count == most_bytes and int(self._chunk[:4].view(np.uint32)[0]) > count:
+            count = self._copy(self.read, JOURNAL_RING_BYTES)
+        return self._chunk[:count].tobytes()
+
+    def _copy(self, at: int, most_bytes: int) -> int:
+        count = int(self._call("take", at, self._chunk.ctypes.data, most_bytes))
+        if count == _NONE:
+            raise TornError("more was written than there is room for")
+        return count
+
+    def _understand(self, content: bytes) -> tuple[list[Told], int]:
+        """What it says, and how much of it was whole."""
+        raw: list[_Asked | ToldRefusal | ToldOutcome] = []
+        at = 0
+        while at + 8 <= len(content):
+            size_bytes, kind = struct.unpack_from("=IB", content, at)
+            if size_bytes < 8 or size_bytes % 8:
+                raise ValueError(f"a record of {size_bytes} bytes")
+            if at + size_bytes > len(content):
+                break
+            if kind != RecordKind.RECORD_SKIP:
+                raw.append(_record(kind, content[at : at + size_bytes], self.read + at))
+            at += size_bytes
+        if content and not at:
+            raise ValueError("a record that does not end")
+        made: list[ToldDecision] = []
+        for serial, asked in groupby((one for one in raw if isinstance(one, _Asked)), lambda one: one.serial):
+            made += _decisions(list(asked), self._bases[serial])
+            self._bases = {known: basis for known, basis in self._bases.items() if known >= serial}
+        decisions = iter(made)
+        return [next(decisions) if isinstance(one, _Asked) else one for one in raw], at
+
+
+def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOutcome:
+    """One record; raises `ValueError` and the like where it cannot be one."""
+    if kind == RecordKind.RECORD_OUTCOME:
+        _check(len(content) == ENDED.itemsize, "a length")
+        (_, _, flags, _, void, number, at_s), latency_s, endpoint = np.frombuffer(content, ENDED)[0].item()
+        _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "an outcome")
+        measured_s = latency_s if math.isfinite(latency_s) else None
+        _check(measured_s is None or 0 <= measured_s <= bounds.MAX_LATENCY_S, "a latency")
+        served = endpoint.partition(b"\0")[0].decode("ascii")
+        return ToldOutcome(at, number, at_s, served, measured_s, bool(flags & _OK), VOIDS[void])
+    _check(kind in {RecordKind.RECORD_DECISION, RecordKind.RECORD_REFUSAL}, "a kind")
+    (_, _, flags, decider, why, number, at_s), serial, key, *rest = np.frombuffer(content, ASKED, 1)[0].item()
+    rows, deadline_s, priority, propensity, row, fallback_rows, n, model, version, tenant = rest
+    named = fallback_rows.tolist()
+    _check(number < bounds.MAX_COUNT and math.isfinite(at_s), "a number")
+    _check(0 <= rows <= bounds.MAX_ROWS and 0 <= priority <= bounds.MAX_PRIORITY and deadline_s >= 0, "a request")
+    _check(max(model, version, tenant) <= bounds.MAX_TEXT_BYTES, "a text")
+    texts, start = [], ASKED.itemsize
+    for length in (model, version, tenant):
+        texts.append(content[start : start + length].decode("utf-8"))
+        start += length
+    start += -start % 8
+    request = Request(
+        texts[0],
+        texts[1],
+        rows,
+        number,
+        key if flags & _KEYED else None,
+        deadline_s,
+        int(priority),
+        texts[2],
+        bool(flags & _SEQUENCE),
+    )
+    if kind == RecordKind.RECORD_REFUSAL:
+        _check(why in _REFUSED and start == len(content), "a refusal")
+        return ToldRefusal(at, request, why, at_s)
+    _check(start + 8 * (_ARRAYS + 1) * n + n + -n % 8 == len(content), "a length")
+    numbers = np.frombuffer(content, np.float64, (_ARRAYS + 1) * n, start).reshape(_ARRAYS + 1, n)
+    eligible = np.frombuffer(content, np.uint8, n, start + numbers.nbytes)
+    fallbacks = tuple(named[: named.index(-1)] if -1 in named else named)
+    _check(-1 <= row < n and all(0 <= each < n for each in fallbacks), "a row")
+    _check(0 <= propensity <= 1, "an answer")
+    return _Asked(
+        *(at, serial, request, at_s, decider, bool(flags & _QUESTION)),
+        *(propensity, row, fallbacks, numbers, eligible),
+    )
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} that cannot be")
+
+
+class _Seen(View):
+    """What policies saw, of many decisions one after the other: `(decisions * n,)`."""
+
+    def __init__(self, seen: FloatArray, rows: FloatArray, now_s: FloatArray, estimators: EstimatorSettings) -> None:
+        arrays = iter(seen)
+        records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
+        *states, self._desk = records
+        super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
+        self._of_model = ...
+
+    @column
+    def report_age_s(self) -> FloatArray:
+        """See `FleetView`."""
+        age_s: FloatArray = self._now_s - self._desk.reported_s
+        return age_s
+
+
+def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
+    """Decisions of one basis."""
+    n, count = len(basis.workers), len(asked)
+    numbers = np.stack([each.numbers for each in asked], axis=1)
+    _check(numbers.shape[-1] == n, f"{numbers.shape[-1]} of {n} workers")
+    seen, shares, eligible = numbers[:-1], numbers[-1], np.stack([each.eligible for each in asked])
+    _check(bool(np.isfinite(shares).all()) and not (eligible > 1).any(), "an answer")
+    eligible = eligible.view(np.bool_)
+    rows = np.repeat(np.array([each.request.rows for each in asked], np.float64), n)
+    now_s = np.repeat(np.array([each.at_s for each in asked]), n)
+    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, now_s, basis.estimators)
+    columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
+    for place, each in enumerate(asked):
+        policy, role = basis.deciders[each.decider]
+        if policy is None:
+            raise ValueError("a decider that there is not")
+        shown = Columns(
+            eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
+        )
+        answered = Answered(each.request, None, cast(LiveView, shown), policy, shares[place], True, each.at_s, role)
+        yield ToldDecision(each.at, answered, _made(each, policy, basis), each.question, basis)
+
+
+def _made(asked: _Asked, policy: Policy, basis: Basis) -> Decision | None:
+    if asked.row < 0:
+        return None
+    names = [basis.workers[row].name for row in (asked.row, *asked.fallbacks)]
+    number = asked.request.number
+    assert isinstance(number, int)  # arrays are for the simulator's views
+    return Decision(number, names[0], tuple(names[1:]), asked.propensity, policy.name, asked.at_s)

@@ -1,0 +1,243 @@
+#define _GNU_SOURCE
+#include "journal.h"
+
+#include "decide.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What the columns of a view are made of. */
+static const struct {
+  int array;
+  bool of_model;
+} SEEN[JOURNAL_SEEN] = {JOURNAL_ARRAYS};
+
+static inline uint64_t filled_up(uint64_t bytes) { return (bytes + 7) & ~UINT64_C(7); }
+
+void journal_close(struct writer *writer) {
+  if (writer->journal) munmap(writer->journal, sizeof *writer->journal);
+  writer->journal = NULL;
+  writer->open = NULL;
+}
+
+static bool is_journal(const struct journal *journal) {
+  return journal->magic == JOURNAL_MAGIC && journal->bytes == sizeof *journal &&
+         !memcmp(journal->stamp, BALANCER_STAMP, sizeof journal->stamp) &&
+         !memcmp(journal->shared, SHARED_DIGEST, sizeof journal->shared);
+}
+
+bool journal_open(struct writer *writer, int folder) {
+  struct stat about;
+  int file = openat(folder, "journal", O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0 || fstat(file, &about) || !S_ISREG(about.st_mode) || about.st_size != sizeof *writer->journal) {
+    if (file >= 0) close(file);
+    journal_close(writer);
+    return false;
+  }
+  if (!writer->journal || writer->inode != about.st_ino) {
+    journal_close(writer);
+    void *memory = mmap(NULL, sizeof *writer->journal, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory != MAP_FAILED) writer->journal = memory;
+    writer->inode = about.st_ino;
+  }
+  close(file);
+  if (writer->journal && is_journal(writer->journal)) {
+    writer->share = writer->journal->share;
+    return true;
+  }
+  journal_close(writer);
+  return false;
+}
+
+bool journal_bind(struct attached *attached) {
+  const char *start = attached->books.memory, *end = start + attached->books.bytes;
+  for (int i = 0; i <= JOURNAL_SEEN; i++) {
+    bool of_model = i < JOURNAL_SEEN && SEEN[i].of_model;
+    const char *array = balancer_at(attached->books.memory, i < JOURNAL_SEEN ? (int)SEEN[i].array : BALANCER_DESK_SHARES);
+    uint64_t bytes = sizeof(double) * attached->workers * (of_model ? attached->models : 1);
+    if (array < start || array > end || (uint64_t)(end - array) < bytes || (uintptr_t)array % 8) return false;
+    if (i < JOURNAL_SEEN) attached->writer.seen[i] = (const double *)array;
+    else attached->writer.answer = (const double *)array;
+  }
+  return true;
+}
+
+void journal_start(struct writer *writer) {
+  writer->open = NULL;
+  if (writer->journal) writer->at = filled_up(atomic_load_explicit(&writer->journal->written, memory_order_relaxed));
+}
+
+void journal_commit(struct writer *writer) {
+  if (writer->journal) atomic_store_explicit(&writer->journal->written, writer->at, memory_order_release);
+}
+
+static bool wants(const struct writer *writer, uint64_t number) {
+  if (!writer->journal) return false;
+  return writer->share >= 1 || (double)(balancer_mix(number) >> 11) * 0x1p-53 < writer->share;
+}
+
+/* Room for a record, at `writer->at` then; null: there is none. */
+static void *place_for(struct writer *writer, uint64_t bytes) {
+  struct journal *journal = writer->journal;
+  uint64_t read = atomic_load_explicit(&journal->read, memory_order_acquire), at = writer->at % JOURNAL_RING_BYTES;
+  uint64_t left = JOURNAL_RING_BYTES - at, skipped = bytes > left ? left : 0;
+  if (bytes > JOURNAL_RING_BYTES / 2 || writer->at + skipped + bytes - read > JOURNAL_RING_BYTES)
+    return NULL;
+  if (skipped) {
+    struct record skip = {.bytes = (uint32_t)skipped, .kind = RECORD_SKIP};
+    memcpy(journal->ring + at, &skip, offsetof(struct record, number));
+    writer->at += skipped;
+    at = 0;
+  }
+  return journal->ring + at;
+}
+
+static void count_dropped(struct writer *writer) {
+  atomic_fetch_add_explicit(&writer->journal->dropped, 1, memory_order_relaxed);
+}
+
+static char *put(char *at, struct text text) {
+  if (text.length) memcpy(at, text.ptr, text.length);
+  return at + text.length;
+}
+
+/* The record of a request, with `more` bytes behind its texts, which `behind` is set to. */
+static struct asked_record *place_request(struct attached *attached, const struct ask *ask,
+                                          const struct decision *decision, uint64_t more, char **behind) {
+  uint64_t texts = filled_up(ask->model.length + ask->version.length + ask->tenant.length);
+  uint64_t bytes = sizeof(struct asked_record) + texts + more;
+  struct asked_record *asked = place_for(&attached->writer, bytes);
+  if (!asked) return NULL;
+  *asked = (struct asked_record){
+    .record = {.bytes = (uint32_t)bytes, .number = decision->number, .at_s = decision->at_s},
+    .serial = attached->directory->head.serial,
+    .key = ask->key,
+    .rows = ask->rows,
+    .deadline_s = ask->deadline_s,
+    .priority = ask->priority,
+    .row = -1,
+    .model_bytes = (uint32_t)ask->model.length,
+    .version_bytes = (uint32_t)ask->version.length,
+    .tenant_bytes = (uint32_t)ask->tenant.length,
+  };
+  asked->record.flags = (uint8_t)((ask->keyed ? RECORD_KEYED : 0) | (ask->sequence ? RECORD_SEQUENCE : 0) |
+                                  (ask->kind == BALANCER_MODEL || ask->kind == BALANCER_SERVER ? RECORD_QUESTION : 0));
+  char *at = (char *)(asked + 1);
+  *behind = at + texts;
+  at = put(put(put(at, ask->model), ask->version), ask->tenant);
+  memset(at, 0, (size_t)(*behind - at));
+  return asked;
+}
+
+void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision, uint8_t decider) {
+  struct writer *writer = &attached->writer;
+  uint64_t n = attached->workers, arrays = (JOURNAL_SEEN + 1) * sizeof(double) * n + filled_up(n);
+  char *behind;
+  writer->open = NULL;
+  writer->lacks_room = false;
+  if (!wants(writer, decision->number)) return;
+  struct asked_record *asked = place_request(attached, ask, decision, arrays, &behind);
+  writer->lacks_room = !asked;
+  if (!asked) return;
+  asked->record.kind = RECORD_DECISION;
+  asked->record.decider = decider;
+  asked->workers = (uint32_t)n;
+  double *out = (double *)behind;
+  uint64_t models = attached->models, column = (uint64_t)decision->column;
+  for (int i = 0; i < JOURNAL_SEEN; i++, out += n) {
+    const double *array = writer->seen[i];
+    if (!SEEN[i].of_model)
+      memcpy(out, array, sizeof *out * n);
+    else
+      for (uint64_t w = 0; w < n; w++) out[w] = array[w * models + column];
+  }
+  writer->open = asked;
+  writer->open_bytes = sizeof *asked + (uint64_t)(behind - (char *)(asked + 1)) + arrays;
+  writer->shares = out;
+  writer->eligible = (uint8_t *)(out + n);
+  memset(writer->eligible, 0, filled_up(n));
+}
+
+void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible) {
+  struct writer *writer = &attached->writer;
+  struct asked_record *asked = writer->open;
+  if (writer->lacks_room) count_dropped(writer);
+  if (!asked) return;
+  writer->open = NULL;
+  memcpy(writer->shares, writer->answer, sizeof *writer->shares * attached->workers);
+  memcpy(writer->eligible, eligible, attached->workers);
+  asked->row = row;
+  asked->propensity = row < 0 ? 0 : attached->call.propensity;
+  for (int i = 0; i < MOST_NAMED - 1; i++) asked->fallbacks[i] = row < 0 || ask->sequence ? -1 : attached->call.fallbacks[i];
+  writer->at += writer->open_bytes;
+}
+
+void journal_refuses(struct attached *attached, const struct ask *ask, const struct decision *decision) {
+  char *behind;
+  attached->writer.open = NULL;
+  if (!wants(&attached->writer, decision->number)) return;
+  struct asked_record *asked = place_request(attached, ask, decision, 0, &behind);
+  if (!asked) {
+    count_dropped(&attached->writer);
+    return;
+  }
+  asked->record.kind = RECORD_REFUSAL;
+  asked->record.why = (uint8_t)decision->grpc_status;
+  attached->writer.at += sizeof *asked + (uint64_t)(behind - (char *)(asked + 1));
+}
+
+void journal_ended(struct writer *writer, const struct ended_record *outcome) {
+  if (!wants(writer, outcome->record.number)) return;
+  journal_start(writer);
+  struct ended_record *told = place_for(writer, sizeof *told);
+  if (!told) {
+    count_dropped(writer);
+    return;
+  }
+  *told = *outcome;
+  told->record.bytes = sizeof *told;
+  told->record.kind = RECORD_OUTCOME;
+  writer->at += sizeof *told;
+  journal_commit(writer);
+}
+
+/* The balancer's side, called from Python. */
+
+EXPORTED uint64_t balancer_state_journal_bytes(void) { return sizeof(struct journal); }
+
+/* Over zeros; `at`: where the one before ended. */
+EXPORTED void balancer_state_journal_init(struct journal *journal, double share, uint64_t at) {
+  journal->bytes = sizeof *journal;
+  memcpy(journal->stamp, BALANCER_STAMP, sizeof journal->stamp);
+  memcpy(journal->shared, SHARED_DIGEST, sizeof journal->shared);
+  journal->share = share;
+  atomic_store(&journal->written, at);
+  atomic_store(&journal->read, at);
+  atomic_thread_fence(memory_order_release);
+  journal->magic = JOURNAL_MAGIC;
+}
+
+EXPORTED uint64_t balancer_state_journal_written(const struct journal *journal) {
+  return atomic_load_explicit(&journal->written, memory_order_acquire);
+}
+EXPORTED uint64_t balancer_state_journal_dropped(const struct journal *journal) {
+  return atomic_load_explicit(&journal->dropped, memory_order_relaxed);
+}
+
+/* Copies what was written from `read` on, at most so much and up to the ring's end; returns how much, or all ones where
+   that cannot be. */
+EXPORTED uint64_t balancer_state_journal_take(const struct journal *journal, uint64_t read, void *out, uint64_t most) {
+  uint64_t there = balancer_state_journal_written(journal) - read, at = read % JOURNAL_RING_BYTES;
+  if (there > JOURNAL_RING_BYTES || there % 8 || read % 8) return UINT64_MAX;
+  if (there > JOURNAL_RING_BYTES - at) there = JOURNAL_RING_BYTES - at;
+  if (there > most) there = most;
+  memcpy(out, journal->ring + at, there);
+  return there;
+}
+
+/* It may be written over now. */
+EXPORTED void balancer_state_journal_done(struct journal *journal, uint64_t read) {
+  atomic_store_explicit(&journal->read, read, memory_order_release);
+}

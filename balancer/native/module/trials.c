@@ -1,0 +1,95 @@
+#define _GNU_SOURCE
+#include "trials.h"
+
+#include <math.h>
+#include <string.h>
+
+/* So long the balancer is waited for, to decide what was left to it or to look at what it was told; then it is another
+   request's turn. */
+#define CLAIM_S 0.05
+
+static bool falls_below(uint64_t lots, uint64_t number, double share) {
+  return (double)(balancer_mix(lots ^ number) >> 11) * 0x1p-53 < share;
+}
+
+/* As `placing` of balancer/core/keys.py. */
+static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
+  if (!ask->keyed) return by;
+  if (ask->sequence) return SEQUENCES;
+  return directory->head.flags & STICKY_KEYS && !directory->head.deciders[by].needs_key ? STICKY : by;
+}
+
+/* Whether the balancer must decide it: since time has passed, or for its shadow. `hashed`: no policy decides. */
+static bool to_be_seen(struct steering *steering, bool hashed, const struct decision *out) {
+  if (out->at_s >= steering->until_s) {
+    steering->until_s = out->at_s + CLAIM_S;
+    return true;
+  }
+  return !hashed && falls_below(steering->shadow_lots, out->number, steering->shadow_share);
+}
+
+/* Leaves the number to the balancer, for a request that it is asked about; false: too many wait for that. */
+static bool owe(struct control *control, struct decision *out) {
+  if (control->owed_in - control->owed_out >= OWED) return false;
+  control->owed[control->owed_in++ % OWED] = out->number;
+  out->owed = true;
+  return true;
+}
+
+bool chosen(struct attached *attached, const struct ask *ask, struct decision *out) {
+  struct control *control = attached->control;
+  struct steering *steering = &control->steering;
+  enum decider by = POLICY;
+  out->side = SIDES;
+  if (steering->on) {
+    out->side = falls_below(steering->lots, out->number, steering->share);
+    uint64_t decider = steering->sides[out->side].decider;
+    if (decider >= DECIDERS) return false;
+    by = (enum decider)decider;
+  }
+  out->decider = placed(attached->directory, ask, by);
+  bool hashed = out->decider != by;
+  if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
+  if (hashed) out->side = SIDES;
+  if (attached->options[out->decider].answer) return true;
+  if (steering->on) owe(control, out);
+  return false;
+}
+
+void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {
+  struct control *control = attached->control;
+  if (out->side >= SIDES) return;
+  struct side *side = &control->steering.sides[out->side];
+  uint64_t watched = isfinite(side->slow_s) ? ++control->watched[out->side] : control->watched[out->side];
+  bool look = out->at_s >= side->looks_from_s, compared = out->at_s >= control->steering.told_from_s;
+  if (!look && !compared && !(seconds > side->slow_s)) return;
+  struct trial *told = trial_place(control);
+  if (!told) return;
+  if (look) side->looks_from_s = out->at_s + CLAIM_S;
+  told->number = out->number;
+  told->watched = watched;
+  told->at_s = out->at_s;
+  told->seconds = seconds;
+  told->value_s = ask->deadline_s;
+  told->rows = ask->rows;
+  told->priority = ask->priority;
+  told->look = look;
+  told->row = (int32_t)out->row;
+  told->what = taken ? TRIAL_TAKEN : TRIAL_SHED;
+  told->side = (uint8_t)out->side;
+  size_t length = ask->model.length < sizeof told->model ? ask->model.length : sizeof told->model;
+  memcpy(told->model, ask->model.length ? ask->model.ptr : "", length);
+  out->told = taken && compared;
+  trial_done(control);
+}
+
+void tell_ended(struct attached *attached, const struct decision *decision, const struct ending *ending) {
+  struct trial *told = decision->told ? trial_place(attached->control) : NULL;
+  if (!told) return;
+  told->number = decision->number;
+  told->at_s = attached->call.now_s;
+  told->value_s = ending->latency_s;
+  told->what = ending->judged.void_kind == VOID_CLIENT ? TRIAL_DROPPED : TRIAL_ENDED;
+  told->ok = ending->judged.ok;
+  trial_done(attached->control);
+}

@@ -1,0 +1,135 @@
+"""The decision log where Envoys decide too: what they tell of in the journal and what is decided here, in one order."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.events import Finished, Withdrawn
+from balancer.core.router import Answered, Decision, Router
+from balancer.core.view import LiveView
+from balancer.front.journal import Told, ToldDecision, ToldRefusal, TornError
+from balancer.front.router import SharedRouter
+from balancer.operate.decision_log.lines import COLUMNS
+from balancer.operate.decision_log.recording import Recording, Sink
+from policies.base import FleetView, Request
+from policies.columns import Columns
+
+logger = logging.getLogger(__name__)
+
+_MOST_AT_ONCE_BYTES = 128 * 2**10
+"""Of the journal: some milliseconds."""
+_ERRORS: dict[int, type[RoutingError]] = {5: UnknownModel, 8: Shed, 14: NoEligibleWorker}
+"""By gRPC's status."""
+
+
+def recording_of(router: Router, sink: Sink, **about: Any) -> Recording:
+    """Of that router; `about`: see `Recording`."""
+    return (NativeRecording if isinstance(router, SharedRouter) else Recording)(router, sink, **about)  # type: ignore[arg-type]
+
+
+class NativeRecording(Recording):
+    """Of a router that shares its books. What is decided here waits until all that Envoys decided before was read."""
+
+    def __init__(
+        self, router: SharedRouter, sink: Sink, *, process: str, seed: int, share: float, now_s: float, unix_s: float
+    ) -> None:
+        """See `Recording`."""
+        super().__init__(router, sink, process=process, seed=seed, share=share, now_s=now_s, unix_s=unix_s)
+        self._shared, self._out = router, sink
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        """What happened here, and how far the journal was written then."""
+        router.tell_decisions(share)
+        self._journal = router.journal
+
+    def close(self) -> None:
+        """Have Envoys tell no more, and record what they told."""
+        if self._shared.journal is self._journal:
+            self._shared.tell_decisions(None)
+        while self.drain():
+            self._shared.state.beat()
+        if self._journal is not None:
+            self._journal.close()
+
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        """See `Recording`."""
+        if self._journal is None or self._in_turn():
+            super().decided(answered, decision)
+        elif self._wants(answered.request.number):
+            kept = answered._replace(view=cast(LiveView, _kept(answered.view)))
+            self._later(partial(self._record, kept, decision, self._journal.basis))
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        """See `Recording`."""
+        self._soon(partial(super().refused, request, error, at_s))
+
+    def ended(self, event: Finished | Withdrawn, at_s: float) -> None:
+        """See `Recording`."""
+        self._soon(partial(super().ended, event, at_s))
+
+    def no_inference(self, number: int) -> None:
+        """See `Recording`."""
+        self._soon(partial(super().no_inference, number))
+
+    def _in_turn(self) -> bool:
+        return not self._waiting and (self._journal is None or self._journal.caught_up)
+
+    def _soon(self, record: Callable[[], None]) -> None:
+        if self._in_turn():
+            record()
+        else:
+            self._later(record)
+
+    def _later(self, record: Callable[[], None]) -> None:
+        self._waiting.append((0 if self._journal is None else self._journal.written, record))
+
+    def drain(self, most_bytes: int = _MOST_AT_ONCE_BYTES) -> bool:
+        """Record some of what Envoys told; whether there is more."""
+        journal = self._journal
+        if journal is None:
+            return False
+        try:
+            for told in journal.take(most_bytes):
+                self._record_before(told.at)
+                self._take(told)
+        except TornError as error:
+            logger.error("decisions of Envoys are not recorded, another journal takes the torn one's place: %s", error)
+            self._out.lost(1)
+            self._record_before(math.inf)
+            if self._shared.journal is journal:
+                self._shared.journal_is_torn()
+            self._journal = self._shared.journal
+            return False
+        self._record_before(journal.read)
+        if dropped := journal.dropped():
+            self._out.lost(dropped)
+        return not journal.caught_up
+
+    def _record_before(self, at: float) -> None:
+        """What happened here until then."""
+        while self._waiting and self._waiting[0][0] <= at:
+            self._waiting.popleft()[1]()
+
+    def _take(self, told: Told) -> None:
+        if isinstance(told, ToldDecision):
+            self._record(told.answered, told.decision, told.basis)
+            if told.question and told.decision is not None:
+                super().no_inference(told.decision.number)
+        elif isinstance(told, ToldRefusal):
+            super().refused(told.request, _ERRORS[told.grpc_status](), told.at_s)
+        else:
+            worker = self._shared.names_by_endpoint.get(told.endpoint, "")
+            super().ended(told.event(worker), told.at_s)
+
+
+def _kept(view: FleetView) -> Columns:
+    """As it is now."""
+    columns: dict[str, Any] = {name: np.array(getattr(view, name)) for name in COLUMNS}
+    return Columns(np.array(view.eligible), np.array(view.weight), np.array(view.name_hash), **columns)

@@ -1,0 +1,124 @@
+"""Counts what became of requests, whoever tells of it: Envoy's access log, another gateway, or Envoy's module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import NamedTuple
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.events import Void
+from balancer.gateway.verdict import By, verdict
+from balancer.operate.logs import Reason
+from balancer.operate.metrics import Metrics
+from balancer.operate.recent import Recent
+
+REASONS: dict[type[RoutingError], Reason] = {
+    UnknownModel: "unknown_model",
+    NoEligibleWorker: "no_worker",
+    Shed: "shed",
+}
+_FAILURES: tuple[Void, ...] = ("", "request")
+"""What may be the worker's fault; people see all of it."""
+
+
+class Ended(NamedTuple):
+    """How requests ended that ended alike."""
+
+    model: str
+    worker: str
+    """That served, or was tried last; empty: none, or one that discovery no longer lists."""
+    grpc_status: int
+    """-1: none."""
+    http_status: int
+    """0: none."""
+    inference: bool
+    """And no stream or question, so that its time is one of the worker's."""
+    picked: bool
+    """By this balancer."""
+    ok: bool
+    void: Void
+    by: By = ""
+
+    @property
+    def status(self) -> str:
+        """As a label."""
+        return f"grpc_{self.grpc_status}" if self.grpc_status >= 0 else f"http_{self.http_status}"
+
+
+class Measured(NamedTuple):
+    """What was measured of each of them, in one order."""
+
+    at_s: Sequence[float]
+    """When it ended."""
+    latency_s: Sequence[float]
+    """NaN: none that is the worker's."""
+    first_byte_s: Sequence[float]
+    """NaN: none."""
+    bytes_in: int = 0
+    """Of all together, as the next."""
+    bytes_out: int = 0
+
+
+class Tally:
+    """Takes outcomes to the metrics and to what people look at."""
+
+    def __init__(self, metrics: Metrics, recent: Recent) -> None:
+        self._metrics, self._recent = metrics, recent
+
+    def decided(self, policy: str, seconds: Sequence[float]) -> None:
+        """Workers were picked, in so much time each."""
+        self._metrics.decisions_of(policy).inc(len(seconds))
+        self._metrics.decision_duration.observe(*_known(seconds))
+
+    def refused(self, reason: str, seconds: Sequence[float]) -> None:
+        """No workers were, in so much time each."""
+        self._metrics.refusals.labels(reason).inc(len(seconds))
+        self._metrics.decision_duration.observe(*_known(seconds))
+
+    def invalid(self, field: str, count: int = 1) -> None:
+        """Nor for requests that were out of bounds."""
+        self._metrics.refused_inputs.labels("request", field).inc(count)
+        self._metrics.refusals.labels("invalid").inc(count)
+
+    def unserved(self, ended: Ended, at_s: Sequence[float]) -> None:
+        """No worker got them: they were refused, their clients left, or Envoy knew of no worker."""
+        ok, void = verdict(ended.grpc_status, ended.http_status)
+        if ended.inference and not ok and void in _FAILURES:
+            for end_s in at_s:
+                self._recent.add(end_s, None, False, ended.picked)
+        self._metrics.requests_of(ended.model, "", ended.status).inc(len(at_s))
+        self._aborted(ended, len(at_s))
+
+    def served(self, ended: Ended, measured: Measured) -> None:
+        """Workers got them."""
+        metrics, count = self._metrics, len(measured.at_s)
+        model, worker, ok = metrics.model_label(ended.model), ended.worker, ended.ok
+        fault = not ok and ended.void in _FAILURES
+        if ended.inference:
+            for end_s, latency_s in zip(measured.at_s, measured.latency_s, strict=True):
+                self._recent.add(end_s, latency_s if ok else None, not fault, ended.picked)
+        metrics.requests_of(model, worker, ended.status).inc(count)
+        metrics.moved(model, measured.bytes_in, measured.bytes_out)
+        if fault:
+            metrics.errors_of(model, worker).inc(count)
+        if ok and worker and ended.inference:
+            metrics.latency_of(model, worker).observe(*_known(measured.latency_s))
+            metrics.first_byte.labels(model).observe(*_known(measured.first_byte_s))
+        self._aborted(ended, count)
+
+    def placed(self, picked: bool, attempts: int, count: int = 1) -> None:
+        """Whether some balancer picked their worker, and how many were tried for each."""
+        if not picked:
+            self._metrics.fallbacks.labels("no_pick").inc(count)
+        elif attempts > 1:
+            self._metrics.fallbacks.labels("retried").inc(count)
+
+    def _aborted(self, ended: Ended, count: int) -> None:
+        if ended.by:
+            self._metrics.aborted.labels(ended.by).inc(count)
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    """Without NaN."""
+    return [value for value in values if not isnan(value)]

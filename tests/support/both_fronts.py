@@ -1,0 +1,89 @@
+"""A real Envoy between fake workers and all of the balancer that picks and counts, by either front end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.picker import Picker
+from balancer.gateway.picks import ExternalProcessor
+from balancer.operate.metrics import Metrics
+from balancer.operate.native_front import NativeFront
+from balancer.operate.recorder import Recorder
+from support.envoy_fakes import EXT_PROC
+from support.native import NativeRig
+
+Samples = dict[tuple[str, ...], float]
+"""By the values of the labels, in the order of their names; without those that are 0."""
+
+
+class _Later(grpc.GenericRpcHandler):
+    """The rig's picks, once it has them."""
+
+    def __init__(self, rig: BothFronts) -> None:
+        self._rig = rig
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        if not handler_call_details.method.startswith(f"/{EXT_PROC}/"):
+            return None
+        return self._rig.processor.handler().service(handler_call_details)
+
+
+class _Listening:
+    """Likewise, whom the access log tells."""
+
+    def __init__(self, rig: BothFronts) -> None:
+        self._rig = rig
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rig.recorder, name)
+
+
+@dataclass
+class BothFronts(NativeRig):
+    """`NativeRig`, whose router also picks where the module is told to ask."""
+
+    native: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.balancer.picks = _Later(self)
+        self.balancer.listener = _Listening(self)  # type: ignore[assignment]  # by whatever the recorder has
+
+    def begin(self) -> None:
+        super().begin()
+        self.hold_beats()
+        listed = [
+            WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
+            for each in self.workers
+        ]
+        picker = Picker(self.router, time.monotonic)
+        picker.addresses = Addresses(listed)
+        self.metrics = Metrics(self.router, time.monotonic)
+        self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)
+        self.processor = ExternalProcessor(picker, self.recorder, HeaderNames, lambda: True)
+        self.front = NativeFront(self.router, self.metrics, self.recorder)
+        self.front.workers(listed)
+        self.go_on_beating()
+
+    async def _beat(self) -> None:
+        await self.front.run(asyncio.Event(), time.monotonic, lambda: self.native)
+
+    def tell_lines(self, share: float) -> None:
+        """Of decisions, in the log."""
+        self.recorder.decision_lines.share = share
+        self.front.configure(HeaderNames(), share)
+
+    def samples(self, name: str) -> Samples:
+        """Of a metric."""
+        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        found = (sample for family in families for sample in family.samples if sample.name == name and sample.value)
+        return {tuple(value for _, value in sorted(each.labels.items())): each.value for each in found}

@@ -1,0 +1,51 @@
+/* Writes what `shared.h` says of statuses and refusals. */
+#include "shared.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct judged {
+  bool ok;
+  enum void_kind void_kind;
+};
+
+struct verdict {
+  int first, last;
+  struct judged judged;
+};
+
+struct text {
+  const char *ptr;
+  size_t length;
+};
+#define SHOWN(text) (int)(text).length, (text).ptr
+
+static void of(const char *what, const struct verdict *table, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    for (int status = table[i].first; status <= table[i].last; status++)
+      printf("%s %d %d %d\n", what, status, table[i].judged.ok, table[i].judged.void_kind);
+}
+
+static void say(int http, int grpc, const char *words, ...) {
+  va_list arguments;
+  va_start(arguments, words);
+  printf("say %d %d ", http, grpc);
+  vprintf(words, arguments);
+  va_end(arguments);
+  printf("\n");
+}
+
+int main(void) {
+  static const struct verdict grpc[] = {VERDICTS_OF_GRPC}, http[] = {VERDICTS_OF_HTTP};
+  of("grpc", grpc, sizeof grpc / sizeof *grpc);
+  of("http", http, sizeof http / sizeof *http);
+  struct text model = {"m", 1}, quoted = {"'m'", 3}, other = {"v", 1};
+  say(SAY_UNKNOWN(model));
+  say(SAY_UNKNOWN_VERSION(model, other));
+  say(SAY_NOBODY(quoted));
+  say(SAY_FULL(quoted, 2.5));
+  say(SAY_LATE(quoted, 12.5, 1234.5));
+  say(SAY_SHED(other, quoted));
+  return 0;
+}

@@ -1,0 +1,115 @@
+"""What compiles the module, for which machines, and what a wheel carries."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from balancer.front.build import build
+from balancer.front.module import PATH, Module
+from balancer.native import compiler
+from balancer.native.compiler import CompilerError
+from balancer.native.library import Library
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+AARCH64 = 183
+SHARED = 3
+"""Of ELF: what machine it is for, and that it is a library."""
+DECIDES = """
+import pathlib, sys, time
+import balancer
+from balancer.core.events import WorkerAdded
+from balancer.core.settings import Settings
+from balancer.front.folder import Folder
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.native.library import Library
+from policies import BUILTIN
+from policies.base import Request
+
+library, folder = Library(), Folder(pathlib.Path(sys.argv[1]))
+router = SharedRouter(BUILTIN["learned"](), Settings(reports_required=False), 1, library, Module(library), folder)
+router.observe(WorkerAdded("w0"), time.monotonic())
+router.serve(True)
+print(balancer.__file__, router.asked_because or "Envoy decides", router.route(Request("m"), time.monotonic()).worker)
+"""
+
+
+def elf_of(path: Path) -> tuple[int, int]:
+    """Type and machine."""
+    head = path.read_bytes()[:20]
+    assert head[:4] == b"\x7fELF"
+    kind, machine = struct.unpack_from("<HH", head, 16)
+    return kind, machine
+
+
+def test_the_compiler_is_the_named_one_or_the_systems_or_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, object] = {"cc": "/usr/bin/cc", "ziglang": object()}
+    monkeypatch.setattr(compiler.shutil, "which", found.get)
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", found.get)
+    monkeypatch.setenv("CC", "clang -m64")
+    assert compiler.compiler() == ["clang", "-m64"]
+    monkeypatch.delenv("CC")
+    assert compiler.compiler() == ["cc"]
+    del found["cc"]
+    assert compiler.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    del found["ziglang"]
+    with pytest.raises(
+        CompilerError, match=r"no C compiler: install one, name it in CC, or pip install 'balancer\[cc\]'"
+    ):
+        compiler.compiler()
+
+
+@pytest.fixture
+def zig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang", reason="the extra balancer[cc] is not installed")
+    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc")
+    for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("zig")
+def test_the_packages_compiler_makes_a_module_that_fits(tmp_path: Path) -> None:
+    path = build(tmp_path / "module.so")
+    assert path != PATH
+    library = Library()
+    module = Module(library, path)
+    assert module.call("stamp") == library.stamp.encode()
+    assert module.call("bytes") == Module(library).call("bytes")
+
+
+@pytest.mark.usefixtures("zig")
+def test_it_is_made_for_arm64_too(tmp_path: Path) -> None:
+    path = build(tmp_path / "module.so", "-target", "aarch64-linux-gnu")
+    assert elf_of(path) == (SHARED, AARCH64)
+
+
+def test_a_wheel_has_both_libraries_and_decides_where_nothing_can_be_compiled(tmp_path: Path) -> None:
+    source, wheels, installed = tmp_path / "source", tmp_path / "wheels", tmp_path / "installed"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("balancer", "policies", "simulator", "tools"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *offline, "--wheel-dir", wheels, source], check=True)
+    (wheel,) = wheels.iterdir()
+    assert "-py3-none-manylinux_2_" in wheel.name
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", installed, wheel], check=True)
+    for name in ("kernel.so", "module.so"):
+        assert elf_of(installed / "balancer" / "native" / name)[0] == SHARED
+    done = subprocess.run(
+        [sys.executable, "-c", DECIDES, tmp_path / "shared"],
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{installed / 'balancer' / '__init__.py'} Envoy decides w0\n", done.stderr

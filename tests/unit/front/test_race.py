@@ -1,0 +1,76 @@
+"""What an Envoy's threads and the balancer do at once, under the thread sanitizer, which ends at the first race."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.settling import SEED, SETTINGS, begin, endpoint
+
+from balancer.core.settings import GuardSettings, RolloutSettings
+from balancer.core.trials.steering import Plan, Steering
+from balancer.front.build import SOURCES, WITHOUT_HOOKS
+from balancer.front.folder import Folder
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.native.library import PATH, Library
+from policies import BUILTIN
+
+THREADS, ROUNDS = 4, 200
+SERIAL_AT = 40
+"""Of `struct directory_head`, bytes."""
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("c") / "race"
+    strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
+    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *WITHOUT_HOOKS]
+    subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As a balancer leaves it, with two directories that differ in their number alone."""
+    path, library = tmp_path / "shared", Library()
+    settings = dataclasses.replace(SETTINGS["limits"], stale_after_s=1e6)
+    router = SharedRouter(BUILTIN["wlpr"](), settings, SEED, library, Module(library), Folder(path))
+    begin(router, time.monotonic())
+    router.tell(*({name: endpoint(name, grpc) for name in router.fleet.names} for grpc in (True, False)))
+    plan = Plan(
+        GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings((0.5, 1.0)), BUILTIN["random"]()
+    )
+    steering = Steering(router.policy, plan)
+    steering.choose(0, time.monotonic())
+    router.configure(router.policy, settings, steering)
+    router.serve(True)
+    (directory,) = path.glob("directory-*")
+    for serial in (1, 2):
+        content = bytearray(directory.read_bytes())
+        content[SERIAL_AT : SERIAL_AT + 8] = serial.to_bytes(8, "little")
+        (path / f"directory-{serial}").write_bytes(content)
+    return path
+
+
+def test_threads_and_balancer_do_not_race(race: Path, folder: Path) -> None:
+    # The sanitizer wants its own addresses.
+    fixed = ["setarch", platform.machine(), "-R"]
+    done = subprocess.run(
+        [*fixed, race, PATH, folder, str(THREADS), str(ROUNDS)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    taken, turned_away, told, in_flight = map(int, done.stdout.split())
+    assert taken
+    assert turned_away
+    assert told
+    assert in_flight == 0

@@ -1,0 +1,179 @@
+"""What Envoys tell of their decisions, taken to guard and rollout; and what is said to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.guarded import Moody, guarded
+from support.settling import SEED
+
+from balancer.core.settings import GuardSettings, RolloutSettings, Settings
+from balancer.core.trials.steering import Plan, Steering
+from balancer.core.worker import Worker
+from balancer.front.folder import Folder
+from balancer.front.layouts import STEERING, TRIAL, Decider, Told
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.front.state import State
+from balancer.front.trials import Trials
+from balancer.native.library import Library
+from policies import BUILTIN
+
+GUARD = GuardSettings(window_s=0.0, report_age_s=1e9)
+LEAST = BUILTIN["least_requests"]()
+WORKERS = [Worker("w0")]
+
+
+class FakeState:
+    """Tells what a test wants told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.said = np.zeros((), STEERING)
+        self.decisions = [0, 0]
+
+    def trials(self) -> Iterator[Any]:
+        if self.told:
+            yield np.array(self.told, TRIAL)
+        self.told = []
+
+    def watched(self, side: int) -> int:
+        return self.decisions[side]
+
+    def steer(self, said: bytes) -> None:
+        self.said = np.frombuffer(said, STEERING)[0]
+
+    def tell(self, **values: Any) -> None:
+        told = np.zeros((), TRIAL)
+        for name, value in values.items():
+            told[name] = value
+        self.told.append(told)
+
+    def decided(self, number: int, what: int = Told.TRIAL_TAKEN, side: int = 0, **values: Any) -> None:
+        self.decisions[side] += 1
+        watched, at_s = self.decisions[side], 0.01 * number
+        self.tell(number=number, at_s=at_s, watched=watched, what=what, side=side, value_s=1.0, model=b"m", **values)
+
+    def ended(self, number: int, *, ok: bool = True, what: int = Told.TRIAL_ENDED) -> None:
+        self.tell(number=number, at_s=0.01 * number + 0.02, value_s=0.02, what=what, ok=ok)
+
+
+def trials_of(state: FakeState) -> Trials:
+    return Trials(cast(State, state))
+
+
+@pytest.mark.parametrize("quick", [0, 60])
+def test_slow_decisions_are_weighed_among_the_quick_ones_that_are_not_told(quick: int) -> None:
+    alone, state = guarded(GUARD), FakeState()
+    together, trials = Steering(Moody(), Plan(guard=GUARD, baseline=LEAST)), trials_of(state)
+    trials.publish(together)
+    steering = alone.router.steering
+    assert steering is not None
+    assert steering.guard is not None
+    for number in range(12):
+        for _ in range(quick):
+            steering.guard.took(0.0, 0.01 * number)
+        steering.guard.took(0.02, 0.01 * number)
+        state.decisions[0] += quick
+        state.decided(number, seconds=0.02)
+    trials.settle(together, WORKERS)
+    trials.publish(together)
+    assert together.guard is not None
+    assert (together.guard.breach is None) == (steering.guard.breach is None) == (quick > 0)
+    assert state.said["sides"][0]["decider"] == (Decider.POLICY if quick else Decider.BASELINE)
+
+
+def rolled_out(state: FakeState) -> tuple[Steering, Trials]:
+    """With a rollout that has begun, at half."""
+    plan = Plan(rollout=RolloutSettings(shares=(0.5, 1.0), guard=GUARD), new=LEAST)
+    steering, trials = Steering(Moody(), plan), trials_of(state)
+    steering.choose(0, 0.0)
+    trials.publish(steering)
+    return steering, trials
+
+
+def compared(steering: Steering) -> tuple[int, int]:
+    """Requests of the old policy and of the new one that have ended."""
+    shown = steering.explain(1.0)["rollout"]
+    return shown["old"]["requests"], shown["new"]["requests"]
+
+
+def test_who_decides_half_is_said_and_what_ended_counts_for_who_decided_it() -> None:
+    state = FakeState()
+    steering, trials = rolled_out(state)
+    assert [int(side["decider"]) for side in state.said["sides"]] == [Decider.POLICY, Decider.NEW]
+    assert state.said["share"] == 0.5
+    assert state.said["told_from_s"] == -math.inf
+    for number, side in ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1), (6, 0)):
+        state.decided(number, side=side)
+    for number in (1, 2, 3):
+        state.ended(number, ok=False)
+    state.ended(4, what=Told.TRIAL_DROPPED)
+    trials.settle(steering, WORKERS)
+    assert compared(steering) == (1, 2)
+    trials.dropped([5])
+    trials.gone("w0")
+    state.ended(5)
+    state.ended(6)
+    state.ended(7)  # of which nothing was told
+    trials.settle(steering, WORKERS)
+    assert compared(steering) == (1, 2)
+
+
+def test_what_is_shed_counts_at_once() -> None:
+    state = FakeState()
+    steering, trials = rolled_out(state)
+    state.decided(1, what=Told.TRIAL_SHED)
+    trials.settle(steering, WORKERS)
+    assert compared(steering) == (1, 0)
+
+
+def test_ends_that_were_lost_are_waited_for_no_longer_than_outcomes() -> None:
+    state = FakeState()
+    steering, trials = rolled_out(state)
+    state.decided(1)
+    state.decided(900)
+    trials.settle(steering, WORKERS)
+    trials.expire(before_s=5.0)
+    state.ended(1)
+    state.ended(900)
+    trials.settle(steering, WORKERS)
+    assert compared(steering) == (1, 0)
+
+
+def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
+    state = FakeState()
+    _, trials = rolled_out(state)
+    assert state.said["on"] == 1
+    trials.publish(None)
+    assert state.said["on"] == 0
+
+
+def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tmp_path: Path) -> None:
+    library = Library()
+    router = SharedRouter(Moody(), Settings(), SEED, library, Module(library), Folder(tmp_path / "shared"))
+    assert router.asked_because == "policy moody is not compiled"
+    router.configure(router.policy, router.settings, Steering(router.policy, Plan(guard=GUARD, baseline=LEAST)))
+    assert router.asked_because == ""
+    everything = Plan(shadow=LEAST, shadow_share=1.0)
+    router.configure(LEAST, router.settings, Steering(LEAST, everything))
+    assert router.asked_because == "the shadow is asked about each decision"
+
+
+def test_a_guard_looks_at_what_it_is_told_once() -> None:
+    state = FakeState()
+    moody = Moody()
+    steering, trials = Steering(moody, Plan(guard=GUARD, baseline=LEAST)), trials_of(state)
+    trials.publish(steering)
+    state.decided(7, look=1, rows=3.0, priority=2.0)
+    state.decided(8)
+    trials.settle(steering, WORKERS)
+    ((choice, request, at_s),) = trials.looks()
+    assert (choice.policy, request.model, request.rows, request.priority, request.number) == (moody, "m", 3.0, 2.0, 7)
+    assert at_s == 0.07
+    assert not list(trials.looks())

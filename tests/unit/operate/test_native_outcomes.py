@@ -1,0 +1,123 @@
+"""What is told of decisions within Envoy, taken to metrics: a row of the ring at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from balancer.core.events import WorkerAdded
+from balancer.core.settings import Settings
+from balancer.front.folder import Folder
+from balancer.front.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decider, Source
+from balancer.front.module import Module
+from balancer.front.router import SharedRouter
+from balancer.native.library import Library
+from balancer.operate.metrics import Metrics
+from balancer.operate.native_counts import NativeCounts
+from balancer.operate.native_outcomes import NativeOutcomes
+from balancer.operate.recent import Recent
+from balancer.operate.tally import Tally
+from policies import BUILTIN
+
+Take = Callable[..., Callable[[str], dict[tuple[str, ...], float]]]
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> SharedRouter:
+    library = Library()
+    settings = Settings(reports_required=False)
+    router = SharedRouter(BUILTIN["wlpr"](), settings, 7, library, Module(library), Folder(tmp_path / "shared"))
+    router.observe(WorkerAdded("w0"), time.monotonic())
+    router.fleet.add_models(["m"])
+    return router
+
+
+@pytest.fixture
+def take(router: SharedRouter) -> Take:
+    """Take one outcome in; then values of metrics by their labels."""
+    metrics = Metrics(router, lambda: 1.0)
+    metrics.registry.register(NativeCounts(router))
+    outcomes = NativeOutcomes(router, Tally(metrics, Recent()), lines=None)  # type: ignore[arg-type]  # none wanted
+    outcomes.tell([("10.0.0.1:8001", "w0")])
+
+    def samples(name: str) -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(metrics.exposition().decode())
+        found = (sample for family in families for sample in family.samples if sample.name == name and sample.value)
+        return {tuple(value for _, value in sorted(each.labels.items())): each.value for each in found}
+
+    def taken(**fields: Any) -> Callable[[str], dict[tuple[str, ...], float]]:
+        row = np.zeros(1, OUTCOME)
+        usual = {"latency_s": 0.02, "first_byte_s": 0.01, "decision_s": 3e-6, "pick_s": 1e-4, "grpc": 1, "attempts": 1}
+        usual |= {"source": Source.BY_POLICY, "http_status": 200, "ok": 1, "matched": 1, "endpoint": b"10.0.0.1:8001"}
+        for name, value in (usual | {"column": router.fleet.models["m"]} | fields).items():
+            row[name] = value
+        outcomes.take(row)
+        return samples
+
+    return taken
+
+
+def test_an_answer(take: Take) -> None:
+    samples = take(bytes_in=100, bytes_out=30)
+    assert samples("balancer_requests_total") == {("m", "grpc_0", "w0"): 1}
+    assert samples("balancer_decisions_total") == {("wlpr",): 1}
+    assert samples("balancer_received_bytes_total") == {("m",): 100}
+    assert samples("balancer_sent_bytes_total") == {("m",): 30}
+    assert samples("balancer_decision_duration_seconds_sum") == {(): pytest.approx(3e-6)}
+    assert samples("balancer_first_byte_seconds_sum") == {("m",): pytest.approx(0.01)}
+
+
+@pytest.mark.parametrize("by", ["client", "worker", "deadline", "gateway"])
+def test_who_ended_it(take: Take, by: Any) -> None:
+    samples = take(aborted=ENDERS.index(by), ok=0, void_kind=VOIDS.index("client"), latency_s=math.nan)
+    assert samples("balancer_aborted_requests_total") == {(by,): 1}
+    assert samples("balancer_errors_total") == {}
+
+
+def test_who_decided(take: Take, router: SharedRouter) -> None:
+    """Also where another policy is in force by the time that the request ends."""
+    before = router._serial
+    router.configure(BUILTIN["random"](), router.settings)
+    take(directory=before)
+    take(decider=Decider.SEQUENCES)
+    samples = take(directory=router._serial)
+    assert samples("balancer_decisions_total") == {("wlpr",): 1, ("consistent_hash",): 1, ("random",): 1}
+
+
+def test_what_envoy_placed_and_what_was_tried_again(take: Take) -> None:
+    take(source=Source.BY_LEAST_REQUEST, matched=0, decision_s=math.nan)
+    samples = take(attempts=3)
+    assert samples("balancer_fallbacks_total") == {("no_pick",): 1, ("retried",): 1}
+    assert samples("balancer_outcomes_total") == {("matched",): 1, ("unmatched",): 1}
+    assert samples("balancer_decision_duration_seconds_count") == {(): 1}
+
+
+def test_a_model_that_the_fleet_has_not(take: Take) -> None:
+    samples = take(
+        source=Source.REFUSED, column=UNKNOWN_MODEL, refusal=5, grpc_status=5, ok=0, endpoint=b"", latency_s=math.nan
+    )
+    assert samples("balancer_requests_total") == {("other", "grpc_5", ""): 1}
+    assert samples("balancer_refusals_total") == {("unknown_model",): 1}
+
+
+def test_what_the_module_counts(take: Take, router: SharedRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = router.state.counts() | {"picked": 5, "least_locked": 2, "outcomes_lost": 1, "trials_lost": 3}
+    monkeypatch.setattr(router.state, "counts", lambda: counts)
+    samples = take()
+    assert samples("balancer_native_requests_total") == {("picked",): 5, ("least_locked",): 2}
+    assert samples("balancer_native_lost_total") == {("outcomes",): 1, ("trials",): 3}
+
+
+def test_counts_survive_another_state(router: SharedRouter) -> None:
+    assert router.state.lock()
+    before = router.state.counts()
+    router.tick(time.monotonic())
+    assert router.replaced == 1
+    assert router.state.counts() == before

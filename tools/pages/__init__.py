@@ -1,0 +1,1 @@
+"""Pages of HTML that need nothing else, with the plots in them."""
