@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from balancer.core.settings import Settings
-from balancer.front.build import SOURCES
+from balancer.front.build import SOURCES, WITHOUT_HOOKS
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
@@ -44,7 +44,6 @@ def measure(requests: int = 4000) -> Section:
 
 
 def _compiled(target: Path) -> Path:
-    ours = [SOURCES / f"{name}.c" for name in ("state", "directory", "attach", "decide")]
     files: list[str | Path] = [
         "-I",
         PATH.parent,
@@ -53,7 +52,7 @@ def _compiled(target: Path) -> Path:
         "-o",
         target,
         Path(__file__).with_name("inside.c"),
-        *ours,
+        *WITHOUT_HOOKS,
     ]
     strict = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
     subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
