@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -35,12 +37,12 @@ class Recent:
         self._window_s = window_s
         self._outcomes: deque[tuple[float, float, bool, bool]] = deque(maxlen=_MOST)
 
-    def add(self, now_s: float, latency_s: float | None, ok: bool, picked: bool) -> None:
-        """Take in the outcome of one inference; without a latency it counts towards rate and errors alone.
+    def add(self, at_s: Sequence[float], latency_s: Sequence[float], ok: bool, picked: bool) -> None:
+        """Take in the outcomes of inferences; without a latency (NaN) one counts towards rate and errors alone.
 
         `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
         """
-        self._outcomes.append((now_s, float("nan") if latency_s is None else latency_s, ok, picked))
+        self._outcomes.extend(zip(at_s, latency_s, repeat(ok), repeat(picked)))
 
     def summary(self, now_s: float) -> Summary:
         """The window that ends now."""

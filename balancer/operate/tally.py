@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan
+from math import nan
 from typing import NamedTuple
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
@@ -69,12 +69,12 @@ class Tally:
     def decided(self, policy: str, seconds: Sequence[float]) -> None:
         """Workers were picked, in so much time each."""
         self._metrics.decisions_of(policy).inc(len(seconds))
-        self._metrics.decision_duration.observe(*_known(seconds))
+        self._metrics.decision_duration.observe_all(seconds)
 
     def refused(self, reason: str, seconds: Sequence[float]) -> None:
         """No workers were, in so much time each."""
         self._metrics.refusals.labels(reason).inc(len(seconds))
-        self._metrics.decision_duration.observe(*_known(seconds))
+        self._metrics.decision_duration.observe_all(seconds)
 
     def invalid(self, field: str, count: int = 1) -> None:
         """Nor for requests that were out of bounds."""
@@ -85,8 +85,7 @@ class Tally:
         """No worker got them: they were refused, their clients left, or Envoy knew of no worker."""
         ok, void = verdict(ended.grpc_status, ended.http_status)
         if ended.inference and not ok and void in _FAILURES:
-            for end_s in at_s:
-                self._recent.add(end_s, None, False, ended.picked)
+            self._recent.add(at_s, [nan] * len(at_s), False, ended.picked)
         self._metrics.requests_of(ended.model, "", ended.status).inc(len(at_s))
         self._aborted(ended, len(at_s))
 
@@ -96,15 +95,15 @@ class Tally:
         model, worker, ok = metrics.model_label(ended.model), ended.worker, ended.ok
         fault = not ok and ended.void in _FAILURES
         if ended.inference:
-            for end_s, latency_s in zip(measured.at_s, measured.latency_s, strict=True):
-                self._recent.add(end_s, latency_s if ok else None, not fault, ended.picked)
+            latency_s = measured.latency_s if ok else [nan] * count
+            self._recent.add(measured.at_s, latency_s, not fault, ended.picked)
         metrics.requests_of(model, worker, ended.status).inc(count)
         metrics.moved(model, measured.bytes_in, measured.bytes_out)
         if fault:
             metrics.errors_of(model, worker).inc(count)
         if ok and worker and ended.inference:
-            metrics.latency_of(model, worker).observe(*_known(measured.latency_s))
-            metrics.first_byte.labels(model).observe(*_known(measured.first_byte_s))
+            metrics.latency_of(model, worker).observe_all(measured.latency_s)
+            metrics.first_byte.labels(model).observe_all(measured.first_byte_s)
         self._aborted(ended, count)
 
     def placed(self, picked: bool, attempts: int, count: int = 1) -> None:
@@ -117,8 +116,3 @@ class Tally:
     def _aborted(self, ended: Ended, count: int) -> None:
         if ended.by:
             self._metrics.aborted.labels(ended.by).inc(count)
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    """Without NaN."""
-    return [value for value in values if not isnan(value)]

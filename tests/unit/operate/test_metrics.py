@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import math
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import make_router, model, report
 
@@ -106,6 +110,18 @@ def test_each_family_has_one_head_however_many_slices() -> None:
     assert len(heads) == len(set(heads))
     # 20 models at 64 workers: 14 bounds, infinity, sum and count.
     assert sum(line.startswith("balancer_request_duration_seconds") for line in lines) == 64 * 20 * 17
+
+
+@given(st.lists(st.sampled_from((0.0, 0.5, 1.0, 1.5, 2.0, 9.0, math.nan)), max_size=100))
+def test_many_are_counted_as_one_by_one(values: list[float]) -> None:
+    family = Histograms("h", "about", ("x",), (1.0, 2.0))
+    one_by_one, together = family.labels("a"), family.labels("b")
+    for value in values:
+        if not math.isnan(value):
+            one_by_one.observe(value)
+    together.observe_all(values)
+    assert together.counts == one_by_one.counts
+    assert together.sum == pytest.approx(one_by_one.sum)
 
 
 def test_a_histogram_counts_as_prometheus_does() -> None:

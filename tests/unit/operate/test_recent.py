@@ -72,7 +72,7 @@ def test_inferences_that_a_worker_or_the_gateway_failed_are_errors() -> None:
 
 def test_the_window_moves() -> None:
     recent = Recent(window_s=5.0)
-    recent.add(0.0, 0.1, False, True)
-    recent.add(4.0, 0.1, True, True)
+    recent.add([0.0], [0.1], False, True)
+    recent.add([4.0], [0.1], True, True)
     assert recent.summary(4.9).errors == 1
     assert recent.summary(5.1).errors == 0
