@@ -37,15 +37,16 @@ class DemoError(OperatorError):
 class DemoStack:
     """The whole stack, as a context: started and ready within, stopped after, whatever happens."""
 
-    def __init__(self, directory: pathlib.Path, workers: int, policy: str) -> None:
-        """`directory` gets the config file and the log."""
+    def __init__(self, directory: pathlib.Path, workers: int, policy: str, frontend: str | None = None) -> None:
+        """`directory` gets the config file and the log; `frontend`: as in the config, None: that of `balancer up`."""
         self.workers = workers
+        self._frontend = frontend
         self.port, self._admin_port = free_ports(2)
         self.config_path = directory / "balancer.yaml"
         self.log_path = directory / "stack.log"
         self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None
-        write_policy(self.config_path, policy)
+        write_policy(self.config_path, policy, frontend)
 
     @property
     def url(self) -> str:
@@ -123,7 +124,7 @@ class DemoStack:
             DemoError: where that takes too long, with what the balancer says of the file.
         """
         began_s = time.monotonic()
-        write_policy(self.config_path, policy)
+        write_policy(self.config_path, policy, self._frontend)
         while time.monotonic() < began_s + _SWAP_TIMEOUT_S:
             if (await self.workers_now())["policy"] == policy:
                 return time.monotonic() - began_s
@@ -186,8 +187,10 @@ async def interruptible(work: Coroutine[Any, Any, _T]) -> _T:
     return await task
 
 
-def write_policy(path: pathlib.Path, policy: str) -> None:
+def write_policy(path: pathlib.Path, policy: str, frontend: str | None = None) -> None:
     """Put a config that names the policy in place of the file, at once: no reader sees half of it."""
     draft = path.with_name(path.name + ".new")
-    draft.write_text(f"# Written by the demo, which swaps the policy while traffic flows.\npolicy:\n  name: {policy}\n")
+    envoy = f"envoy:\n  frontend: {frontend}\n" if frontend is not None else ""
+    comment = "# Written by the demo, which swaps the policy while traffic flows."
+    draft.write_text(f"{comment}\npolicy:\n  name: {policy}\n{envoy}")
     os.replace(draft, path)
