@@ -37,6 +37,7 @@ from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.native_recording import recording_of
 from balancer.operate.news import News
+from balancer.operate.recent import Summary
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
 from balancer.security import identity
@@ -111,7 +112,7 @@ class App:
             self.metrics,
             self._clock,
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
-            recent=lambda: self._recorder.recent.summary(self._clock()),
+            recent=self._recent,
             config=self.state.as_json,
             section=config.admin,
             client_san=self._listeners.role("admin"),
@@ -205,6 +206,12 @@ class App:
     def _may_pick(self) -> bool:
         """Asked for each request, so what was found at the last tick holds; only from not ready to ready at once."""
         return bool(self._was_ready) or not self.not_ready()
+
+    def _recent(self) -> Summary:
+        """The traffic until now."""
+        if self._native is not None:
+            self._native.take_outcomes()
+        return self._recorder.recent.summary(self._clock())
 
     def _observe(self, event: Event) -> None:
         if isinstance(event, Report) and event.worker not in self.router.fleet.index:

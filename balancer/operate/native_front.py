@@ -57,6 +57,11 @@ class NativeFront:
                 more = False
             await asyncio.sleep(0 if more else _BEAT_S)
 
+    def take_outcomes(self) -> None:
+        """Count what ended so far."""
+        for batch in self._router.state.outcomes():
+            self._outcomes.take(batch)
+
     def _once(self, now_s: float, may_pick: bool) -> bool:
         """Whether there is more to be read at once."""
         state = self._router.state
@@ -69,8 +74,7 @@ class NativeFront:
         self._router.learn()
         if now_s - self._told_s >= _TELL_EVERY_S:
             self._told_s = now_s
-            for batch in state.outcomes():
-                self._outcomes.take(batch)
+            self.take_outcomes()
         for batch in state.lines():
             self._outcomes.lines(batch)
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:

@@ -101,12 +101,13 @@ class Attacker:
 async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20) -> None:
     """The process is the one that was started, its estimators are sound, and it has picked for every request since."""
     assert stack.balancer.process.returncode is None
+    await nothing_is_left_over(stack)
     picked = await decisions(stack)
     attacker = Attacker(stack)
     answers = await asyncio.gather(*(attacker.grpc("ModelInfer", inference(), timeout_s=30) for _ in range(requests)))
-    assert not [answer for answer in answers if answer.code != "OK"]
-    assert await decisions(stack) == picked + requests
+    assert {(answer.code, answer.text) for answer in answers if answer.code != "OK"} == set()
     await nothing_is_left_over(stack)
+    assert await decisions(stack) == picked + requests
     # One text for both: another is made a second later at the earliest.
     samples = await exposed(stack.admin())
     assert sum_of(samples, "balancer_handler_errors_total") == 0

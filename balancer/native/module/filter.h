@@ -7,6 +7,7 @@
 enum { MOST_CHUNKS = 64, MOST_HEADERS = 128 };
 
 enum stage {
+  UNSEEN,  /* Envoy may end it before it is seen here */
   READING, /* the first bytes of the body are awaited */
   PASSED,  /* the balancer is asked, or nobody has to be */
   OURS,    /* decided here, or left to Envoy here */
