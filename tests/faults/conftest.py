@@ -22,9 +22,9 @@ def envoy(frontend: str, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Stack]:
     # Reports are what a worker's end is known by, so nothing here waits for a time-out of its own.
-    stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}})
+    stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}, "envoy": envoy})
     try:
         await stack.start()
         yield stack

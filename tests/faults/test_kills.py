@@ -12,7 +12,7 @@ from support.stack import Stack, eventually
 
 from tools.load.result import LoadResult
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native"])]
 
 CLIENTS = 6
 

@@ -8,7 +8,7 @@ import pytest
 from support.load import steady_load
 from support.stack import Stack, eventually
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native"])]
 
 POLICIES = [
     "least_requests",
