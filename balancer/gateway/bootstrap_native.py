@@ -134,6 +134,9 @@ def _module_filter(native: NativeOptions) -> Node:
 def _of_what_was_settled(log: Node) -> Node:
     """The log of requests that the internal listener does not see, so that each has one line."""
     matcher = {**_ASKED, "value": {"string_match": {"exact": names.ASKING}}, "invert": True}
+    log = copy.deepcopy(log)
+    fields = log["typed_config"]["log_format"]["json_format"]
+    fields["triton_request_id"] = f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{names.TRITON_ID_KEY})%"
     return {**log, "filter": {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": True}}}
 
 

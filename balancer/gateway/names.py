@@ -26,6 +26,9 @@ NUMBER_KEY = "number"
 RUN_SEPARATOR = "."
 """In the number of a decision, between the run of the process and its count."""
 
+TRITON_ID_KEY = "triton_request_id"
+"""Left by the module, for Envoy's own log: where Envoy asks, it extracts the id itself."""
+
 # Requests.
 EXTRACTION = "envoy.filters.http.grpc_field_extraction"
 """Filter, and namespace of the fields that it read in the message."""

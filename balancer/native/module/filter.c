@@ -10,7 +10,7 @@
 /* Metadata by which a request goes the way that asks the balancer, and by which the cluster finds the endpoints. In one
    space, since each costs as much as a decision. */
 static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), ASKING = TEXT(NAME_ASKING);
-static const struct text DESTINATION = TEXT(NAME_DESTINATION);
+static const struct text DESTINATION = TEXT(NAME_DESTINATION), TRITON_ID = TEXT(NAME_TRITON_ID);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
@@ -144,8 +144,8 @@ static bool settle(void *filter, struct request *request) {
     return false;
   }
   if (decision->answer != TAKEN) return true;
-  struct header told = {DESTINATION, words};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  struct header told[] = {{DESTINATION, words}, {TRITON_ID, request->ask.id}};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
   return true;
