@@ -210,7 +210,7 @@ class App:
     def _recent(self) -> Summary:
         """The traffic until now."""
         if self._native is not None:
-            self._native.take_outcomes()
+            self._native.catch_up()
         return self._recorder.recent.summary(self._clock())
 
     def _observe(self, event: Event) -> None:

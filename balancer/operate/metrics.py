@@ -176,6 +176,8 @@ class Metrics:
         build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
         prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
         self._exposition = Exposition(self.registry, self._families, clock, self._prepare)
+        self.catch_up: Callable[[], None] = lambda: None
+        """Takes in what was not counted yet; before a text is made. Must not raise."""
         # Looking a child up by its labels costs more than counting.
         self.decisions_of = lru_cache(_MOST_POLICIES)(self.decisions.labels)
 
@@ -236,6 +238,7 @@ class Metrics:
 
     def _prepare(self) -> None:
         self._made.set(time.time())
+        self.catch_up()
         self._forget_gone()
 
     def _forget_gone(self) -> None:

@@ -30,6 +30,7 @@ class NativeFront:
         self._router, self._mistakes = router, recorder.mistakes
         self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines)
         metrics.registry.register(NativeCounts(router))
+        metrics.catch_up = self.catch_up
         self._said = ""
         self._given_up_s = self._told_s = 0.0
 
@@ -57,8 +58,14 @@ class NativeFront:
                 more = False
             await asyncio.sleep(0 if more else _BEAT_S)
 
-    def take_outcomes(self) -> None:
-        """Count what ended so far."""
+    def catch_up(self) -> None:
+        """Count what ended so far, for whoever looks now."""
+        try:
+            self._take_outcomes()
+        except Exception as error:  # what can be seen is better than nothing
+            self._mistakes.caught("native", error)
+
+    def _take_outcomes(self) -> None:
         for batch in self._router.state.outcomes():
             self._outcomes.take(batch)
 
@@ -74,7 +81,7 @@ class NativeFront:
         self._router.learn()
         if now_s - self._told_s >= _TELL_EVERY_S:
             self._told_s = now_s
-            self.take_outcomes()
+            self._take_outcomes()
         for batch in state.lines():
             self._outcomes.lines(batch)
         if now_s - self._given_up_s >= _GIVE_UP_EVERY_S:
