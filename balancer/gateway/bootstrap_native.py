@@ -36,9 +36,10 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
     resources["listeners"].append(_asking_listener(listener))
-    resources["clusters"].append(_ASKING_CLUSTER)
-    extension = {"name": "envoy.bootstrap.internal_listener", "typed_config": {"@type": names.INTERNAL_LISTENERS_TYPE}}
-    bootstrap["bootstrap_extensions"] = [extension]
+    resources["clusters"].append(_asking_cluster(resources["clusters"]))
+    bootstrap["bootstrap_extensions"] = [
+        {"name": names.INTERNAL_LISTENERS, "typed_config": {"@type": names.INTERNAL_LISTENERS_TYPE}}
+    ]
     manager = _manager(listener)
     router = manager["http_filters"][-1]
     manager["http_filters"] = [_module_filter(native), router]
@@ -46,8 +47,10 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
         _of_what_was_settled(log) for log in manager["access_log"] if log["name"] == names.FILE_LOG
     ]
     (host,) = manager["route_config"]["virtual_hosts"]
-    # Per-route settings are for filters that are not there.
-    host["routes"] = [_ASKED_ROUTE, *({**route, "typed_per_filter_config": {}} for route in host["routes"])]
+    for route in host["routes"]:
+        # For filters that are not there.
+        route.pop("typed_per_filter_config", None)
+    host["routes"].insert(0, _ASKED_ROUTE)
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
             _follow_module(cluster)
@@ -77,29 +80,21 @@ def _asking_listener(listener: Node) -> Node:
     return asking
 
 
-_ASKING_CLUSTER: Node = {
-    "name": names.ASKING,
-    "type": "STATIC",
-    "load_assignment": {
-        "cluster_name": names.ASKING,
-        "endpoints": [
-            {
-                "lb_endpoints": [
-                    {"endpoint": {"address": {"envoy_internal_address": {"server_listener_name": names.ASKING}}}}
-                ]
-            }
-        ],
-    },
-    "circuit_breakers": {
-        "thresholds": [{"max_connections": 1000000, "max_pending_requests": 1000000, "max_requests": 1000000}]
-    },
-    "typed_extension_protocol_options": {
-        names.HTTP_OPTIONS: {
-            "@type": names.HTTP_OPTIONS_TYPE,
-            "explicit_http_config": {"http2_protocol_options": {}},
-        }
-    },
-}
+def _asking_cluster(clusters: list[Node]) -> Node:
+    """To that listener; without limits and over HTTP/2, as to a process of the balancer."""
+    like = next(cluster for cluster in clusters if cluster["name"] == names.process_cluster(0))
+    address = {"envoy_internal_address": {"server_listener_name": names.ASKING}}
+    return {
+        "name": names.ASKING,
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": names.ASKING,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+        "circuit_breakers": like["circuit_breakers"],
+        "typed_extension_protocol_options": like["typed_extension_protocol_options"],
+    }
+
 
 _ASKED: Node = {"filter": names.DECISION_NAMESPACE, "path": [{"key": names.PROCESS_KEY}]}
 _ASKED_ROUTE: Node = {

@@ -25,7 +25,6 @@ NUMBER_KEY = "number"
 """Of a decision: its run and count; empty for a refusal."""
 RUN_SEPARATOR = "."
 """In the number of a decision, between the run of the process and its count."""
-
 TRITON_ID_KEY = "triton_request_id"
 """Left by the module, for Envoy's own log: where Envoy asks, it extracts the id itself."""
 
@@ -54,15 +53,14 @@ def process_cluster(process: int) -> str:
 # Decisions within Envoy.
 NATIVE_FILTER = "balancer.native"
 NATIVE = "native"
-"""In the place of a process' number: decided within Envoy, or left to it."""
+"""What the module's filter is called."""
 _EXTENSIONS = "type.googleapis.com/envoy.extensions."
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
 ASKING = "asking"
 """In the place of a process' number: the balancer is to be asked. Also the listener within Envoy that does, and its
 cluster."""
+INTERNAL_LISTENERS = "envoy.bootstrap.internal_listener"
 INTERNAL_LISTENERS_TYPE = f"{_EXTENSIONS}bootstrap.internal_listener.v3.InternalListener"
-HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-HTTP_OPTIONS_TYPE = f"{_EXTENSIONS}upstreams.http.v3.HttpProtocolOptions"
 
 # Parts of the bootstrap that are filled in.
 PICKS_FILTER = "envoy.filters.http.ext_proc"
