@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core import refusals
+from balancer.core.errors import Shed
 from balancer.core.kernel.books import RECORDS
 from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
 from balancer.gateway import names
@@ -52,6 +53,7 @@ def _content() -> str:
             "/* Arguments of `turn_away`: both codes, and the words. What a template quotes comes quoted. */",
             *(_refusal(name, getattr(refusals, name)) for name in _WORDS),
             f"#define CODES_INVALID {_listed(INVALID_CODES)}",
+            f"#define GRPC_SHED {CODES[Shed][1]}",
             "",
             "/* First status, last status, whether the worker did what it was asked, and who ended it. */",
             f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",

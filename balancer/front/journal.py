@@ -28,6 +28,7 @@ from balancer.core.view import LiveView, View, column
 from balancer.front.folder import JOURNAL, Folder
 from balancer.front.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
 from balancer.front.module import Module
+from balancer.gateway.responses import ERRORS
 from balancer.native.shared import in_file
 from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
@@ -45,7 +46,6 @@ _KEYED, _SEQUENCE, _QUESTION, _OK = (
         RecordFlag.RECORD_OK,
     )
 )
-_REFUSED = (5, 8, 14)
 
 
 class TornError(Exception):
@@ -82,7 +82,7 @@ def basis_of(fleet: Fleet, policy: Policy, baseline: Policy | None = None, new: 
 
 
 class ToldDecision(NamedTuple):
-    """A policy was asked."""
+    """What a policy decided."""
 
     at: int
     answered: Answered
@@ -93,7 +93,7 @@ class ToldDecision(NamedTuple):
 
 
 class ToldRefusal(NamedTuple):
-    """Nobody was asked."""
+    """A request that was refused before any policy decided."""
 
     at: int
     request: Request
@@ -298,7 +298,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
         bool(flags & _SEQUENCE),
     )
     if kind == RecordKind.RECORD_REFUSAL:
-        _check(why in _REFUSED and start == len(content), "a refusal")
+        _check(why in ERRORS and start == len(content), "a refusal")
         return ToldRefusal(at, request, why, at_s)
     _check(start + 8 * (_ARRAYS + 1) * n + n + -n % 8 == len(content), "a length")
     numbers = np.frombuffer(content, np.float64, (_ARRAYS + 1) * n, start).reshape(_ARRAYS + 1, n)

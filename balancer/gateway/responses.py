@@ -32,6 +32,8 @@ CODES: dict[type[RoutingError], tuple[int, int]] = {
     NoEligibleWorker: (503, 14),
     Shed: (429, 8),
 }
+ERRORS = {grpc_status: error for error, (_, grpc_status) in CODES.items()}
+"""By gRPC's status."""
 UNSUPPORTED_CODES = (501, 12)
 INVALID_CODES = (400, 3)
 INTERNAL_CODES = (500, 13)

@@ -11,16 +11,14 @@ import numpy.typing as npt
 from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Source, alike
 from balancer.front.router import SharedRouter
 from balancer.gateway.kserve import Kind
-from balancer.gateway.responses import CODES, INVALID_CODES
-from balancer.operate.logs import DecisionLines, Reason
+from balancer.gateway.responses import ERRORS, INVALID_CODES
+from balancer.operate.logs import DecisionLines
 from balancer.operate.metric_series import OTHER
 from balancer.operate.tally import REASONS, Ended, Measured, Tally
 
 _Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
 _Line: Any = namedtuple("_Line", LINE.names or ())  # type: ignore[misc]  # likewise
 _INVALID = INVALID_CODES[1]
-_REASONS: dict[int, Reason] = {CODES[error][1]: reason for error, reason in REASONS.items()}
-"""Of refusals, by gRPC's status."""
 
 
 class NativeOutcomes:
@@ -57,7 +55,7 @@ class NativeOutcomes:
         if told.refusal == _INVALID:
             self._tally.invalid(told.endpoint.decode("utf-8", "replace"), len(rows))
         else:
-            self._tally.refused(_REASONS[told.refusal], rows["decision_s"].tolist())
+            self._tally.refused(REASONS[ERRORS[told.refusal]], rows["decision_s"].tolist())
         self._tally.unserved(_ended_as(told, models, ""), rows["at_s"].tolist())
 
     def _ended(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
@@ -88,7 +86,7 @@ class NativeOutcomes:
                 policy=self._policy(told),
                 propensity=told.propensity,
                 fallbacks=tuple(named[1:]),
-                reason=_REASONS[told.refusal] if told.refusal else "picked",
+                reason=REASONS[ERRORS[told.refusal]] if told.refusal else "picked",
             )
 
 

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.core.errors import RoutingError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import Answered, Decision, Router
 from balancer.core.view import LiveView
 from balancer.front.journal import Told, ToldDecision, ToldRefusal, TornError
 from balancer.front.router import SharedRouter
+from balancer.gateway.responses import ERRORS
 from balancer.operate.decision_log.lines import COLUMNS
 from balancer.operate.decision_log.recording import Recording, Sink
 from policies.base import FleetView, Request
@@ -26,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE_BYTES = 128 * 2**10
 """Of the journal: some milliseconds."""
-_ERRORS: dict[int, type[RoutingError]] = {5: UnknownModel, 8: Shed, 14: NoEligibleWorker}
-"""By gRPC's status."""
 
 
 def recording_of(router: Router, sink: Sink, **about: Any) -> Recording:
     """Of that router; `about`: see `Recording`."""
-    return (NativeRecording if isinstance(router, SharedRouter) else Recording)(router, sink, **about)  # type: ignore[arg-type]
+    if isinstance(router, SharedRouter):
+        return NativeRecording(router, sink, **about)
+    return Recording(router, sink, **about)
 
 
 class NativeRecording(Recording):
@@ -123,7 +124,7 @@ class NativeRecording(Recording):
             if told.question and told.decision is not None:
                 super().no_inference(told.decision.number)
         elif isinstance(told, ToldRefusal):
-            super().refused(told.request, _ERRORS[told.grpc_status](), told.at_s)
+            super().refused(told.request, ERRORS[told.grpc_status](), told.at_s)
         else:
             worker = self._shared.names_by_endpoint.get(told.endpoint, "")
             super().ended(told.event(worker), told.at_s)

@@ -256,7 +256,7 @@ void decide(struct source *source, struct attached *attached, const struct ask *
     out->directory = attached->directory->head.serial;
     journal_start(&attached->writer);
     decide_locked(attached, ask, out);
-    if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != 8) {
+    if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != GRPC_SHED) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
       struct ask any_server = *ask;
       any_server.model = any_server.version = any_server.tenant = TEXT("");
