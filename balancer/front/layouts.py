@@ -35,8 +35,6 @@ VOIDS: tuple[Void, ...] = get_args(Void)
 """Of an outcome's void."""
 ENDERS: tuple[By, ...] = get_args(By)
 """Of an outcome's aborted."""
-LINE_BITS = 53
-"""Of a decision's number, mixed, by which it is told whether it has a line; as `policies.hashing.unit` has it."""
 NAMED_HEADERS = tuple(field.name for field in fields(HeaderNames))
 """Headers that may say what a body does not, in order."""
 UNKNOWN_MODEL = -1
@@ -365,7 +363,6 @@ SIZES = {
     "SLOTS": SLOTS,
     "OUTCOMES": OUTCOMES,
     "LINES": LINES,
-    "LINE_BITS": LINE_BITS,
     "SEATS": SEATS,
     "TRIALS": TRIALS,
     "OWED": OWED,

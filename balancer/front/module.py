@@ -14,7 +14,7 @@ PATH = KERNEL.with_name("module.so")
 BUILD = "build it: python -m balancer.front.build"
 """What to do where it does not fit."""
 
-_PLACE, _NUMBER, _SECONDS = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
+_PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bytes": (_NUMBER, ()),
     "stamp": (ctypes.c_char_p, ()),
@@ -38,17 +38,17 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "owed": (_NUMBER, (_PLACE,)),
     "trials": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
     "lines": (_NUMBER, (_PLACE, _PLACE, _NUMBER)),
-    "tell_lines": (None, (_PLACE, _NUMBER)),
+    "tell_lines": (None, (_PLACE, _REAL)),
     "row_removed": (None, (_PLACE, ctypes.c_int64)),
-    "due": (ctypes.c_bool, (_PLACE, _SECONDS)),
+    "due": (ctypes.c_bool, (_PLACE, _REAL)),
     "journal_bytes": (_NUMBER, ()),
-    "journal_init": (None, (_PLACE, _SECONDS, _NUMBER)),
+    "journal_init": (None, (_PLACE, _REAL, _NUMBER)),
     "journal_written": (_NUMBER, (_PLACE,)),
     "journal_dropped": (_NUMBER, (_PLACE,)),
     "journal_take": (_NUMBER, (_PLACE, _NUMBER, _PLACE, _NUMBER)),
     "journal_done": (None, (_PLACE, _NUMBER)),
     "digest": (_NUMBER, (_PLACE, _NUMBER)),
-    "give_up": (_NUMBER, (_PLACE, _SECONDS, _NUMBER, _PLACE, _NUMBER)),
+    "give_up": (_NUMBER, (_PLACE, _REAL, _NUMBER, _PLACE, _NUMBER)),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.front.folder import CONTROL, Folder
-from balancer.front.layouts import COUNTS, LINE, LINE_BITS, LINES, OUTCOME, SEATS, SLOT, SLOTS, TRIAL
+from balancer.front.layouts import COUNTS, LINE, LINES, OUTCOME, SEATS, SLOT, SLOTS, TRIAL
 from balancer.front.module import Module
 from balancer.native.shared import in_file
 
@@ -33,7 +33,7 @@ class State:
         self._read = np.zeros(_MOST_AT_ONCE, OUTCOME)
         self._read_trials = np.zeros(_MOST_AT_ONCE, TRIAL)
         self._read_lines = np.zeros(LINES, LINE)
-        self._lines_below = 0
+        self._lines_share = 0.0
         self._counted = dict.fromkeys(COUNTS, 0)
         """In files that were given up, as the next."""
         self._left: dict[str, list[npt.NDArray[Any]]] = {}
@@ -45,7 +45,7 @@ class State:
         self._known_tickets = 0
         self._alive: set[int] = set()
         self._call("init", self._seed, number, int(STALE_AFTER_S * 1e9))
-        self._call("tell_lines", self._lines_below)
+        self._call("tell_lines", self._lines_share)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._module.call(name, self._at, *arguments)
@@ -125,8 +125,8 @@ class State:
 
     def tell_lines(self, share: float) -> None:
         """For that share of the decisions, as `balancer.operate.logs.DecisionLines` has it."""
-        self._lines_below = math.ceil(share * 2.0**LINE_BITS)
-        self._call("tell_lines", self._lines_below)
+        self._lines_share = share
+        self._call("tell_lines", share)
 
     def steer(self, said: bytes) -> None:
         """With the lock held: who decides, as `STEERING`."""

@@ -202,9 +202,9 @@ static void tell_refusal(struct attached *attached, const struct ask *ask, uint3
 
 /* For a log, where this decision is among the share that one is kept of. */
 static void tell_line(struct attached *attached, const struct ask *ask, const struct decision *out) {
-  uint64_t below = atomic_load_explicit(&attached->control->lines_below, memory_order_relaxed);
-  if (balancer_mix(out->number) >> (64 - LINE_BITS) >= below) return;
-  struct line *line = line_place(attached->control);
+  double share;
+  __atomic_load(&attached->control->lines_share, &share, __ATOMIC_RELAXED);
+  struct line *line = balancer_lot(out->number) < share ? line_place(attached->control) : NULL;
   if (!line) return;
   line->number = out->number;
   line->directory = out->directory;

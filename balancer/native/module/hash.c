@@ -12,6 +12,8 @@ uint64_t balancer_mix(uint64_t value) {
   return value ^ value >> 31;
 }
 
+double balancer_lot(uint64_t value) { return (double)(balancer_mix(value) >> 11) * 0x1p-53; }
+
 /* BLAKE2b: RFC 7693. */
 static const uint64_t INITIAL[8] = {
   UINT64_C(0x6a09e667f3bcc908), UINT64_C(0xbb67ae8584caa73b), UINT64_C(0x3c6ef372fe94f82b), UINT64_C(0xa54ff53a5f1d36f1),

@@ -74,8 +74,7 @@ void journal_commit(struct writer *writer) {
 }
 
 static bool wants(const struct writer *writer, uint64_t number) {
-  if (!writer->journal) return false;
-  return writer->share >= 1 || (double)(balancer_mix(number) >> 11) * 0x1p-53 < writer->share;
+  return writer->journal && balancer_lot(number) < writer->share;
 }
 
 /* Room for a record, at `writer->at` then; null: there is none. */

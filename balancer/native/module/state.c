@@ -86,44 +86,32 @@ void slot_give(struct control *control, uint32_t place) {
   POKE(control->free_slots, control->free_slots + 1);
 }
 
-/* Where the next one goes; `room`: there is none. */
-static uint64_t next_in(const struct ring *ring, uint64_t room) {
+/* The place of one more in a ring of `room`, cleared; null where the balancer has not read those before. */
+static void *place_in(struct control *control, const struct ring *ring, void *all, uint64_t room, size_t bytes,
+                      enum count lost) {
   uint64_t written = atomic_load_explicit(&ring->written, memory_order_relaxed);
-  uint64_t read = atomic_load_explicit(&ring->read, memory_order_acquire);
-  return written - read < room ? written % room : room;
+  if (written - atomic_load_explicit(&ring->read, memory_order_acquire) < room)
+    return memset((char *)all + written % room * bytes, 0, bytes);
+  add(control, lost, 1);
+  return NULL;
 }
 
 static void written(struct ring *ring) { atomic_fetch_add_explicit(&ring->written, 1, memory_order_release); }
 
 struct outcome *outcome_place(struct control *control) {
-  uint64_t place = next_in(&control->outcomes_told, OUTCOMES);
-  if (place == OUTCOMES) {
-    add(control, OUTCOMES_LOST, 1);
-    return NULL;
-  }
-  return memset(&control->outcomes[place], 0, sizeof *control->outcomes);
+  return place_in(control, &control->outcomes_told, control->outcomes, OUTCOMES, sizeof *control->outcomes, OUTCOMES_LOST);
 }
 
 void outcome_done(struct control *control) { written(&control->outcomes_told); }
 
 struct trial *trial_place(struct control *control) {
-  uint64_t place = next_in(&control->trials_told, TRIALS);
-  if (place == TRIALS) {
-    add(control, TRIALS_LOST, 1);
-    return NULL;
-  }
-  return memset(&control->trials[place], 0, sizeof *control->trials);
+  return place_in(control, &control->trials_told, control->trials, TRIALS, sizeof *control->trials, TRIALS_LOST);
 }
 
 void trial_done(struct control *control) { written(&control->trials_told); }
 
 struct line *line_place(struct control *control) {
-  uint64_t place = next_in(&control->lines_told, LINES);
-  if (place == LINES) {
-    add(control, LINES_LOST, 1);
-    return NULL;
-  }
-  return memset(&control->lines[place], 0, sizeof *control->lines);
+  return place_in(control, &control->lines_told, control->lines, LINES, sizeof *control->lines, LINES_LOST);
 }
 
 void line_done(struct control *control) { written(&control->lines_told); }
@@ -220,8 +208,8 @@ EXPORTED uint64_t balancer_state_owed(struct control *control) {
   return control->owed_out == control->owed_in ? UINT64_MAX : control->owed[control->owed_out++ % OWED];
 }
 
-EXPORTED void balancer_state_tell_lines(struct control *control, uint64_t below) {
-  atomic_store(&control->lines_below, below);
+EXPORTED void balancer_state_tell_lines(struct control *control, double share) {
+  __atomic_store(&control->lines_share, &share, __ATOMIC_RELAXED);
 }
 
 /* With the lock held: the worker of that row is gone, and those after it move up. */

@@ -37,7 +37,7 @@ struct control {
   _Atomic uint64_t heartbeat_ns;
   _Atomic uint64_t serving;   /* 0: whoever is asked over ext_proc decides */
   _Atomic uint64_t directory; /* serial of the directory in force; 0: none yet */
-  _Atomic uint64_t lines_below; /* of a decision's number, mixed, of LINE_BITS: those below have a line */
+  double lines_share; /* of the decisions, by the lots of their numbers: these have a line */
   uint64_t number;            /* of the next decision */
   uint64_t last_ticket;
   uint32_t free_slot, free_slots;

@@ -48,8 +48,9 @@ bool balancer_text_is(const struct balancer_text *text, const char *other);
 void balancer_text_copy(struct balancer_text *to, const struct balancer_text *from);
 void balancer_text_shown(const struct balancer_text *text, char shown[BALANCER_SHOWN_BYTES]);
 
-/* Python's `mix` and `key_of` (policies/hashing.py), bit for bit. */
+/* Python's `mix`, `unit(mix(...))` and `key_of` (policies/hashing.py), bit for bit. */
 uint64_t balancer_mix(uint64_t value);
+double balancer_lot(uint64_t value);
 uint64_t balancer_key_of(const struct balancer_text *text);
 
 #endif

@@ -8,10 +8,6 @@
    request's turn. */
 #define CLAIM_S 0.05
 
-static bool falls_below(uint64_t lots, uint64_t number, double share) {
-  return (double)(balancer_mix(lots ^ number) >> 11) * 0x1p-53 < share;
-}
-
 /* As `placing` of balancer/core/keys.py. */
 static enum decider placed(const struct directory *directory, const struct ask *ask, enum decider by) {
   if (!ask->keyed) return by;
@@ -25,7 +21,7 @@ static bool to_be_seen(struct steering *steering, bool hashed, const struct deci
     steering->until_s = out->at_s + CLAIM_S;
     return true;
   }
-  return !hashed && falls_below(steering->shadow_lots, out->number, steering->shadow_share);
+  return !hashed && balancer_lot(steering->shadow_lots ^ out->number) < steering->shadow_share;
 }
 
 /* Leaves the number to the balancer, for a request that it is asked about; false: too many wait for that. */
@@ -42,7 +38,7 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   enum decider by = POLICY;
   out->side = SIDES;
   if (steering->on) {
-    out->side = falls_below(steering->lots, out->number, steering->share);
+    out->side = balancer_lot(steering->lots ^ out->number) < steering->share;
     uint64_t decider = steering->sides[out->side].decider;
     if (decider >= DECIDERS) return false;
     by = (enum decider)decider;

@@ -1,5 +1,6 @@
-/* Writes what `shared.h` says of statuses and refusals. */
+/* Writes what the module says of statuses, refusals and numbers' lots. */
 #include "shared.h"
+#include "text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -47,5 +48,6 @@ int main(void) {
   say(SAY_FULL(quoted, 2.5));
   say(SAY_LATE(quoted, 12.5, 1234.5));
   say(SAY_SHED(other, quoted));
+  for (unsigned number = 0; number < 2000; number++) printf("lot %u %a -\n", number, balancer_lot(number));
   return 0;
 }

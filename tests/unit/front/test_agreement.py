@@ -11,15 +11,12 @@ from balancer.core import refusals
 from balancer.core.refusals import Words
 from balancer.front import header, module
 from balancer.front.build import SOURCES
-from balancer.front.folder import Folder
 from balancer.front.layouts import VOIDS
 from balancer.front.module import Module, ModuleError
-from balancer.front.state import State
 from balancer.gateway.responses import CODES
 from balancer.gateway.verdict import verdict
 from balancer.native.library import Library
 from balancer.operate.logs import DecisionLines
-from policies.hashing import mix
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,18 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     made = tmp_path_factory.mktemp("c") / "agree"
     header.write()
     command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-I", SOURCES, "-o", made]
-    subprocess.run([*command, Path(__file__).with_name("agree.c")], check=True)
+    hashes = (SOURCES / f"{name}.c" for name in ("hash", "text"))
+    subprocess.run([*command, Path(__file__).with_name("agree.c"), *hashes], check=True)
     done = subprocess.run([made], capture_output=True, text=True, check=True)
     return [line.split(" ", 3) for line in done.stdout.splitlines()]
 
 
 def test_statuses_say_the_same(said: list[list[str]]) -> None:
-    told = {(what, int(status)): (ok == "1", VOIDS[int(void)]) for what, status, ok, void in said if what != "say"}
+    told = {
+        (what, int(status)): (ok == "1", VOIDS[int(void)])
+        for what, status, ok, void in said
+        if what in {"grpc", "http"}
+    }
     client = (False, "client")
     for status in range(1, 600):
         assert told.get(("http", status), client) == verdict(-1, status)
@@ -63,14 +65,7 @@ def test_a_module_of_another_declaration_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.3, 0.999, 1.0])
-def test_lines_are_told_of_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    folder = Folder(tmp_path / "shared")
-    state = State(Module(Library()), folder, 5)
-    below: list[int] = []
-    call = state._module.call
-    monkeypatch.setattr(
-        state._module, "call", lambda name, *of: below.append(of[1]) if name == "tell_lines" else call(name, *of)
-    )
-    state.tell_lines(share)
+def test_lines_are_told_of_the_same_numbers(said: list[list[str]], share: float) -> None:
+    lots = [float.fromhex(lot) for what, _, lot, _ in said if what == "lot"]
     lines = DecisionLines(share)
-    assert [mix(number) >> 11 < below[0] for number in range(2000)] == [lines.wants(number) for number in range(2000)]
+    assert [lot < share for lot in lots] == [lines.wants(number) for number in range(2000)]
