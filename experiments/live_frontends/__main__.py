@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ import uvloop
 from rich.table import Table
 
 from balancer.errors import OperatorError
+from experiments.live_switchback.figures import FIGURES, Requests, against, estimates, figures, resampled
+from simulator.scoreboard.statistics import Estimate
+from simulator.scoreboard.text import interval, milliseconds, share
 from tools.demo import traffic
 from tools.demo.stack import DemoStack, interruptible
 from tools.load.arrivals import FloatArray, poisson
 from tools.load.display import make_console
-from tools.load.result import LoadResult
+from tools.load.result import LoadResult, joined
 from tools.load.runner import DriveOptions, drive
 from tools.load.workload import ModelMix, RowSizes, Workload, mixed, streams
 
@@ -33,7 +36,6 @@ FRONTENDS = ("pick", "native")
 _OPTIONS = DriveOptions(timeout_s=60.0)
 _SMALL_PER_S = 500.0
 _SMALL = ModelMix("emulated_tft")
-_RESAMPLES = 2000
 _INTERRUPTED = 130
 
 
@@ -60,51 +62,47 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One load; of each front end the latencies of each block, in seconds, and the requests that failed."""
+    """What became of one load; by front end in the order of `FRONTENDS`, by figure in that of `FIGURES`."""
 
     title: str
-    latency_s: dict[str, list[FloatArray]]
-    failed: dict[str, int]
-
-    def quantile_s(self, frontend: str, level: float) -> float:
-        """Of all blocks together."""
-        return float(np.quantile(np.concatenate(self.latency_s[frontend]), level))
-
-    def ratio(self, level: float) -> tuple[float, float, float]:
-        """That of native over that of pick, and its 95% interval by a bootstrap of pairs of blocks."""
-        pick, native = (self.latency_s[frontend] for frontend in FRONTENDS)
-        generator, ratios = np.random.default_rng(0), []
-        for _ in range(_RESAMPLES):
-            drawn = generator.integers(len(pick), size=len(pick))
-            pooled = [np.quantile(np.concatenate([blocks[i] for i in drawn]), level) for blocks in (pick, native)]
-            ratios.append(pooled[1] / pooled[0])
-        low, high = np.quantile(ratios, [0.025, 0.975])
-        return self.quantile_s("native", level) / self.quantile_s("pick", level), float(low), float(high)
+    figures: FloatArray
+    """Seconds, and a share; `(2, figures)`."""
+    ratios: list[Estimate]
+    """Native over pick, and the difference of the shares."""
+    failed: list[int]
 
     def as_json(self) -> dict[str, Any]:
         """Numbers alone."""
-        quantiles = {f: [self.quantile_s(f, level) for level in (0.5, 0.99)] for f in FRONTENDS}
         return {
             "load": self.title,
-            "p50_p99_s": quantiles,
-            "ratio_p50": self.ratio(0.5),
-            "ratio_p99": self.ratio(0.99),
-            "failed": self.failed,
+            **{
+                name: dict(zip(FIGURES, row.tolist(), strict=True))
+                for name, row in zip(FRONTENDS, self.figures, strict=True)
+            },
+            "native / pick": {name: asdict(each) for name, each in zip(FIGURES, self.ratios, strict=True)},
+            "failed": dict(zip(FRONTENDS, self.failed, strict=True)),
         }
 
 
 async def compare(plan: traffic.Plan, load: Load, stacks: dict[str, DemoStack]) -> Compared:
     """One load in all blocks."""
-    latency_s: dict[str, list[FloatArray]] = {frontend: [] for frontend in FRONTENDS}
-    failed = dict.fromkeys(FRONTENDS, 0)
+    counted: list[LoadResult] = []
+    played: list[tuple[int, int]] = []
+    failed = [0] * len(FRONTENDS)
     for number in range(plan.rounds):
         for frontend in FRONTENDS if number % 2 == 0 else FRONTENDS[::-1]:
             stacks[frontend].check()
-            result: LoadResult = await drive(stacks[frontend].url, load.block(plan, number), _OPTIONS)
-            counted = result.between(plan.settle_s, plan.settle_s + plan.window_s)
-            latency_s[frontend].append(counted.latency_s[counted.ok])
-            failed[frontend] += int((~result.ok).sum())
-    return Compared(load.title, latency_s, failed)
+            result = await drive(stacks[frontend].url, load.block(plan, number), _OPTIONS)
+            place = FRONTENDS.index(frontend)
+            failed[place] += int((~result.ok).sum())
+            counted.append(result.between(plan.settle_s, plan.settle_s + plan.window_s))
+            played.append((place, number))
+    together = joined(counted)
+    policy, block = np.repeat(np.array(played), [len(each) for each in counted], axis=0).T
+    latency_s = np.where(together.ok, together.latency_s, np.nan)
+    requests = Requests(FRONTENDS, together.models, policy, block, together.model, together.deadline_s, latency_s)
+    measured, drawn = figures(requests), resampled(requests, plan.rounds)
+    return Compared(load.title, measured, estimates(against(1, 0, measured), against(1, 0, drawn)), failed)
 
 
 async def run(plan: traffic.Plan, out: Path) -> list[Compared]:
@@ -119,15 +117,13 @@ async def run(plan: traffic.Plan, out: Path) -> list[Compared]:
 
 
 def table(compared: Compared) -> Table:
-    """For people."""
+    """For people; latencies in milliseconds."""
     made = Table(title=compared.title, title_justify="left")
-    for heading in ("", "p50 ms", "p99 ms", "failed"):
+    for heading in ("", *FIGURES, "failed"):
         made.add_column(heading, justify="right")
-    for frontend in FRONTENDS:
-        times = [f"{compared.quantile_s(frontend, level) * 1e3:.2f}" for level in (0.5, 0.99)]
-        made.add_row(frontend, *times, str(compared.failed[frontend]))
-    ratios = [compared.ratio(level) for level in (0.5, 0.99)]
-    made.add_row("native / pick", *(f"{ratio:.2f} ({low:.2f} to {high:.2f})" for ratio, low, high in ratios), "")
+    for frontend, row, failed in zip(FRONTENDS, compared.figures, compared.failed, strict=True):
+        made.add_row(frontend, *map(milliseconds, row[:-1]), share(row[-1]), str(failed))
+    made.add_row("native / pick", *map(interval, compared.ratios[:-1]), "", "")
     return made
 
 
@@ -153,7 +149,7 @@ def main(out: Path, policy: str, blocks: int, window_s: float, seed: int) -> Non
     told |= {"loads": [compared.as_json() for compared in found]}
     (out / "results.json").write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
     console.print(f"written: {out / 'results.json'}")
-    sys.exit(1 if any(any(compared.failed.values()) for compared in found) else 0)
+    sys.exit(1 if any(any(compared.failed) for compared in found) else 0)
 
 
 if __name__ == "__main__":
