@@ -67,7 +67,7 @@ class SharedRouter(Router):
         self._headers: tuple[str | None, ...] = (None,) * 7
         self._wanted = self._no_room = False
         self.journal: Journal | None = None
-        self.names_by_endpoint: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         (folder.path / JOURNAL).unlink(missing_ok=True)
         super().__init__(policy, settings, seed, self._kernel)
         self._told_of_policies()
@@ -103,7 +103,11 @@ class SharedRouter(Router):
         """The workers' `address:port`, by name."""
         with self._alone():
             self._grpc, self._http, self._published = dict(grpc), dict(http), None
-            self.names_by_endpoint = {end: name for table in (grpc, http) for name, end in table.items()}
+            self._names = {end: name for table in (grpc, http) for name, end in table.items()}
+
+    def worker_at(self, endpoint: str) -> str:
+        """Whose `address:port` that is; empty: nobody's."""
+        return self._names.get(endpoint, "")
 
     def read_headers(self, names: HeaderNames) -> None:
         """The headers that may say what the body does not; `NAMED_HEADERS` has their order."""

@@ -41,7 +41,6 @@ class NativeFront:
             {worker.name: worker.grpc_endpoint for worker in listed},
             {worker.name: worker.http_endpoint for worker in listed},
         )
-        self._outcomes.tell((end, each.name) for each in listed for end in (each.grpc_endpoint, each.http_endpoint))
 
     def configure(self, names: HeaderNames, lines_share: float) -> None:
         """Headers that may say what a body does not, and the share of decisions that the log tells of."""

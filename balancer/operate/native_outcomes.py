@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable
 from typing import Any
 
 import numpy.typing as npt
@@ -26,11 +25,6 @@ class NativeOutcomes:
 
     def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines) -> None:
         self._router, self._tally, self._lines = router, tally, lines
-        self._names: dict[bytes, str] = {}
-
-    def tell(self, endpoints: Iterable[tuple[str, str]]) -> None:
-        """Workers' `address:port`, and their names."""
-        self._names = {endpoint.encode(): name for endpoint, name in endpoints}
 
     def take(self, batch: npt.NDArray[Any]) -> None:
         """As `OUTCOME`. Those that are alike are counted together, which costs a tenth."""
@@ -62,7 +56,7 @@ class NativeOutcomes:
         picked = told.source == Source.BY_POLICY
         if picked:
             self._tally.decided(self._policy(told), rows["decision_s"].tolist())
-        ended = _ended_as(told, models, self._names.get(told.endpoint, ""))
+        ended = _ended_as(told, models, self._router.worker_at(_text(told.endpoint)))
         if not told.endpoint:
             self._tally.unserved(ended, rows["at_s"].tolist())
             return
@@ -76,7 +70,7 @@ class NativeOutcomes:
         """Decisions of which the log is to tell, as `LINE`."""
         for row in batch.tolist():
             told: Any = _Line._make(row)
-            named = [self._names.get(endpoint, "") for endpoint in told.named.split(b",") if endpoint]
+            named = [self._router.worker_at(endpoint) for endpoint in _text(told.named).split(",") if endpoint]
             self._lines.write(
                 number=None if told.refusal else told.number,
                 request_id=_text(told.request_id),

@@ -126,7 +126,7 @@ class NativeRecording(Recording):
         elif isinstance(told, ToldRefusal):
             super().refused(told.request, ERRORS[told.grpc_status](), told.at_s)
         else:
-            worker = self._shared.names_by_endpoint.get(told.endpoint, "")
+            worker = self._shared.worker_at(told.endpoint)
             super().ended(told.event(worker), told.at_s)
 
 

@@ -98,6 +98,7 @@ class _Up:
         in_file = load(self._config_path)
         self._overrides = _set_over_file(options, in_file)
         self._config = Overrides(self._overrides)(in_file)
+        self._bootstrap = self._config.bootstrap_options()
         _check_free("--port", options.host, options.port)
         for process in range(self._config.processes):
             _check_free("--admin-port", "127.0.0.1", options.admin_port + process)
@@ -139,7 +140,7 @@ class _Up:
         ]
         serve_arguments = ["serve", "--config", str(self._config_path), *set_arguments]
         serve = Child(serve_arguments, log_path=options.run_dir / "balancer.log")
-        envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=options.run_dir / "envoy.log")
+        envoy = EnvoyProcess(options=self._bootstrap, log_path=options.run_dir / "envoy.log")
         self._say(
             "balancer", f"{config.own_envoy_address(0)}, admin {self._admin_urls()[0]}, processes: {config.processes}"
         )
@@ -207,14 +208,15 @@ class _Up:
     def _say(self, name: str, what: str) -> None:
         self._console.print(f"starting {name:12} {what}", highlight=False, soft_wrap=True)
 
+    @property
+    def _decided_by(self) -> str:
+        return "the balancer (pick)" if self._bootstrap.native is None else "Envoy (native)"
+
     def _show(self) -> None:
         port, config = self._options.port, self._config
         table = Table.grid(padding=(0, 2))
         for name, value in (
-            (
-                "ready",
-                f"workers: {len(self._specs)}, policy: {config.policy.name}, decided by: {_decided_by(config)}",
-            ),
+            ("ready", f"workers: {len(self._specs)}, policy: {config.policy.name}, decided by: {self._decided_by}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
             ("fleet", f"{self._admin_urls()[0]}/workers"),
             ("why", f"{self._admin_urls()[0]}/explain?model=digits"),
@@ -255,11 +257,6 @@ def _set_over_file(options: UpOptions, in_file: Config) -> dict[str, object]:
 def _own_folder(options: UpOptions) -> Path:
     """By the run's directory, so that what a killed run left in memory is the next one's."""
     return default_folder(str(options.run_dir.resolve()))
-
-
-def _decided_by(config: Config) -> str:
-    native = config.bootstrap_options().native is not None
-    return "Envoy (native)" if native else "the balancer (pick)"
 
 
 def _config_file(options: UpOptions) -> Path:
