@@ -14,6 +14,7 @@ from balancer.config.config import Config, from_mapping
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.yaml_document import dump
 from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.native.compiler import compiler
 from benchmarks.stack import without_balancer
 from tools.stack.child import Child
 from tools.stack.envoyproxy import EnvoyProcess
@@ -56,7 +57,7 @@ def new_workers() -> list[WorkerSpec]:
 def upstream(source: str, ports: Sequence[int], folder: Path) -> Iterator[None]:
     """One process that listens on all of them, by a program of this folder."""
     program = folder / source.removesuffix(".c")
-    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", program, _HERE / source], check=True)
+    subprocess.run([*compiler(), "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", program, _HERE / source], check=True)
     with subprocess.Popen([program, *map(str, ports)]) as process:
         try:
             yield

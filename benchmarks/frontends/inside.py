@@ -13,6 +13,7 @@ from balancer.front.build import SOURCES, WITHOUT_HOOKS
 from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
+from balancer.native.compiler import compiler
 from balancer.native.library import PATH, Library
 from benchmarks.decisions import MODELS, add_fleet
 from benchmarks.results import Aim, Section, Table
@@ -55,7 +56,7 @@ def _compiled(target: Path) -> Path:
         *WITHOUT_HOOKS,
     ]
     strict = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
-    subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
+    subprocess.run([*compiler(), *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
     return target
 
 

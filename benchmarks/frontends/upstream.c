@@ -2,20 +2,10 @@
 
    upstream PORT...: listens on all of them, in one thread, until it is killed. HTTP/2 as far as a client needs it that sends
    what it announced: https://www.rfc-editor.org/rfc/rfc9113 */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/tcp.h>
+#include "server.h"
+
 #include <poll.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 enum { DATA, HEADERS, SETTINGS = 4, PING = 6, WINDOW_UPDATE = 8, END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 enum { PREFACE_BYTES = 24, HEAD_BYTES = 9, IN_BYTES = 1 << 18, OUT_BYTES = 1 << 16, MESSAGE_BYTES = 64 };
@@ -102,7 +92,8 @@ static void take(struct connection *c) {
 }
 
 /* Whether the connection is still open. */
-static int serve(struct connection *c) {
+static int serve(void *connection) {
+  struct connection *c = connection;
   ssize_t count;
   while ((count = recv(c->file, c->in + c->in_length, sizeof c->in - c->in_length, 0)) > 0) {
     c->in_length += (size_t)count;
@@ -113,43 +104,4 @@ static int serve(struct connection *c) {
   return count < 0 && errno == EAGAIN;
 }
 
-static int listen_on(int port) {
-  int file = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), yes = 1;
-  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (bind(file, (struct sockaddr *)&address, sizeof address) || listen(file, 512)) {
-    perror("upstream");
-    exit(1);
-  }
-  return file;
-}
-
-int main(int count, char **arguments) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* never longer than who started it */
-  int epoll = epoll_create1(0);
-  struct epoll_event events[64];
-  for (int i = 1; i < count; i++) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)listen_on(atoi(arguments[i]))};
-    epoll_ctl(epoll, EPOLL_CTL_ADD, (int)event.data.u64, &event);
-  }
-  for (;;) {
-    int ready = epoll_wait(epoll, events, 64, -1);
-    for (int i = 0; i < ready; i++) {
-      if (events[i].data.u64 < 65536) { /* a number of a file, and no address */
-        int yes = 1, file = accept((int)events[i].data.u64, NULL, NULL);
-        struct connection *c = file < 0 ? NULL : calloc(1, sizeof *c);
-        if (!c) continue;
-        c->file = file;
-        fcntl(file, F_SETFL, O_NONBLOCK);
-        setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-        struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-        epoll_ctl(epoll, EPOLL_CTL_ADD, file, &event);
-      } else if (!serve(events[i].data.ptr)) {
-        struct connection *c = events[i].data.ptr;
-        close(c->file);
-        free(c);
-      }
-    }
-  }
-}
+int main(int count, char **arguments) { serve_all(count - 1, arguments + 1, sizeof(struct connection), serve); }

@@ -2,6 +2,8 @@
 
    The same count, seed and files give the same inputs. Says how many it tried; the last one that a sanitizer or the entry
    ended is in the file crash-SEED in the current folder. */
+#include "../draw.h"
+
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,16 +21,7 @@ static struct {
 static size_t files;
 static uint8_t input[MOST_BYTES];
 static size_t length;
-static uint64_t seed, state;
-
-static uint64_t draw(void) {
-  uint64_t value = state += UINT64_C(0x9E3779B97F4A7C15);
-  value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
-  return value ^ value >> 31;
-}
-
-static size_t below(size_t most) { return most ? (size_t)(draw() % most) : 0; }
+static uint64_t seed;
 
 static void keep_input(int signal_number) {
   char name[64];

@@ -5,6 +5,7 @@
    mapped lies memory that ends whoever touches it: no sanitizer sees into the kernel. Says how many inputs it tried, how
    many were taken for a state, and how many requests were decided by one. */
 #define _GNU_SOURCE
+#include "../draw.h"
 #include "decide.h"
 
 #include <dirent.h>
@@ -28,16 +29,6 @@ static struct {
 } files[MOST_FILES];
 static size_t count;
 static const char *folder;
-static uint64_t state;
-
-static uint64_t draw(void) {
-  uint64_t value = state += UINT64_C(0x9E3779B97F4A7C15);
-  value = (value ^ value >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  value = (value ^ value >> 27) * UINT64_C(0x94D049BB133111EB);
-  return value ^ value >> 31;
-}
-
-static size_t below(size_t most) { return most ? (size_t)(draw() % most) : 0; }
 
 void *__real_mmap(void *at, size_t bytes, int rights, int flags, int file, off_t offset);
 int __real_munmap(void *at, size_t bytes);
