@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.balancer_alone import WORKER, BalancerAlone
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.files.schema import split_address
 

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.config import config
 from balancer.config.config import Config, ConfigError

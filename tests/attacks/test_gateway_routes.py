@@ -14,8 +14,9 @@ import grpc
 import pytest
 import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import Rig, eventually, go_on
+from support.envoy_fakes import Rig, go_on
 from support.raw_http2 import Upload
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.gateway import picker

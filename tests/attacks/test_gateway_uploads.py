@@ -11,8 +11,9 @@ import aiohttp
 import grpc
 import psutil
 import pytest
-from support.envoy_fakes import Rig, a_request, eventually
+from support.envoy_fakes import Rig, a_request
 from support.raw_http2 import Upload, grpc_head
+from support.waiting import eventually
 
 pytestmark = pytest.mark.integration
 MIB = 2**20

@@ -13,7 +13,8 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.balancer_alone import WORKER, BalancerAlone
-from support.stack import eventually, exposed
+from support.stack import exposed
+from support.waiting import eventually
 
 from balancer.gateway.names import OUTCOMES_SERVICE
 from balancer.gateway.names import PICKS_SERVICE as PICKS

@@ -14,7 +14,7 @@ import aiohttp
 import grpc
 import pytest
 from support.certificates import Authority
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.app import App
 from balancer.config.config import from_mapping

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from support.balancer_alone import WORKER, BalancerAlone
 from support.reports import report_of
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.core import bounds
 from balancer.telemetry import report_pb2

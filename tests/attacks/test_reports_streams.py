@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 from support.reports import Heard, collecting, report_of
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.core import bounds
 from balancer.core.events import Report, ReportsLost

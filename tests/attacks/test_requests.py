@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 from support.attacker import Attacker, honest_requests_are_served_by_policy, inference, nothing_is_left_over
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import support
 from support.load import steady_load
-from support.stack import Stack, eventually, exposed, records, sum_of
+from support.stack import Stack, exposed, records, sum_of
+from support.waiting import eventually
 
 from balancer.config.policy_options import installed_policies
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 from policies.learned.artifact import make_artifact, write_artifact
 from policies.learned.features import FEATURES

@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 from tools.load.result import LoadResult
 

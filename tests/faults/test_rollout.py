@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import support
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 from balancer.config.policy_options import installed_policies
 

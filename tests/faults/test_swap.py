@@ -6,7 +6,8 @@ from itertools import groupby
 
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native"])]
 

@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from support.stack import Stack, eventually, exposed, sum_of
+from support.stack import Stack, exposed, sum_of
+from support.waiting import eventually
 
 HONEST_MODEL = "emulated_tft"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -9,7 +9,8 @@ import aiohttp
 import psutil
 
 from balancer.files.yaml_document import dump
-from support.stack import eventually, exposed, sum_of
+from support.stack import exposed, sum_of
+from support.waiting import eventually
 from tools.stack.child import Child
 from tools.stack.ports import free_port_range, free_ports
 

@@ -290,13 +290,6 @@ class FakeWorker:
         return web.Response(status=self.http_status, text=self.http_body or self.name)
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
-    """Return once the condition holds; for what nothing announces. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 @contextlib.asynccontextmanager
 async def running(*parts: Any) -> AsyncIterator[None]:
     """Start the parts in order, and stop all that were started."""

@@ -25,7 +25,8 @@ from balancer.gateway.kserve import HeaderNames
 from balancer.native.library import PATH, Library
 from policies import BUILTIN
 from policies.base import Policy
-from support.envoy_fakes import FakeBalancer, Rig, eventually, go_on
+from support.envoy_fakes import FakeBalancer, Rig, go_on
+from support.waiting import eventually
 
 BEAT_S = 0.01
 PATIENT_S = 10.0
@@ -115,7 +116,7 @@ class NativeRig(Rig):
 
     async def all_ended(self) -> None:
         """Return once Envoy has counted all out, which it does after the client has its answer."""
-        await eventually(lambda: asyncio.sleep(0, self._has_ended()))
+        await eventually(self._has_ended)
 
     def _has_ended(self) -> bool:
         # Under the lock, so that nobody is seen halfway.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from balancer.config.config import load
 from balancer.discovery.file import dump_workers
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.yaml_document import dump
+from support.waiting import PATIENCE_S, POLL_S, eventually
 from tools.stack.agent import agent_beside
 from tools.stack.child import Child
 from tools.stack.envoyproxy import EnvoyProcess
@@ -28,21 +29,6 @@ from tools.stack.tritonserver import TritonServer
 REPOSITORY = Path(__file__).resolve().parents[2]
 _MODELS = {model.name: model for model in REPOSITORY.glob("triton/*models/*")}
 ALL_MODELS = tuple(sorted(_MODELS))
-POLL_S = 0.02
-PATIENCE_S = 60.0
-
-
-async def eventually(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition` (which may be async); AssertionError naming `what` if none comes."""
-    deadline_s = asyncio.get_running_loop().time() + patience_s
-    while asyncio.get_running_loop().time() < deadline_s:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        await asyncio.sleep(POLL_S)
-    raise AssertionError(f"not so after {patience_s} s: {what}")
 
 
 async def exposed(admin_url: str) -> list[Sample]:

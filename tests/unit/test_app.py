@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.fleets import report
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.app import App
 from balancer.config.config import Config, from_mapping, load

@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, eventually, go_on, running
+from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on, running
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.gateway.bootstrap import BootstrapOptions

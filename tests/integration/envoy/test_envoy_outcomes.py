@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
+from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
+from support.waiting import eventually
 
 from balancer.gateway.outcomes import Outcome, verdict_of
 
@@ -195,7 +196,7 @@ async def test_envoys_own_log_shares_the_request_id(tmp_path: Path) -> None:
             async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs"):
                 return await written()
 
-        await eventually(written_after_reopening, timeout_s=30)
+        await eventually(written_after_reopening, patience_s=30)
     entry = json.loads(log.read_text())
     assert entry["request_id"] == "mine"
     assert entry["gateway_request_id"] not in {"", "mine", None}

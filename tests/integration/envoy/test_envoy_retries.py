@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.envoy_fakes import FakeWorker, Rig, a_request, eventually, go_on
+from support.envoy_fakes import FakeWorker, Rig, a_request, go_on
+from support.waiting import eventually
 
 pytestmark = pytest.mark.integration
 DRAINING = "Request for unknown model: 'm' has no available versions"

@@ -11,7 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from support.envoy_fakes import FakeBalancer, Rig, a_request, eventually, go_on
+from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
+from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
 from balancer.gateway.bootstrap_tls import ListenerTls

@@ -7,7 +7,8 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-from support.envoy_fakes import FakeWorker, a_request, eventually, running
+from support.envoy_fakes import FakeWorker, a_request, running
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2_grpc
 
 from balancer.config.config import Config, from_mapping

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.envoy_fakes import eventually
 from support.native import NativeRig
+from support.waiting import eventually
 
 from balancer.front.folder import JOURNAL
 from balancer.operate.decision_log.files import DecisionFiles
@@ -56,7 +56,7 @@ async def test_what_envoy_decides_is_decided_again(rig: NativeRig, kept: Kept) -
     for number in range(20):
         await rig.infer(metadata=(("x-routing-key", f"user-{number}"), ("x-tenant", "me")) if number % 4 == 0 else ())
         kept.recording.drain()
-    await eventually(lambda: asyncio.sleep(0, not rig.router.state.in_flight))
+    await eventually(lambda: not rig.router.state.in_flight)
     assert rig.balancer.seen == []
     log = kept.end()
     assert len(log) == len(log.outcomes) == 20
@@ -83,12 +83,12 @@ async def test_while_requests_flow_it_begins_and_ends(rig: NativeRig, kept: Kept
     recorded = 0
     for _ in range(5):
         before = rig.router.state.counts()["picked"]
-        await eventually(lambda before=before: asyncio.sleep(0, rig.router.state.counts()["picked"] > before + 20))
+        await eventually(lambda before=before: rig.router.state.counts()["picked"] > before + 20)
         log = kept.end()
         assert len(log) >= recorded + 20
         recorded = len(log)
         before = rig.router.state.counts()["picked"]
-        await eventually(lambda before=before: asyncio.sleep(0, rig.router.state.counts()["picked"] > before + 20))
+        await eventually(lambda before=before: rig.router.state.counts()["picked"] > before + 20)
         kept.begin()
     done.set()
     assert recorded < sum(await loads)

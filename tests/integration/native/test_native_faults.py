@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.envoy_fakes import eventually
 from support.native import NativeRig
+from support.waiting import eventually
 
 from balancer.core.events import WorkerAdded, WorkerRemoved
 from balancer.front.layouts import Source
@@ -68,7 +68,7 @@ async def test_what_ends_while_the_balancer_is_stopped_is_counted_out(mortal: Na
     for worker in mortal.workers:
         worker.infer = slow
     calls = [asyncio.create_task(mortal.infer()) for _ in range(6)]
-    await eventually(lambda: asyncio.sleep(0, mortal.router.state.in_flight == 6))
+    await eventually(lambda: mortal.router.state.in_flight == 6)
     mortal.hold_beats()
     for worker, infer in zip(mortal.workers, ways, strict=True):
         worker.infer = infer
@@ -147,7 +147,7 @@ async def test_workers_come_and_go_under_requests(rig: NativeRig) -> None:
         for number in range(40):
             rig.router.observe(event(f"x{number}"), time.monotonic())
             before = sent
-            await eventually(lambda before=before: asyncio.sleep(0, sent >= before + 3))
+            await eventually(lambda before=before: sent >= before + 3)
     done.set()
     await going
     counts = rig.router.state.counts()
@@ -164,8 +164,8 @@ async def test_what_an_envoy_had_in_flight_when_it_died_counts_no_more(rig: Nati
     for worker in rig.workers:
         worker.infer = lambda *_: asyncio.Event().wait()
     calls = [asyncio.create_task(rig.infer()) for _ in range(5)]
-    await eventually(lambda: asyncio.sleep(0, rig.router.state.in_flight == 5))
-    await eventually(lambda: asyncio.sleep(0, rig.router.fleet.queue.in_flight.sum() == 5))
+    await eventually(lambda: rig.router.state.in_flight == 5)
+    await eventually(lambda: rig.router.fleet.queue.in_flight.sum() == 5)
     await rig.envoy.kill()
     await asyncio.gather(*calls, return_exceptions=True)
     rig.router.give_up(time.monotonic())

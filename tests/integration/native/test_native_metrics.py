@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 from support.both_fronts import BothFronts
-from support.envoy_fakes import a_request, eventually
+from support.envoy_fakes import a_request
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.core.events import ModelReport, Report, Sent
@@ -38,7 +39,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[B
 
 async def counted(rig: BothFronts, requests: int) -> None:
     """Once so many have been told of."""
-    await eventually(lambda: asyncio.sleep(0, sum(rig.samples("balancer_requests_total").values()) == requests))
+    await eventually(lambda: sum(rig.samples("balancer_requests_total").values()) == requests)
 
 
 async def fails(rig: BothFronts, request: Any, code: grpc.StatusCode, **arguments: Any) -> None:
@@ -188,7 +189,7 @@ async def test_lines_of_decisions(rig: BothFronts, caplog: pytest.LogCaptureFixt
     def lines() -> list[Any]:
         return [record for record in caplog.records if record.name == "balancer.decisions"]
 
-    await eventually(lambda: asyncio.sleep(0, len(lines()) == 3))
+    await eventually(lambda: len(lines()) == 3)
     first, second, third = (vars(line) for line in lines())
     names = ("number", "request_id", "triton_request_id", "model", "worker", "policy", "propensity", "reason")
     assert [first[name] for name in names] == [0, "mine", "tensor-1", MODEL, "w0", "round_robin", 1.0, "picked"]
@@ -210,5 +211,5 @@ async def test_half_of_the_decisions_have_a_line(rig: BothFronts, caplog: pytest
     def lines() -> list[int]:
         return [vars(record)["number"] for record in caplog.records if record.name == "balancer.decisions"]
 
-    await eventually(lambda: asyncio.sleep(0, len(lines()) >= len(wanted)))
+    await eventually(lambda: len(lines()) >= len(wanted))
     assert lines() == wanted

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.envoy_fakes import a_request, eventually
+from support.envoy_fakes import a_request
 from support.native import NativeRig
+from support.waiting import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -22,7 +23,7 @@ async def test_requests_take_their_turns_and_nobody_is_asked(rig: NativeRig) -> 
 
 async def test_ends_are_counted_and_told(rig: NativeRig) -> None:
     served = [await rig.infer() for _ in range(6)]
-    await eventually(lambda: asyncio.sleep(0, len(rig.told()) == 6))
+    await eventually(lambda: len(rig.told()) == 6)
     told = rig.told()
     assert [rig.name_of(endpoint) for endpoint in told["endpoint"]] == served
     assert told["number"].tolist() == list(range(6))
@@ -99,7 +100,7 @@ async def test_a_worker_that_is_gone_is_skipped(rig: NativeRig) -> None:
     await rig.workers[1].stop()
     served = [await rig.infer() for _ in range(12)]
     assert "w1" not in served
-    await eventually(lambda: asyncio.sleep(0, len(rig.told()) == 12))
+    await eventually(lambda: len(rig.told()) == 12)
     assert (rig.told()["attempts"] > 1).sum() == 4
     assert rig.router.fleet.latency.errors[1] > 0
     assert rig.router.fleet.queue.in_flight.sum() == 0

@@ -16,7 +16,8 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from click.testing import CliRunner
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 from balancer import cli
 from balancer.front.folder import CONTROL

@@ -13,7 +13,8 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
 from support.load import steady_load
-from support.stack import Stack, eventually, records
+from support.stack import Stack, records
+from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
 from tools.stack.digits import held_out

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 from support.load import steady_load
-from support.stack import Stack, eventually
+from support.stack import Stack
+from support.waiting import eventually
 
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog

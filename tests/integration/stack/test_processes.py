@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.load import steady_load
-from support.stack import Stack, eventually, records
+from support.stack import Stack, records
+from support.waiting import eventually
 
 pytestmark = pytest.mark.integration
 

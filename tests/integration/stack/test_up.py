@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.front.folder import default_folder
 from tools.stack.ports import free_ports

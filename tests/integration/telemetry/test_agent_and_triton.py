@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
 from support.reports import Heard, collecting
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.core.events import ModelReport, Report, ReportsLost
 from balancer.telemetry.agent import AgentOptions, run_agent

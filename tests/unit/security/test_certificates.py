@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from support.certificates import Authority
 from support.fleets import make_router
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.config.config import Config
 from balancer.config.listen import AdminListenerTls, EnvoyListenerTls

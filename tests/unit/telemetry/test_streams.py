@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from support.reports import Heard, collecting, report_of
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.core.events import Event, Report, ReportsLost
 from balancer.telemetry import report_pb2

@@ -10,7 +10,7 @@ import grpc
 import pytest
 import trustme
 from support.reports import Heard, report_of
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
 from balancer.telemetry.collector import SERVER_OPTIONS, Collector

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import trustme
 from support.fleets import make_router
-from support.stack import eventually
+from support.waiting import eventually
 
 from balancer.config.sections import AdminSection
 from balancer.operate.admin import Admin

@@ -1,0 +1,25 @@
+"""Waiting for what nothing announces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 0.02
+PATIENCE_S = 60.0
+
+
+async def eventually(
+    condition: Callable[[], Any], what: str = "the condition holds", patience_s: float = PATIENCE_S
+) -> Any:
+    """The first true value of `condition` (which may be async); AssertionError naming `what` if none comes."""
+    deadline_s = asyncio.get_running_loop().time() + patience_s
+    while asyncio.get_running_loop().time() < deadline_s:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"not so after {patience_s} s: {what}")
