@@ -16,20 +16,20 @@ from rich.console import Console
 
 from balancer.errors import OperatorError
 from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, scrape, swap
-from benchmarks.asked import Asked
 from benchmarks.client import find_h2load
 from benchmarks.frontends import inside, peers
 from benchmarks.frontends import measure as frontends
+from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
 from benchmarks.stack import POLICY, Bench, bench
 from policies import BUILTIN
 
-WITHOUT_STACK: dict[str, Callable[[Asked], Section]] = {
-    "decisions": lambda asked: decisions.measure(300 if asked.quick else 2000),
-    "native": lambda asked: inside.measure(500 if asked.quick else 4000),
-    "reports": lambda asked: report_cost.measure(asked.quick),
-    "scrape": lambda asked: scrape.measure(asked.quick),
-    "engine": lambda asked: engine.measure(asked.quick),
+WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
+    "decisions": lambda options: decisions.measure(300 if options.quick else 2000),
+    "native": lambda options: inside.measure(500 if options.quick else 4000),
+    "reports": lambda options: report_cost.measure(options.quick),
+    "scrape": lambda options: scrape.measure(options.quick),
+    "engine": lambda options: engine.measure(options.quick),
     "frontends": frontends.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
@@ -39,7 +39,7 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "fallback": fallback.measure,
     "memory": memory.measure,
 }
-BY_NAME: dict[str, Callable[[Asked], Section]] = {"peers": peers.measure}
+BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure}
 """Only if asked for by name: it installs packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
 _CLIENT_S = ("frontends", *WITH_STACK, *BY_NAME)
@@ -107,7 +107,7 @@ class _Run:
 @click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
 def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int | None) -> None:
     """Run the command."""
-    asked, chosen = Asked(quick, out, policy, rounds), only or PARTS
+    options, chosen = Options(quick, out, policy, rounds), only or PARTS
     try:
         on_the_stack = any(name in chosen for name in WITH_STACK)
         if any(name in chosen for name in _CLIENT_S):
@@ -119,7 +119,7 @@ def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int
             for name, measure in (WITHOUT_STACK | BY_NAME).items():
                 if name in chosen:
                     run.begin(name)
-                    run.add(name, measure(asked))
+                    run.add(name, measure(options))
             if on_the_stack:
                 asyncio.run(_with_stack(run, chosen, quick))
     except OperatorError as error:

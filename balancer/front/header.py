@@ -19,7 +19,7 @@ import numpy as np
 from balancer.core import refusals
 from balancer.core.errors import Shed
 from balancer.core.kernel.books import RECORDS
-from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, VOIDS, Struct
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, Struct, void_kind
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
 from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
@@ -55,7 +55,7 @@ def _content() -> str:
             f"#define CODES_INVALID {_listed(INVALID_CODES)}",
             f"#define GRPC_SHED {CODES[Shed][1]}",
             "",
-            "/* First status, last status, whether the worker did what it was asked, and who ended it. */",
+            "/* First status, last status, whether it is a success, and why it says nothing of the worker. */",
             f"#define VERDICTS_OF_GRPC {_listed(_verdicts(OF_GRPC))}",
             f"#define VERDICTS_OF_ABORTED {_listed(_verdicts({ENDERS.index(by): v for by, v in OF_ABORTED.items()}))}",
             f"#define VERDICTS_OF_HTTP {_listed(_verdicts(OF_HTTP))}",
@@ -127,8 +127,7 @@ def _verdicts(table: dict[int, Verdict]) -> Iterator[str]:
     for _, run in groupby(enumerate(ordered), lambda each: (each[1][0] - each[0], each[1][1])):
         statuses = [item for _, item in run]
         ok, void = statuses[0][1]
-        kind = ENUMS["void_kind"][VOIDS.index(void)]  # type: ignore[index]  # a tuple
-        yield f"{{{statuses[0][0]}, {statuses[-1][0]}, {{{str(ok).lower()}, {kind}}}}}"
+        yield f"{{{statuses[0][0]}, {statuses[-1][0]}, {{{str(ok).lower()}, {void_kind(void)}}}}}"
 
 
 def _listed(items: Iterable[object]) -> str:

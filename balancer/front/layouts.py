@@ -346,6 +346,13 @@ STRUCTS = (
 SLOT, OUTCOME, LINE, HEAD, ENTRY = (each.dtype for each in (_SLOT, _OUTCOME, _LINE, _HEAD, _ENTRY))
 STEERING, TRIAL = _STEERING.dtype, _TRIAL.dtype
 ASKED, ENDED = _ASKED.dtype, _ENDED.dtype
+
+
+def void_kind(void: Void) -> str:
+    """Its name in C."""
+    return f"VOID_{void or 'none'}".upper()
+
+
 ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "decided_by": Source,
     "decider": Decider,
@@ -354,7 +361,7 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "directory_flag": Flag,
     "record_kind": RecordKind,
     "record_flag": RecordFlag,
-    "void_kind": tuple(f"VOID_{void or 'none'}".upper() for void in VOIDS),
+    "void_kind": tuple(map(void_kind, VOIDS)),
     "named_header": tuple(name.upper() for name in NAMED_HEADERS),
     "count": tuple(name.upper() for name in COUNTS),
 }

@@ -214,7 +214,7 @@ def aborted_by(outcome: Outcome) -> By:
 
 
 def verdict_of(outcome: Outcome, by: By | None = None) -> Verdict:
-    """`verdict` with Envoy's own account of how the request ended; where none was asked, nothing speaks against one.
+    """`verdict` with Envoy's own account of how the request ended. One that got no worker says nothing of any.
 
     `by`: `aborted_by(outcome)`, where that is known.
     """

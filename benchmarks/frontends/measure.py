@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.asked import Asked
 from benchmarks.client import write_infer
 from benchmarks.frontends.gateways import (
     ALONE,
@@ -24,6 +23,7 @@ from benchmarks.frontends.gateways import (
     upstream,
 )
 from benchmarks.frontends.rounds import Compared, Found, Load, Target, cpu_added_us, in_turn, p50, rate, table
+from benchmarks.options import Options
 from benchmarks.results import Aim, Section
 
 ROUNDS, ROUND_S = 11, 1.0
@@ -45,12 +45,12 @@ _FULL = _Case("64 B, saturated (16 in flight)", 64, Load(8, 2), one_thread=True)
 _LARGE = _Case("1 MiB, saturated (8 in flight)", 2**20, Load(8, 1))
 
 
-def measure(asked: Asked) -> Section:
+def measure(options: Options) -> Section:
     """Every case."""
     with tempfile.TemporaryDirectory(prefix="frontends-") as folder:
-        found = asyncio.run(_measure(asked, Path(folder)))
+        found = asyncio.run(_measure(options, Path(folder)))
     note = (
-        f"{UPSTREAMS} upstreams in C; {asked.policy}; rounds: {asked.often(ROUNDS)}; Envoy of {THREADS} threads. "
+        f"{UPSTREAMS} upstreams in C; {options.policy}; rounds: {options.often(ROUNDS)}; Envoy of {THREADS} threads. "
         "Ratios: the median of those within each round, and their range. Envoy, Python: CPU a request, in µs."
     )
     tables = [table(case.title, rounds, note) for case, rounds in found.items()]
@@ -61,11 +61,11 @@ def measure(asked: Asked) -> Section:
     return Section(tables, raw, _aims(found))
 
 
-async def _measure(asked: Asked, folder: Path) -> dict[_Case, Found]:
+async def _measure(options: Options, folder: Path) -> dict[_Case, Found]:
     workers = new_workers()
     found: dict[_Case, Found] = {}
     with upstream("upstream.c", [worker.grpc_port for worker in workers], folder):
-        async with gateways(asked.policy, workers, folder, one_thread=True) as all_of_them:
+        async with gateways(options.policy, workers, folder, one_thread=True) as all_of_them:
             for case in (_ONE, _FULL, _LARGE):
                 body = folder / f"infer-{case.tensor_bytes}"
                 write_infer(body, case.tensor_bytes)
@@ -74,7 +74,7 @@ async def _measure(asked: Asked, folder: Path) -> dict[_Case, Found]:
                     for name, gateway in all_of_them.items()
                     if case.one_thread or ONE_THREAD not in name
                 }
-                found[case] = await in_turn(targets, case.pushed, asked.often(ROUNDS), asked.seconds(ROUND_S))
+                found[case] = await in_turn(targets, case.pushed, options.often(ROUNDS), options.seconds(ROUND_S))
     return found
 
 

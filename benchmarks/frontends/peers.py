@@ -24,9 +24,9 @@ import psutil
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from benchmarks.asked import Asked
 from benchmarks.frontends.gateways import NATIVE, UPSTREAMS, gateways, new_workers, upstream
 from benchmarks.frontends.rounds import Found, Load, Target, in_turn, p50, rate, table
+from benchmarks.options import Options
 from benchmarks.results import Aim, Section
 from benchmarks.stack import MODEL
 from benchmarks.usage import tree
@@ -43,14 +43,14 @@ _READY_S = 90.0
 _GRACE_S = 30.0
 
 
-def measure(asked: Asked) -> Section:
+def measure(options: Options) -> Section:
     """Both loads."""
-    python = _installed(asked.out / "peers")
+    python = _installed(options.out / "peers")
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        found = asyncio.run(_measure(asked, python, Path(folder)))
+        found = asyncio.run(_measure(options, python, Path(folder)))
     note = (
-        f"{UPSTREAMS} upstreams in C, replicas with Ray Serve; {asked.policy}; rounds: {asked.often(ROUNDS)}. Ratios: "
-        "the median of those within each round, and their range. Envoy, Python, peer: CPU a request, in µs."
+        f"{UPSTREAMS} upstreams in C, replicas with Ray Serve; {options.policy}; rounds: {options.often(ROUNDS)}. "
+        "Ratios: the median of those within each round, and their range. Envoy, Python, peer: CPU a request, in µs."
     )
     aims = []
     for peer in (SGLANG, RAY):
@@ -79,12 +79,12 @@ def _installed(folder: Path) -> Path:
     return python
 
 
-async def _measure(asked: Asked, python: Path, folder: Path) -> dict[str, Found]:
+async def _measure(options: Options, python: Path, folder: Path) -> dict[str, Found]:
     workers = new_workers()
     tensor, text = _bodies(folder)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(upstream("http.c", [worker.http_port for worker in workers], folder))
-        envoys = await stack.enter_async_context(gateways(asked.policy, workers, folder))
+        envoys = await stack.enter_async_context(gateways(options.policy, workers, folder))
         sglang = await stack.enter_async_context(_running(_sglang(python, workers, folder)))
         ray = await stack.enter_async_context(_running(_ray(python, folder)))
         targets = {
@@ -94,7 +94,7 @@ async def _measure(asked: Asked, python: Path, folder: Path) -> dict[str, Found]
         targets[SGLANG] = _target(sglang.endpoint, text, {"peer": [sglang.process.pid]}, "/generate")
         targets[RAY] = _target(ray.endpoint, tensor, {"peer": [ray.process.pid]}, "/")
         return {
-            title: await in_turn(targets, pushed, asked.often(ROUNDS), asked.seconds(ROUND_S))
+            title: await in_turn(targets, pushed, options.often(ROUNDS), options.seconds(ROUND_S))
             for title, pushed in _LOADS.items()
         }
 

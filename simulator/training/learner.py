@@ -52,7 +52,7 @@ class Learner:
 
     @property
     def decisions(self) -> int:
-        """Of one iteration, but for those that nobody was asked for."""
+        """Of one iteration, at most: a request that nobody may serve has none."""
         return int(self.settings.episodes * self.settings.requests)
 
     def state(self) -> dict[str, FloatArray]:

@@ -1,4 +1,4 @@
-"""What was asked of the benchmark."""
+"""How the benchmark is to run, as its command line says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.stack import POLICY
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """Options of the command."""
 
     quick: bool = False
