@@ -33,6 +33,10 @@ def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Ports = tuple[int, int]
+"""gRPC and HTTP."""
+TRITON_PORTS: Ports = 8001, 8000
+"""Triton's own defaults."""
 
 
 class WorkerSpec(StrictModel):

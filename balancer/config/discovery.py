@@ -1,0 +1,95 @@
+"""The section `discovery` of the config file. The text under a field is its documentation, in `docs/config.md` too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+
+from balancer.discovery.dns import NameWanted
+from balancer.discovery.pods.api import Access
+from balancer.discovery.pods.watch import PodsWanted
+from balancer.discovery.workers import Port, WorkerList
+from balancer.files.schema import StrictModel, field_error
+
+_PODS = PodsWanted(Access(""))
+_NAME = NameWanted("")
+_Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class KubernetesSection(StrictModel):
+    """Pods as workers, by a watch. Needs the package's extra `kubernetes`, and a role with get, list and watch on the
+    namespace's pods."""
+
+    label_selector: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    """Which pods, in Kubernetes' own terms, such as `app=triton`."""
+    namespace: _Namespace | None = None
+    """Where they are; null: where the balancer is, or the namespace of the kubeconfig's context."""
+    kubeconfig: str | None = None
+    """File with address and credentials of the API, relative to the folder of the config file; null: the service
+    account of the pod that the balancer runs in."""
+    grpc_port: Port = _PODS.ports[0]
+    """Triton's gRPC port in pods that neither annotate one nor name a container port `grpc`."""
+    http_port: Port = _PODS.ports[1]
+    """Its HTTP port in pods that neither annotate one nor name a container port `http`."""
+    max_pods: int = Field(default=_PODS.max_pods, ge=1, le=10_000)
+    """Pods that are kept; of more, the first by name are, and a warning says so."""
+
+    @field_validator("kubeconfig")
+    @classmethod
+    def _absolute(cls, kubeconfig: str | None, info: ValidationInfo) -> str | None:
+        folder: Path = (info.context or {}).get("folder", Path())
+        return None if kubeconfig is None else str(folder / kubeconfig)
+
+    def wanted(self) -> PodsWanted:
+        """What the watch is told."""
+        kubeconfig = None if self.kubeconfig is None else Path(self.kubeconfig)
+        access = Access(self.label_selector, self.namespace, kubeconfig)
+        return PodsWanted(access, (self.grpc_port, self.http_port), self.max_pods)
+
+
+class DnsSection(StrictModel):
+    """The addresses of a name as workers, such as a headless service's. Each is named by its address, and its agent is
+    told so (`--worker 10.0.0.7`)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?$")]
+    """The name, such as `triton.inference.svc.cluster.local`; its IPv4 addresses count."""
+    grpc_port: Port = _NAME.ports[0]
+    """Triton's gRPC port, the same for all."""
+    http_port: Port = _NAME.ports[1]
+    """Its HTTP port."""
+    every_s: Annotated[float, Field(ge=0.1, le=3600)] = _NAME.every_s
+    """Seconds from one look at the name to the next."""
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.grpc_port == self.http_port:
+            raise field_error(("http_port",), self.http_port, "is the grpc_port too; each needs one of its own")
+        return self
+
+    def wanted(self) -> NameWanted:
+        """What the source is told."""
+        return NameWanted(self.name, (self.grpc_port, self.http_port), self.every_s)
+
+
+class DiscoverySection(StrictModel):
+    """Which workers exist: pods, addresses of a name, a file that lists them, or a list right here."""
+
+    kubernetes: KubernetesSection | None = None
+    """Pods of a Kubernetes namespace; null: another source."""
+    dns: DnsSection | None = None
+    """A name in DNS, whose addresses are workers; null: another source."""
+    file: str | None = None
+    """A YAML or JSON file with `workers:`, the list below; watched. Relative to the folder of the config file."""
+    workers: WorkerList = ()
+    """The workers, where nothing else tells of them."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.file is not None and self.workers:
+            raise ValueError("names a file and lists workers; keep one of file and workers")
+        others = [name for name in ("kubernetes", "dns") if getattr(self, name) is not None]
+        if len(others) > 1 or (others and (self.file is not None or self.workers)):
+            raise ValueError(f"names {others[0]} beside another source; keep one of kubernetes, dns, file and workers")
+        return self

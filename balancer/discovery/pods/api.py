@@ -1,0 +1,269 @@
+"""The pods of one namespace at the Kubernetes API, by the official client: pages of a list, and the events of a watch.
+
+The client does addresses, TLS, tokens and HTTP (14 MiB, 0.25 s to import). What comes is read here as plain JSON, in
+bounded pieces: the client's own models take 21 MiB and 0.8 s more. Calls block: for a thread.
+
+Source: https://kubernetes.io/docs/reference/using-api/api-concepts/ (lists in chunks, watches, bookmarks, 410).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Cause = Literal["unreachable", "unauthorized", "forbidden", "expired", "server", "invalid", "config"]
+
+MISSING = "needs the package `kubernetes`: pip install 'balancer[kubernetes]'"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_RESOURCE = "/api/v1/namespaces/{namespace}/pods"
+_PAGE_PODS = 20
+"""Decoding a page holds up the event loop, so pages are small: some 2 ms."""
+_MAX_PAGE_BYTES = 32 * 2**20
+"""As much as `_PAGE_PODS` of the largest objects that the API server stores."""
+_MAX_EVENT_BYTES = 4 * 2**20
+_MAX_REFUSAL_BYTES = 2**16
+_PIECE_BYTES = 2**16
+_CONNECT_S = 5.0
+_LIST_S = 15.0
+_WATCH_S = 240
+_SILENCE_S = 150.0
+"""Bookmarks come once a minute, so a watch that is silent for longer is dead."""
+
+
+class ApiError(Exception):
+    """The API cannot be used, in words for the log."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which pods, and by which credentials."""
+
+    label_selector: str
+    namespace: str | None = None
+    """None: the one of the credentials."""
+    kubeconfig: Path | None = None
+    """None: the service account of the pod that this runs in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list."""
+
+    pods: list[Any]
+    version: str
+    """Resource version of the whole list."""
+    more: bool
+    """Whether other pages follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One event of a watch."""
+
+    kind: str
+    """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
+    pod: Mapping[str, Any]
+    version: str
+    """Resource version after it."""
+
+
+def is_installed() -> bool:
+    """Whether the client is."""
+    return importlib.util.find_spec("kubernetes") is not None
+
+
+class PodApi:
+    """A connection to the API; made anew after a failure, which reads all credentials again."""
+
+    def __init__(self, access: Access) -> None:
+        """Reads credentials, not the network.
+
+        Raises:
+            ApiError: there are none, or the client is not installed.
+        """
+        self._selector = access.label_selector
+        self._client, self.namespace = _connect(access)
+        self._response: Any = None
+        self._is_cut = False
+
+    def pages(self) -> Iterator[Page]:
+        """The pods as they are now.
+
+        Raises:
+            ApiError: the API is away or refuses.
+        """
+        token = ""
+        while True:
+            query = [("limit", str(_PAGE_PODS))] + ([("continue", token)] if token else [])
+            with self._get(query, _LIST_S) as response, _in_words():
+                body = response.read(_MAX_PAGE_BYTES + 1)
+            if len(body) > _MAX_PAGE_BYTES:
+                raise ApiError("invalid", f"the API server sent a page of more than {_MAX_PAGE_BYTES} bytes")
+            found = _json(body)
+            metadata = _mapping(found.get("metadata"))
+            pods, token = found.get("items") or [], metadata.get("continue") or ""
+            if not isinstance(pods, list) or not isinstance(token, str):
+                raise ApiError("invalid", "the API server sent a list without items")
+            yield Page(pods, _version(metadata), bool(token))
+            if not token:
+                return
+
+    def events(self, version: str, opened: Callable[[], None]) -> Iterator[WatchEvent]:
+        """What happens after `version`, until the server ends the watch, which it does after some minutes; `opened` is
+        called once it watches.
+
+        Raises:
+            ApiError: the API is away or refuses; cause `expired`: `version` is too old, list anew.
+        """
+        watch = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_S)}
+        with self._get([*watch.items(), ("resourceVersion", version)], _SILENCE_S) as response:
+            opened()
+            for line in _lines(response):
+                yield _event(_json(line))
+
+    def cut(self) -> None:
+        """Let what is being read end at once, and what is begun later. From any thread, and more than once."""
+        self._is_cut = True
+        response = self._response
+        if response is not None:
+            # It may end by itself at this moment.
+            with contextlib.suppress(ValueError, RuntimeError, OSError, AttributeError):
+                response.shutdown()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _get(self, query: list[tuple[str, str]], read_s: float) -> Iterator[Any]:
+        """The response to a GET of the pods.
+
+        Raises:
+            ApiError: the API is away or refuses.
+        """
+        with _in_words():
+            request = self._client.param_serialize(
+                "GET",
+                _RESOURCE,
+                path_params={"namespace": self.namespace},
+                query_params=[("labelSelector", self._selector), *query],
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+            )
+            response = self._client.call_api(*request, _request_timeout=(_CONNECT_S, read_s)).response
+        # In this order, and `cut` in the other: one of the two sees what the other did.
+        self._response = response
+        try:
+            if self._is_cut:
+                raise ApiError("unreachable", "it is no longer asked")
+            if response.status != 200:
+                with _in_words():
+                    raise _refusal(response.status, response.read(_MAX_REFUSAL_BYTES), self.namespace)
+            yield response
+        finally:
+            self._response = None
+            response.close()
+
+
+def _connect(access: Access) -> tuple[Any, str]:
+    """The client and the namespace."""
+    if not is_installed():
+        raise ApiError("config", MISSING)
+    with _in_words():
+        # Heavy (14 MiB, 0.25 s), and an optional part.
+        from kubernetes import config  # noqa: PLC0415
+        from kubernetes.client.api_client import ApiClient  # noqa: PLC0415
+        from kubernetes.client.configuration import Configuration  # noqa: PLC0415
+
+        settings = Configuration()
+        # Neither redirects nor tries again: whoever calls does, more and more slowly.
+        settings.retries = False
+        settings.keep_alive = True
+        namespace = access.namespace
+        if access.kubeconfig is None:
+            config.load_incluster_config(client_configuration=settings)
+            namespace = namespace or NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+        else:
+            file = str(access.kubeconfig)
+            config.load_kube_config(config_file=file, client_configuration=settings, persist_config=False)
+            context = config.list_kube_config_contexts(config_file=file)[1]["context"]
+            namespace = namespace or context.get("namespace") or "default"
+        return ApiClient(settings), namespace
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Turns what client and network raise into ApiError."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except Exception as error:  # the client, its plug-ins and urllib3 raise whatever they like
+        name = type(error).__name__
+        cause: Cause = "config" if "Config" in name else "unreachable"
+        raise ApiError(cause, f"{name}: {error}".replace("\n", " ")[:300]) from error
+
+
+def _refusal(status: int, body: bytes, namespace: str) -> ApiError:
+    if status == 401:
+        return ApiError("unauthorized", "401: the API server does not know the credentials; it is asked again with new")
+    if status == 403:
+        rule = "bind a role with get, list and watch on pods (deploy/kubernetes/rbac.yaml)"
+        return ApiError("forbidden", f"403: may not list and watch pods in namespace {namespace}; {rule}")
+    if status == 410:
+        return ApiError("expired", "410: the resource version is too old")
+    return ApiError("server", f"HTTP status {status}: {body[:200]!r}")
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    begun = bytearray()
+    with _in_words():
+        for piece in response.stream(_PIECE_BYTES):
+            *ended, rest = piece.split(b"\n")
+            if ended:
+                ended[0] = bytes(begun) + ended[0]
+                begun.clear()
+                yield from filter(None, ended)
+            begun += rest
+            if len(begun) > _MAX_EVENT_BYTES:
+                raise ApiError("invalid", f"the API server sent an event of more than {_MAX_EVENT_BYTES} bytes")
+
+
+def _event(found: Mapping[str, Any]) -> WatchEvent:
+    kind, pod = found.get("type"), _mapping(found.get("object"))
+    if kind == "ERROR":
+        if pod.get("code") == 410:
+            raise ApiError("expired", "410: the resource version is too old")
+        raise ApiError("server", f"the watch ended: {pod.get('code')} {str(pod.get('message'))[:200]!r}")
+    if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+        raise ApiError("invalid", f"the watch sent an event of type {str(kind)[:40]!r}")
+    return WatchEvent(kind, pod, _version(_mapping(pod.get("metadata"))))
+
+
+def _version(metadata: Mapping[str, Any]) -> str:
+    version = metadata.get("resourceVersion")
+    if not isinstance(version, str) or not 0 < len(version) <= 128:
+        raise ApiError("invalid", "the API server sent no resource version")
+    return version
+
+
+def _json(text: bytes) -> Mapping[str, Any]:
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ApiError("invalid", f"what answers is no Kubernetes API server: {error}"[:200]) from error
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ApiError("invalid", "what answers is no Kubernetes API server: it sent no JSON object")
+    return value

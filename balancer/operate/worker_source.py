@@ -1,0 +1,84 @@
+"""Where this process learns from which workers exist, as the config says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from balancer.config.config import Config
+from balancer.discovery.dns import DnsSource
+from balancer.discovery.file import FileSource
+from balancer.discovery.pods.api import MISSING, is_installed
+from balancer.discovery.pods.source import PodSource
+from balancer.discovery.pods.watch import WatchCounts
+from balancer.discovery.workers import WorkerSource
+from balancer.files.yaml_document import ConfigError, Problem
+from balancer.operate.metrics import Metrics
+
+
+def follows_source(config: Config) -> bool:
+    """Whether the workers are told by something else than the config."""
+    discovery = config.discovery
+    return discovery.kubernetes is not None or discovery.dns is not None or discovery.file is not None
+
+
+def source_of(
+    config: Config, config_path: Path, on_error: Callable[[ConfigError], None], metrics: Metrics
+) -> WorkerSource | None:
+    """What tells of workers; None: `discovery.workers` does. `on_error` hears of files that do not fit.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    if config.discovery.kubernetes is not None:
+        if not is_installed():
+            raise ConfigError([Problem(str(config_path), None, "discovery.kubernetes", MISSING)])
+        pods = PodSource(config.discovery.kubernetes.wanted())
+        metrics.registry.register(_Pods(pods.counts))
+        return pods
+    if config.discovery.dns is not None:
+        return DnsSource(config.discovery.dns.wanted())
+    file = config.discovery_file(config_path)
+    return None if file is None else FileSource(file, on_error)
+
+
+def no_list_yet(config: Config, *, refused: bool) -> str:
+    """Why no worker is known before the first list: without paths, since who asks may be anybody."""
+    if config.discovery.kubernetes is not None:
+        return "discovery.kubernetes: the pods were not listed yet; the log says why where the API refuses"
+    if config.discovery.dns is not None:
+        return "discovery.dns: no address was found yet; the log says why"
+    if config.discovery.file is None:
+        return "discovery: no worker is listed yet"
+    return f"discovery.file: no list of workers was read yet{'; the log says why' if refused else ''}"
+
+
+class _Pods(Collector):
+    """What the watch of pods counts, read at the moment of the scrape."""
+
+    def __init__(self, counts: WatchCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        counts = self._counts
+        connected = "1 while the pods are followed; 0: the list in force may be old"
+        yield GaugeMetricFamily("balancer_kubernetes_connected", connected, float(counts.connected))
+        pods = GaugeMetricFamily("balancer_kubernetes_pods", "Pods that match, by what they are", labels=["state"])
+        for state, count in counts.pods.items():
+            pods.add_metric([state], count)
+        yield pods
+        yield CounterMetricFamily("balancer_kubernetes_events", "Changes of pods that were told", counts.events)
+        for name, documentation, label, by in (
+            ("lists", "Whole lists of pods, by why", "why", counts.lists),
+            ("failures", "Requests to the API that failed, by cause", "cause", counts.failures),
+            ("refused_values", "Values of pods that were not taken, by field", "field", counts.complaints),
+        ):
+            counter = CounterMetricFamily(f"balancer_kubernetes_{name}", documentation, labels=[label])
+            # A copy: the watch's thread may count something new meanwhile.
+            for value, count in dict(by).items():
+                counter.add_metric([value], count)
+            yield counter

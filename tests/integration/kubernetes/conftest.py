@@ -1,0 +1,29 @@
+"""A real API server for all tests here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from support.kubernetes_api import KubernetesApi, why_absent
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
+    if importlib.util.find_spec("kubernetes") is None:
+        pytest.skip("the package `kubernetes` is not installed: pip install 'balancer[kubernetes]'")
+    if why := why_absent():
+        pytest.skip(why)
+    api = KubernetesApi(tmp_path_factory.mktemp("kubernetes"))
+    try:
+        api.start()
+        yield api
+    finally:
+        api.stop()
+
+
+@pytest.fixture
+async def kubernetes(server: KubernetesApi) -> AsyncIterator[KubernetesApi]:
+    async with server.session():
+        yield server
