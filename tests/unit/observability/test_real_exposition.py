@@ -1,0 +1,30 @@
+"""What the rules are held against is what a real process exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.balancer_alone import BalancerAlone
+from support.exported import declared
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_real_process_exports_what_is_declared(tmp_path: Path) -> None:
+    alone = BalancerAlone(tmp_path, envoy={"frontend": "native", "shared_folder": str(tmp_path / "shared")})
+    try:
+        await alone.start()
+        async with aiohttp.ClientSession() as session, session.get(f"{alone.url}/metrics") as response:
+            families = list(text_string_to_metric_families(await response.text()))
+    finally:
+        await alone.stop()
+    known = declared()
+    suffixes = {"counter": "_total", "histogram": "_bucket", "info": "_info"}
+    assert {family.name + suffixes.get(family.type, "") for family in families} == {
+        name for name in known if not name.endswith(("_count", "_sum"))
+    }
+    for sample in (sample for family in families for sample in family.samples):
+        assert set(sample.labels) == known[sample.name]
