@@ -15,6 +15,9 @@ import numpy as np
 from policies.base import WORST, BoolArray, FloatArray
 
 _RUN = 16
+_SAMPLE = 9
+_MOVES = 8
+"""By insertion, for each worker: a merge is less work than more."""
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
 
@@ -72,7 +75,7 @@ def fill_sampled_least(
     loses from the first to after the last of them. A worker's rank is how many cost less.
     """
     n, count = len(out), 0
-    order, spare = scratch[:n], scratch[n : 2 * n]
+    order, sorted_cost = scratch[:n], scratch[n : 2 * n]
     for w in range(n):
         out[w] = 0.0
         if eligible[w]:
@@ -83,18 +86,93 @@ def fill_sampled_least(
             cost[w] = np.inf
     if option == 0 or option >= count:
         return fill_least(cost, eligible, option, scratch, out)
-    sort_by(cost, order, spare, count)
+    if not sort_by_spread(cost, eligible, order, sorted_cost, out, count):
+        sort_by(cost, order, sorted_cost, count)
+        for rank in range(count):
+            sorted_cost[rank] = cost[int(order[rank])]
+    for w in range(n):
+        out[w] = 0.0
     first, survival = 0, 1.0
     while first < count:
         # From the first of those with one cost to after the last.
-        after, left, lowest = first, survival, cost[int(order[first])]
-        while after < count and cost[int(order[after])] == lowest:
+        after, left, lowest = first, survival, sorted_cost[first]
+        while after < count and sorted_cost[after] == lowest:
             left *= max(count - after - option, 0.0) / (count - after)
             after += 1
+        share = (survival - left) / (after - first)
         for rank in range(first, after):
-            out[int(order[rank])] = (survival - left) / (after - first)
+            out[int(order[rank])] = share
         first, survival = after, left
     return -1
+
+
+def sort_by_spread(
+    cost: FloatArray, eligible: BoolArray, order: FloatArray, sorted_cost: FloatArray, room: FloatArray, count: int
+) -> bool:
+    """Put the eligible workers in `order` by ascending cost, equal ones in any order, and their costs beside.
+
+    Each goes to about its place at once, by its cost between the least and what a sample takes for the median; the rest
+    is done by insertion. False where that is too much, as costs lie in heaps far apart, or where one is infinitely low:
+    `order` is any order then.
+
+    Args:
+        cost: Of all workers.
+        eligible: Of all workers.
+        order: The first `count` are the eligible workers, and stay so.
+        sorted_cost: Written.
+        room: As long as there are workers, zero.
+        count: How many are eligible, at least one.
+    """
+    least = np.inf
+    for w in range(len(room)):
+        least = min(least, cost[w])
+    if least == -np.inf:
+        return False
+    scale = _typical(cost, order, count, least, sorted_cost)
+    for w in range(len(room)):
+        sorted_cost[w] = (count - 1) * ((cost[w] - least) / (cost[w] - least + scale)) if eligible[w] else 0.0
+    for w in range(len(room)):
+        if eligible[w]:
+            room[int(sorted_cost[w])] += 1.0
+    place = 0.0
+    for i in range(count):
+        here = room[i]
+        room[i] = place
+        place += here
+    for w in range(len(room)):
+        if eligible[w]:
+            i = int(sorted_cost[w])
+            order[int(room[i])] = w
+            room[i] += 1.0
+    for i in range(count):
+        sorted_cost[i] = cost[int(order[i])]
+    return _insert(sorted_cost, order, count, _MOVES * count)
+
+
+def _typical(cost: FloatArray, order: FloatArray, count: int, least: float, room: FloatArray) -> float:
+    """What costs exceed the least by, in the middle of a sample; above 0."""
+    sampled = min(count, _SAMPLE)
+    for i in range(sampled):
+        room[i] = cost[int(order[i * count // sampled])] - least
+    _insert(room, room, sampled, sampled * sampled)
+    if room[sampled // 2] > 0:
+        return float(room[sampled // 2])
+    return float(room[sampled - 1]) if room[sampled - 1] > 0 else 1.0
+
+
+def _insert(keys: FloatArray, beside: FloatArray, count: int, most: int) -> bool:
+    """Sort the first `count` keys by insertion, and move what is beside likewise; False: it takes over `most` moves."""
+    moves = 0
+    for place in range(1, count):
+        key, moved, i = keys[place], beside[place], place
+        while i > 0 and keys[i - 1] > key:
+            keys[i], beside[i] = keys[i - 1], beside[i - 1]
+            i -= 1
+        keys[i], beside[i] = key, moved
+        moves += place - i
+        if moves > most:
+            return False
+    return True
 
 
 def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) -> None:

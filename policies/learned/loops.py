@@ -40,6 +40,8 @@ _SECOND = _Z + _TERMS
 _SCORE = _SECOND + 1
 _H = _SCORE + 1
 """The first line of hidden units."""
+_TOGETHER = 128
+"""Workers whose numbers are in the processor's nearest cache together, for the products."""
 
 
 Weights = Network
@@ -185,22 +187,34 @@ _fill_fleet = in_turn([with_names(_fill_of_fleet, _ratio=one.ratio, _most=one.mo
 
 
 def _take_logarithms(line: FloatArray) -> None:
+    if _is_zero(line):
+        return  # as errors and deadlines often are; so is the logarithm
     for w in range(len(line)):
         line[w] = log1p(line[w])
 
 
-def _add_products(lines: FloatArray, first: int, count: int, weights: FloatArray, line: FloatArray) -> None:
-    """Add to the line `count` lines, from the first on, each times its weight; four at a time, which vectorises."""
-    i = 0
+def _is_zero(line: FloatArray) -> bool:
+    w = 0
+    while w < len(line) and line[w] == 0.0:
+        w += 1
+    return w == len(line)
+
+
+def _add_products(
+    lines: FloatArray, first: int, count: int, weights: FloatArray, line: FloatArray, begin: int = 0
+) -> None:
+    """Add to the line `count` lines, from the first on and the place `begin` on, each times its weight; four at a time,
+    which vectorises."""
+    i, end = 0, begin + len(line)
     while i + 4 <= count:
-        a, b = lines[first + i], lines[first + i + 1]
-        c, d = lines[first + i + 2], lines[first + i + 3]
+        a, b = lines[first + i][begin:end], lines[first + i + 1][begin:end]
+        c, d = lines[first + i + 2][begin:end], lines[first + i + 3][begin:end]
         of_a, of_b, of_c, of_d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
         for w in range(len(line)):
             line[w] += (a[w] * of_a + b[w] * of_b) + (c[w] * of_c + d[w] * of_d)
         i += 4
     while i < count:
-        a, of_a = lines[first + i], weights[i]
+        a, of_a = lines[first + i][begin:end], weights[i]
         for w in range(len(line)):
             line[w] += a[w] * of_a
         i += 1
@@ -208,17 +222,43 @@ def _add_products(lines: FloatArray, first: int, count: int, weights: FloatArray
 
 def _first_layer(lines: FloatArray, of_fleet: FloatArray, weights: Weights, mean: FloatArray) -> None:
     """The hidden units' lines, and their means."""
-    for k in range(len(mean)):
-        line, same, total = lines[_H + k], weights.b1[k], 0.0
+    same, workers = mean, lines.shape[1]
+    for k in range(len(same)):
+        same[k] = weights.b1[k]
         for i in range(len(of_fleet)):
-            same += of_fleet[i] * weights.w1[_WORKER + i, k]
-        for w in range(len(line)):
-            line[w] = same
-        _add_products(lines, _X, _WORKER, weights.w1[:, k], line)
-        for w in range(len(line)):
-            line[w] = line[w] if line[w] > 0.0 else 0.0
-            total += line[w]
-        mean[k] = total / len(line)
+            same[k] += of_fleet[i] * weights.w1[_WORKER + i, k]
+    for begin in range(0, workers, _TOGETHER):
+        for k in range(len(same)):
+            line = lines[_H + k][begin : min(begin + _TOGETHER, workers)]
+            for w in range(len(line)):
+                line[w] = same[k]
+            _add_products(lines, _X, _WORKER, weights.w1[:, k], line, begin)
+            for w in range(len(line)):
+                line[w] = line[w] if line[w] > 0.0 else 0.0
+    _take_means(lines, _H, mean)
+
+
+def _take_means(lines: FloatArray, first: int, mean: FloatArray) -> None:
+    """Of lines from the first on, each from left to right; four at a time, as no addition then waits for another's."""
+    count, workers = len(mean), lines.shape[1]
+    k = 0
+    while k + 4 <= count:
+        a, b, c, d = lines[first + k], lines[first + k + 1], lines[first + k + 2], lines[first + k + 3]
+        of_a, of_b, of_c, of_d = 0.0, 0.0, 0.0, 0.0
+        for w in range(workers):
+            of_a += a[w]
+            of_b += b[w]
+            of_c += c[w]
+            of_d += d[w]
+        mean[k], mean[k + 1], mean[k + 2], mean[k + 3] = of_a, of_b, of_c, of_d
+        k += 4
+    while k < count:
+        mean[k] = 0.0
+        for w in range(workers):
+            mean[k] += lines[first + k, w]
+        k += 1
+    for k in range(count):
+        mean[k] /= workers
 
 
 def _look_at_fleet(mean: FloatArray, weights: Weights, lead: FloatArray, coefficients: FloatArray) -> None:
@@ -235,13 +275,15 @@ def _look_at_fleet(mean: FloatArray, weights: Weights, lead: FloatArray, coeffic
 
 def _second_layer(lines: FloatArray, lead: FloatArray, weights: Weights, score: FloatArray) -> None:
     """Adds to the score what comes out."""
-    second = lines[_SECOND]
-    for k in range(len(lead)):
-        for w in range(len(second)):
-            second[w] = lead[k]
-        _add_products(lines, _H, len(lead), weights.w2[:, k], second)
-        for w in range(len(score)):
-            score[w] += (second[w] if second[w] > 0.0 else 0.0) * weights.out[k]
+    for begin in range(0, len(score), _TOGETHER):
+        some = score[begin : begin + _TOGETHER]
+        second = lines[_SECOND][: len(some)]
+        for k in range(len(lead)):
+            for w in range(len(second)):
+                second[w] = lead[k]
+            _add_products(lines, _H, len(lead), weights.w2[:, k], second, begin)
+            for w in range(len(some)):
+                some[w] += (second[w] if second[w] > 0.0 else 0.0) * weights.out[k]
 
 
 def _softmax(score: FloatArray, beta: float) -> None:

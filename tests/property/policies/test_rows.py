@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,6 +79,20 @@ def test_sorting(cost: list[float]) -> None:
     order: list[float] = list(range(len(cost)))
     choices.sort_by(cost, order, [0.0] * len(cost), len(cost))  # type: ignore[arg-type]  # as Python runs it
     assert order == sorted(range(len(cost)), key=cost.__getitem__)
+
+
+@pytest.mark.parametrize("heap", [0.0, 1e-9, 1e15])
+@given(workers=st.lists(st.tuples(st.floats(-5.0, 100.0) | st.just(-np.inf), st.booleans()), min_size=3, max_size=60))
+def test_the_best_of_two_is_the_better_of_each_pair(heap: float, workers: list[tuple[float, bool]]) -> None:
+    cost = np.array([value + heap * (place % 2) for place, (value, _) in enumerate(workers)])
+    eligible = np.array([True, True, True, *(one for _, one in workers[3:])])
+    shares = IN_PYTHON.shares(choices.least_of("d").fill, cost, eligible, 2)
+    by_pair = np.zeros(len(cost))
+    pairs = list(itertools.combinations(np.flatnonzero(eligible), 2))
+    for a, b in pairs:
+        by_pair[a] += 0.5 + 0.5 * np.sign(cost[b] - cost[a]) if cost[a] != cost[b] else 0.5
+        by_pair[b] += 0.5 - 0.5 * np.sign(cost[b] - cost[a]) if cost[a] != cost[b] else 0.5
+    np.testing.assert_allclose(shares, by_pair / len(pairs), atol=1e-12)
 
 
 @given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))

@@ -1,0 +1,7 @@
+"""Policies of third parties as programs that compiled code interprets (see README.md of policies)."""
+
+from __future__ import annotations
+
+from policies.traced.trace import Traced, traced
+
+__all__ = ["Traced", "traced"]
