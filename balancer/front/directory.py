@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from balancer.core.fleet import Fleet
-from balancer.front.layouts import DIRECTORY_MAGIC, ENDPOINT_BYTES, ENTRY, HEAD, NO_ENTRY, Flag
+from balancer.front.layouts import DIRECTORY_MAGIC, ENTRY, HEAD, NO_ENTRY, Flag
+from balancer.front.structs import ENDPOINT_BYTES
 from balancer.native.library import stamp
 
-_UNHEARD_OF = "\0"
+UNHEARD_OF = "\0"
 """A model that no worker has: what is true of it is true of all that are not listed."""
 
 
@@ -72,7 +73,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     entries: dict[tuple[str, str], tuple[Any, ...]] = {}
     listed = set(fleet.listed())
     anybody = not settings.reports_required
-    for model, version in listed | ({(_UNHEARD_OF, "")} if anybody else set()):
+    for model, version in listed | ({(UNHEARD_OF, "")} if anybody else set()):
         servable, members = fleet.servable(model, version), fleet.members(model, version)
         placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
         loaded = any(model in worker.versions for worker in fleet.workers)
@@ -101,7 +102,7 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         "flags": Flag.REPORTS_REQUIRED * settings.reports_required
         | Flag.STICKY_KEYS * settings.sticky_keys
         | Flag.DECISION_LOG * deciding.told,
-        "any_model": order.index((_UNHEARD_OF, "")) if anybody else NO_ENTRY,
+        "any_model": order.index((UNHEARD_OF, "")) if anybody else NO_ENTRY,
         "no_model": order.index(("", "")),
     }
     for name, value in values.items():

@@ -19,7 +19,9 @@ import numpy as np
 from balancer.core import refusals
 from balancer.core.errors import Shed
 from balancer.core.kernel.books import RECORDS
-from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SEEN, SIZES, STRUCTS, Struct, void_kind
+from balancer.front.journal_layouts import SEEN
+from balancer.front.layouts import DIRECTORY_MAGIC, ENDERS, ENUMS, SIZES, STRUCTS, void_kind
+from balancer.front.structs import Struct
 from balancer.gateway import names
 from balancer.gateway.responses import CODES, INVALID_CODES
 from balancer.gateway.verdict import OF_ABORTED, OF_GRPC, OF_HTTP, Verdict
@@ -28,9 +30,10 @@ from balancer.native.library import PATH as KERNEL
 PATH = KERNEL.parent / "module" / "shared.h"
 _NAMES = {
     "NAME_SPACE": names.DECISION_NAMESPACE,
-    "NAME_PROCESS": names.PROCESS_KEY,
     "NAME_ASKING": names.ASKING,
+    "NAME_ASKING_HEADER": names.ASKING_HEADER,
     "NAME_DESTINATION": names.DESTINATION,
+    "NAME_TOLD": names.TOLD,
     "NAME_TRITON_ID": names.TRITON_ID_KEY,
     "NAME_MAX_RETRIES": names.MAX_RETRIES,
 }

@@ -26,7 +26,8 @@ from balancer.core.settings import EstimatorSettings
 from balancer.core.trials.steering import Role
 from balancer.core.view import LiveView, View, column
 from balancer.front.folder import JOURNAL, Folder
-from balancer.front.layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, VOIDS, RecordFlag, RecordKind
+from balancer.front.journal_layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, RecordFlag, RecordKind
+from balancer.front.layouts import VOIDS
 from balancer.front.module import Module
 from balancer.gateway.responses import ERRORS
 from balancer.native.shared import in_file
@@ -37,13 +38,14 @@ _NONE = 2**64 - 1
 _ARRAYS = sum(map(len, SEEN.values()))
 _COLUMNS = columns_of("moment", "request")
 # Flags as whole numbers, which are some ten times as fast.
-_KEYED, _SEQUENCE, _QUESTION, _OK = (
+_KEYED, _SEQUENCE, _QUESTION, _OK, _PUBLISHED = (
     int(flag)
     for flag in (
         RecordFlag.RECORD_KEYED,
         RecordFlag.RECORD_SEQUENCE,
         RecordFlag.RECORD_QUESTION,
         RecordFlag.RECORD_OK,
+        RecordFlag.RECORD_PUBLISHED,
     )
 )
 
@@ -133,6 +135,7 @@ class _Asked(NamedTuple):
     at_s: float
     decider: int
     question: bool
+    published: bool
     propensity: float
     row: int
     fallbacks: tuple[int, ...]
@@ -307,7 +310,7 @@ def _record(kind: int, content: bytes, at: int) -> _Asked | ToldRefusal | ToldOu
     _check(-1 <= row < n and all(0 <= each < n for each in fallbacks), "a row")
     _check(0 <= propensity <= 1, "an answer")
     return _Asked(
-        *(at, serial, request, at_s, decider, bool(flags & _QUESTION)),
+        *(at, serial, request, at_s, decider, bool(flags & _QUESTION), bool(flags & _PUBLISHED)),
         *(propensity, row, fallbacks, numbers, eligible),
     )
 
@@ -350,6 +353,8 @@ def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
         policy, role = basis.deciders[each.decider]
         if policy is None:
             raise ValueError("a decider that there is not")
+        if each.published:
+            role = "published"
         shown = Columns(
             eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
         )

@@ -24,9 +24,10 @@ from balancer.core.view import LiveView
 from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
 from balancer.front.folder import BOOKS, JOURNAL, Folder
 from balancer.front.journal import Journal, TornError, basis_of
-from balancer.front.layouts import Decider
+from balancer.front.layouts import MOST_PUBLISHED, Decider
 from balancer.front.module import Module
 from balancer.front.state import State
+from balancer.front.tables import PERIOD_S, Tables
 from balancer.front.trials import Trials
 from balancer.gateway.kserve import HeaderNames
 from balancer.native.call import symbol_of
@@ -73,6 +74,8 @@ class SharedRouter(Router):
         self._told_of_policies()
         self.state = State(module, folder, mix(seed))
         self._trials = Trials(self.state)
+        self.tables = Tables(self.state, library)
+        self._failing = ""
         self.replaced = 0
         """How often somebody kept the lock."""
         with self._alone():
@@ -86,7 +89,20 @@ class SharedRouter(Router):
             return "the shadow is asked about each decision"
         if self.witness is not None and self.journal is None:
             return "there is no room to tell of decisions for the decision log"
-        return "" if any(self._compiled) else f"policy {self.policy.name} is not compiled"
+        if any(self._compiled) or self.publishes:
+            return ""
+        return f"policy {self.policy.name} is not compiled, and {self._unpublished()}"
+
+    @property
+    def publishes(self) -> bool:
+        """Whether Envoys decide by tables of the policy's probabilities."""
+        return not self._compiled[0] and not self._unpublished()
+
+    def _unpublished(self) -> str:
+        """Why a policy is not published; empty: it is."""
+        if self.steering is not None:
+            return "not published while a guard, a rollout or a shadow compares policies"
+        return f"published for at most {MOST_PUBLISHED} workers" if len(self.fleet.workers) > MOST_PUBLISHED else ""
 
     def _told_of_policies(self) -> None:
         """The policies that may decide, beside the hashes, and whether they are compiled."""
@@ -269,6 +285,8 @@ class SharedRouter(Router):
         with self._alone():
             super().configure(policy, settings, steering)
             self._told_of_policies()
+            self.tables.clear()
+            self._failing = ""
             self.serve(self._wanted)
 
     def observe(self, event: Event, now_s: float) -> None:
@@ -311,6 +329,8 @@ class SharedRouter(Router):
             try:
                 decision = super().route(request, now_s, subset)
                 self._trials.claimed()
+                if self.publishes and subset is None and self._policy_for(request, self.policy) is self.policy:
+                    self.tables.wish(request, self.fleet, now_s)
                 return decision
             finally:
                 self.state.number = self._number if owed is None else following
@@ -325,6 +345,26 @@ class SharedRouter(Router):
         """See `Router`."""
         with self._alone():
             return super().answer_now(request, now_s)
+
+    def publish_tables(self, now_s: float) -> float:
+        """Ask a policy that is not compiled, and have Envoys decide by its answers; returns when to do so again, in
+        seconds.
+        """
+        if not len(self.tables) or not self.publishes:
+            return PERIOD_S
+        with self._alone():
+            self.tables.read(self.fleet, now_s)
+        # Nothing else of this process runs meanwhile, so rows stay as they are.
+        self.tables.compute(self.policy, self.state.number, self._not_published)
+        with self._alone():
+            self.tables.put()
+        return self.tables.wait_s
+
+    def _not_published(self, failure: str) -> None:
+        self._count_failure(self.policy.name, failure)
+        if failure != self._failing:
+            logger.error("policy gave no valid answer, it is asked for each request: %s", failure)
+        self._failing = failure
 
     def learn(self) -> None:
         """Guard and rollout take in what Envoys decided, and what came of it; every 20 ms."""

@@ -132,6 +132,18 @@ class State:
         """With the lock held: who decides, as `STEERING`."""
         self._call("steer", said)
 
+    def clear_tables(self) -> None:
+        """With the lock held: no table holds any more."""
+        self._call("table_clear")
+
+    def put_table(self, place: int, table: npt.NDArray[Any]) -> None:
+        """With the lock held: `TABLE`, `(1,)`, all but what was sent."""
+        self._call("table_put", place, table.ctypes.data)
+
+    def table_sent(self, place: int) -> int:
+        """With the lock held: how many requests that table's place decided, ever."""
+        return int(self._call("table_sent", place))
+
     def watched(self, side: int) -> int:
         """With the lock held: decisions of that side, ever, that a guard counts."""
         return int(self._call("watched", side))

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from balancer.native.record import BOOKS
 
 _CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
 """What any machine of the architecture has that serves today."""
+_WIDE = {"x86_64": "+avx2"}
+"""What most have beside: entries are compiled for these as well, without fused operations, so to the same bits."""
 
 _RESHAPE = """
 #include <stdint.h>
@@ -43,6 +45,24 @@ int numba_attempt_nocopy_reshape(intptr_t axes, const intptr_t *dims, const intp
   for (intptr_t axis = new_axes - 1, step = itemsize; axis >= 0; step *= new_dims[axis--]) new_strides[axis] = step;
   return 1;
 }
+"""
+
+_CHOICE = """
+#include <cpuid.h>
+/* Whether processor and system have AVX2 (Intel 64 and IA-32 Architectures Software Developer's Manual, 14.7.1). */
+static int wide;
+__attribute__((constructor)) static void look_at_processor(void) {
+  unsigned a, b, c, d, enabled;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX)) return;
+  __asm__("xgetbv" : "=a"(enabled), "=d"(d) : "c"(0));
+  if ((enabled & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d)) wide = !!(b & bit_AVX2);
+}
+#define ENTRY(name) \\
+  extern int64_t narrow_##name(const void *, const void *, const void *); \\
+  extern int64_t wide_##name(const void *, const void *, const void *); \\
+  int64_t balancer_##name(const void *books, const void *options, const void *call) { \\
+    return wide ? wide_##name(books, options, call) : narrow_##name(books, options, call); \\
+  }
 """
 
 
@@ -59,24 +79,33 @@ def build(path: Path = PATH) -> int:
         objects, says = [], {}
         for name, function in entries():
             says[name] = function.__doc__
-            objects.append(Path(folder, f"{name}.o"))
-            objects[-1].write_bytes(_object(name, function, signature))
-        objects.append(_stamped(Path(folder)))
+            for symbol, code in _objects(name, function, signature).items():
+                objects.append(Path(folder, f"{symbol}.o"))
+                objects[-1].write_bytes(code)
+        objects.append(_stamped(Path(folder), says))
         _link(objects, path)
     path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
     constants.write()
-    return len(objects) - 1
+    return len(says)
 
 
-def _object(name: str, function: Any, signature: Any) -> bytes:
-    """Machine code that does without Python: `int64 name(books*, options*, call*)`."""
+def _objects(name: str, function: Any, signature: Any) -> dict[str, bytes]:
+    """Machine code that does without Python, by its symbol: `int64 symbol(books*, options*, call*)`."""
     njit: Any = numba.njit
     dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     (compiled,) = dispatcher.overloads.values()
     inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
+    wide = _WIDE.get(platform.machine())
+    features = {f"balancer_{name}": ""} if wide is None else {f"narrow_{name}": "", f"wide_{name}": wide}
+    return {symbol: _object(symbol, inner, code, beside) for symbol, beside in features.items()}
+
+
+def _object(symbol: str, inner: str, code: str, features: str) -> bytes:
+    """Of one symbol; `inner`: numba's function in `code`."""
+    visibility = "default" if symbol.startswith("balancer_") else "hidden"
     # numba's convention: status f(result*, exception**, arguments). Nothing in the kernel raises.
     code += f"""
-define i64 @balancer_{name}(ptr %x, ptr %options, ptr %call) {{
+define {visibility} i64 @{symbol}(ptr %x, ptr %options, ptr %call) {{
   %result = alloca i64
   %exception = alloca ptr
   %status = call i32 @{inner}(ptr %result, ptr %exception, ptr %x, ptr %options, ptr %call)
@@ -87,19 +116,22 @@ define i64 @balancer_{name}(ptr %x, ptr %options, ptr %call) {{
     module = binding.parse_assembly(code)
     # Helpers of numba's come with each object, alike: they are each one's own.
     for helper in module.functions:
-        if not helper.is_declaration and helper.name != f"balancer_{name}":
+        if not helper.is_declaration and helper.name != symbol:
             helper.linkage = "internal"
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=_CPUS.get(platform.machine(), "generic"), opt=3, reloc="pic", codemodel="default"
+        cpu=_CPUS.get(platform.machine(), "generic"), features=features, opt=3, reloc="pic", codemodel="default"
     )
     return bytes(machine.emit_object(module))
 
 
-def _stamped(folder: Path) -> Path:
-    """What tells the library's sources, and the layout of the books; and what compiled code calls of numba's."""
+def _stamped(folder: Path, names: Iterable[str]) -> Path:
+    """What tells the library's sources, and the layout of the books; what compiled code calls of numba's; and the
+    entries, where they are chosen by the processor."""
     source = folder / "stamp.c"
-    source.write_text(f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}', encoding="utf-8")
+    chosen = "".join(f"ENTRY({name})\n" for name in names) if platform.machine() in _WIDE else ""
+    text = f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}{_CHOICE + chosen if chosen else ""}'
+    source.write_text(text, encoding="utf-8")
     made = folder / "stamp.o"
     subprocess.run([*compiler(), "-c", "-O2", "-fPIC", "-o", made, source], check=True)
     return made

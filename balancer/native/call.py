@@ -13,9 +13,9 @@ from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.native.record import Record
 
 (
-    MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED,
+    MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, WHOLE,
     PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS,
-    WHOLE, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
+    REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
 ) = range(23)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
@@ -27,6 +27,10 @@ DECLARED = {
     "NUMBER": ("Q", "of the decision, below 2 to the 53; with `seed` it tells the lot"),
     "NOW_S": ("d", "the balancer's clock, seconds"),
     "SEED": ("Q", "of the lots, mixed"),
+    "WHOLE": (
+        "q",
+        "1: an answer keeps within the limits and counts its pick in; 2: likewise, a sequence; 0: neither",
+    ),
     "PICKED": ("q", "row of the worker that was picked, or that reports; below `workers`"),
     "SERVED": ("q", "row of the worker that answered; -1: nobody known"),
     "LATENCY_S": ("d", "seconds; not a number: none"),
@@ -35,10 +39,6 @@ DECLARED = {
     "LINES": ("q", "how many of the lines hold"),
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
-    "WHOLE": (
-        "q",
-        "1: an answer keeps within the limits and counts its pick in; 2: likewise, a sequence; 0: neither",
-    ),
     "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
     "AMONG": ("q", "written: how many workers could have been picked"),
@@ -51,10 +51,11 @@ MOST_LINES, MOST_BATCHES = 64, 512
 SLOTS = FALLBACKS + MAX_FALLBACKS
 STEP, WHOLE_REQUEST, WHOLE_SEQUENCE = range(3)
 """What `WHOLE` may be."""
-NOBODY, FULL, LATE, SHED = range(-1, -5, -1)
-"""In place of a row: nobody may be picked; all of them have too many pending; all would be late; the policy sheds."""
-ASKED = struct.Struct("=qdQdddQdQ")
-"""The slots from `MODEL` to `SEED`."""
+NOBODY, FULL, LATE, SHED, INVALID = range(-1, -6, -1)
+"""In place of a row: nobody may be picked; all of them have too many pending; all would be late; the policy sheds; its
+answer is no distribution, and somebody else is to decide."""
+ASKED = struct.Struct("=qdQdddQdQq")
+"""The slots from `MODEL` to `WHOLE`."""
 
 
 class Call(NamedTuple):

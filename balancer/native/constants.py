@@ -63,7 +63,6 @@ def _names() -> dict[str, str]:
         "SERVICE": kserve.SERVICE,
         "HEALTH": kserve.HEALTH,
         "REQUEST_ID_HEADER": names.REQUEST_ID_HEADER,
-        "GATEWAY_REQUEST_ID_HEADER": names.GATEWAY_REQUEST_ID_HEADER,
     }
 
 

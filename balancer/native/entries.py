@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel import counting, eligibility, picking, reports
-from balancer.core.kernel.answers import Compiler, answering
+from balancer.core.kernel.answers import PROGRAM, Compiler, answering, by_program
 from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
     AMONG,
@@ -17,6 +17,7 @@ from balancer.native.call import (
     DEADLINE_S,
     FALLBACKS,
     FULL,
+    INVALID,
     KEY,
     KEYED,
     LATE,
@@ -58,8 +59,8 @@ _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(countin
 _finish = from_source(counting.finish)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _keep_within_limits = from_source(picking.keep_within_limits)
-_draw, _uniform_of = from_source(picking.draw), from_source(picking.uniform_of)
-_name_fallbacks, _total_of = from_source(picking.name_fallbacks), from_source(picking.total_of)
+_draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.uniform_of)
+_name_fallbacks = from_source(picking.name_fallbacks)
 _among, _best_s = from_source(picking.among), from_source(picking.best_s)
 _pending_limit = from_source(picking.pending_limit)
 
@@ -72,12 +73,17 @@ def _ask(call: Call) -> Ask:
 
 
 @inlined
-def _pick(x: Books, call: Call) -> int:
-    shares, f = x.desk.shares[0], call.numbers
-    w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]))
+def _pick(x: Books, call: Call, sole: int) -> int:
+    """`sole`: who has it all; -1: the shares tell."""
+    shares, f, w = x.desk.shares[0], call.numbers, sole
+    f[PROPENSITY] = 1.0
+    if w < 0:
+        sums = x.desk.scratch[0, : len(shares)]
+        w = _draw(shares, _uniform_of(call.words[SEED], call.words[NUMBER]), sums)
+        if w >= 0:
+            f[PROPENSITY] = shares[w] / sums[-1]
     if w >= 0:
         call.wholes[AMONG] = _among(x, 0)
-        f[PROPENSITY] = shares[w] / _total_of(shares)
         out = call.wholes[FALLBACKS : FALLBACKS + MAX_FALLBACKS]
         call.wholes[NAMED] = _name_fallbacks(x, 0, 0, w, _ask(call), f[NOW_S], out)
     return int(w)
@@ -85,7 +91,7 @@ def _pick(x: Books, call: Call) -> int:
 
 def pick(x: Books, options: Options, call: Call) -> int:
     """Whom the lot falls on by `Desk.shares`, -1 where all are zero; writes its share and the fallbacks."""
-    return _pick(x, call)
+    return _pick(x, call, -1)
 
 
 def count_in(x: Books, options: Options, call: Call) -> int:
@@ -146,6 +152,8 @@ def take_report(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
+PUBLISHED = symbol_of("published")
+"""By probabilities that another process computed, see `balancer.front.tables`."""
 FIXED: tuple[Entry, ...] = (
     *(keep_fresh, fresh_until_s, keep_within_limits, pick),
     *(count_in, count_out, finish, learn_of_pick, fade, take_report),
@@ -153,11 +161,13 @@ FIXED: tuple[Entry, ...] = (
 
 
 def entries() -> Iterator[tuple[str, Any]]:
-    """All entries by name: `FIXED`, and the answers of all shipped policies."""
+    """All entries by name: `FIXED`, the published answer, those of shipped policies, and that of all programs."""
     for function in FIXED:
         yield function.__name__, function
+    yield PUBLISHED, _entry(_given)
     compiler = Compiler(from_source, inlined)
-    seen = set()
+    seen = {PROGRAM}
+    yield symbol_of(PROGRAM), _entry(by_program(compiler))
     for kind in BUILTIN.values():
         for policy in _variants(kind):
             found = answering(policy, compiler)
@@ -200,6 +210,22 @@ def _keep_answered(x: Books) -> None:
         x.desk.mask[0, w] = x.desk.shares[0, w] > 0
 
 
+@inlined
+def _given(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
+    """The shares that lie in `Desk.cost`, of those in `Desk.mask`, made to sum to 1; all zero where these have none.
+
+    Returns -1, as an answer does where nobody has it all.
+    """
+    shares, total = x.desk.shares[0], 0.0
+    for w in range(len(shares)):
+        shares[w] = x.desk.cost[0, w] if x.desk.mask[0, w] else 0.0
+        total += shares[w]
+    if total > 0:
+        for w in range(len(shares)):
+            shares[w] /= total
+    return -1
+
+
 def _entry(answer: Any) -> Any:
     def entry(x: Books, options: Options, call: Call) -> int:
         """The row that the policy picks among `Desk.mask`; writes its share and the fallbacks. Below 0: why nobody."""
@@ -208,14 +234,16 @@ def _entry(answer: Any) -> Any:
             refused = _limits(x, call)
             if refused < 0:
                 return refused
-        answer(x, options, 0, 0, _ask(call), f[NOW_S])
+        sole = answer(x, options, 0, 0, _ask(call), f[NOW_S])
+        if sole < -1:
+            return INVALID
         if i[WHOLE] == WHOLE_SEQUENCE:
             # Limits hold at the one worker that may serve it: no other can take its place.
             _keep_answered(x)
             refused = _limits(x, call)
             if refused < 0:
                 return refused
-        w = _pick(x, call)
+        w = _pick(x, call, sole)
         if w < 0:
             return SHED
         if i[WHOLE] != STEP:

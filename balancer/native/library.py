@@ -6,14 +6,14 @@ import ctypes
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel.answers import Compiler, answering, options_of
 from balancer.core.kernel.block import Memory, ordinary_memory
-from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight, Within
+from balancer.core.kernel.plain import Kernel, Lines, Picked, Sight, Within, new_tuple
 from balancer.core.kernel.state import Books, Desk, Options
 from balancer.native import call as slots
 from balancer.native.call import ASKED, MOST_BATCHES, MOST_LINES, new_call, symbol_of
@@ -26,17 +26,30 @@ STAMP = "balancer_stamp"
 
 _BUILD = "build it: python -m balancer.native.build"
 _MOST_ANSWERS = 16
-_Function = Callable[[int, int, int], int]
+_Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
-_PICKED = struct.Struct("=dqq")
-_FALLBACKS = tuple([struct.Struct(f"={named}q") for named in range(MAX_FALLBACKS + 1)])
-"""By how many there are."""
-_WHOLE = struct.Struct("=q")
+_PICKED = tuple([struct.Struct(f"=dqq{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
+"""By how many fallbacks there are."""
+_PROPENSITY_AT = 8 * slots.PROPENSITY
 _REPORTED = struct.Struct("=qqq")
 _PLACED = struct.Struct(f"=d{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
 _LEARNED = struct.Struct(f"={8 * slots.NOW_S}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
+
+
+_LAY_OUT = ASKED.pack_into
+
+
+class _Answer(NamedTuple):
+    """A policy's answer, found."""
+
+    policy: Policy
+    """Kept, so that no other gets its id."""
+    function: _Function | None
+    """None: it is not compiled."""
+    of_options: Any
+    options: Record
 
 
 def stamp() -> str:
@@ -67,11 +80,11 @@ class Library:
             raise LibraryError(f"{path.name} was built from other sources; {_BUILD}")
 
     def function(self, name: str) -> _Function | None:
-        """`int64 name(books*, options*, call*)`; None: it has none of that name."""
+        """`int64 name(books*, options*, call*)`, which takes what `_pointer` makes; None: it has none of that name."""
         found = getattr(self._functions, f"balancer_{name}", None)
         if found is None:
             return None
-        found.argtypes = [ctypes.c_void_p] * 3
+        # No `argtypes`: to convert three numbers takes as long as many a call.
         found.restype = ctypes.c_int64
         function: _Function = found
         return function
@@ -80,6 +93,11 @@ class Library:
         """Whether it has the policy's answer."""
         found = answering(policy, Compiler())
         return found is not None and self.function(symbol_of(found.name)) is not None
+
+
+def _pointer(record: Record) -> Any:
+    """An argument of the library's functions, made once."""
+    return ctypes.byref(ctypes.c_char.from_address(record.address))
 
 
 class LibraryError(Exception):
@@ -95,18 +113,24 @@ class Compiled(Kernel):
         """`memory`: for the block of the fleet whose kernel it is."""
         self._library, self._memory, self.stamp = library, memory, library.stamp
         self._slots, self._call, self._record = new_call()
-        self._of_call = self._record.address
+        self._of_call = _pointer(self._record)
         self._desk: Desk | None = None
         self._bound: Record | None = None
-        self._of_books = 0
+        self._of_books: Any = None
+        self._mask = np.zeros(0, bool)
+        """`Desk.mask` of the one fleet, `(n,)`."""
         self._masked: BoolArray | None = None
-        """What `Desk.mask` is a copy of."""
+        """What it is a copy of."""
+        self._may = 0
+        """How many are in there."""
         self._answered: FloatArray | None = None
         """The last answer, while nothing came after it; `_row` was picked by it."""
         self._row = -1
+        self._named = 0
+        """How many fallbacks the last pick had."""
         none = Record(Options(np.zeros(1)))
-        self._no_options, self._of_none = none, none.address
-        self._answers: dict[int, tuple[Policy, _Function | None, Record]] = {}
+        self._no_options, self._of_none = none, _pointer(none)
+        self._answers: dict[int, _Answer] = {}
         self._keep_fresh, self._fresh_until_s = self._fixed("keep_fresh"), self._fixed("fresh_until_s")
         self._keep = self._fixed("keep_within_limits")
         self._pick = self._fixed("pick")
@@ -129,32 +153,37 @@ class Compiled(Kernel):
         """Look up where the arrays are. All of them are replaced together with the desk."""
         if x.desk is not self._desk:
             self._bound = Record(x, BOOKS)
-            self._of_books, self._desk, self._masked = self._bound.address, x.desk, None
+            self._of_books, self._desk = _pointer(self._bound), x.desk
+            self._mask, self._masked = x.desk.mask[0], None
             self._answers.clear()  # Their options have room for as many workers as there were.
 
-    def _lay_out(self, x: Books, request: Request, number: int, column: int, mask: BoolArray, now_s: float) -> None:
+    def _lay_out(
+        self, request: Request, number: int, column: int, mask: BoolArray, now_s: float, whole: int = slots.STEP
+    ) -> None:
         """The request, and who may serve it."""
         key = request.key
-        ASKED.pack_into(
-            *(self._slots, 0, column, request.rows, key or 0, key is not None),
-            *(request.deadline_s, request.priority, number, now_s, self.seed),
-        )
+        rows, deadline_s, priority, seed = request.rows, request.deadline_s, request.priority, self.seed
+        if key is None:
+            _LAY_OUT(self._slots, 0, column, rows, 0, 0.0, deadline_s, priority, number, now_s, seed, whole)
+        else:
+            _LAY_OUT(self._slots, 0, column, rows, key, 1.0, deadline_s, priority, number, now_s, seed, whole)
         if mask is not self._masked:
             # Masks are replaced and never written to, so the same one has the same in it.
-            x.desk.mask[0], self._masked = mask, mask
+            self._mask[:] = self._masked = mask
+            self._may = int(np.count_nonzero(mask))
 
-    def _lay_out_view(self, x: Books, request: Request, view: Sight) -> None:
+    def _lay_out_view(self, request: Request, view: Sight) -> None:
         """A request that has its number."""
         assert isinstance(request.number, int)  # arrays are for the simulator's views
-        self._lay_out(x, request, request.number, view.column, view.mask, view.at_s)
+        self._lay_out(request, request.number, view.column, view.mask, view.at_s)
 
     def keep_fresh(self, x: Books, servable: BoolArray, now_s: float) -> BoolArray:
         """See `Kernel`."""
         self._bind(x)
-        x.desk.mask[0] = servable
+        self._mask[:] = servable
         self._call.numbers[slots.NOW_S] = now_s
-        self._keep_fresh(self._of_books, self._of_none, self._of_call)
-        mask = self._masked = x.desk.mask[0].copy()
+        self._may = self._keep_fresh(self._of_books, self._of_none, self._of_call)
+        mask = self._masked = self._mask.copy()
         return mask
 
     def fresh_until_s(self, x: Books, now_s: float) -> float:
@@ -167,18 +196,19 @@ class Compiled(Kernel):
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """See `Kernel`."""
         self._bind(x)
-        self._lay_out_view(x, request, view)
+        self._lay_out_view(request, view)
         count = self._keep(self._of_books, self._of_none, self._of_call)
-        left = self._masked = x.desk.mask[0].copy()
+        left = self._masked = self._mask.copy()
+        self._may = int(np.count_nonzero(left))
         return Within(left, not count)
 
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
         """See `Kernel`; None for a policy that is not compiled."""
-        function, options = self._found(x, policy)
-        if function is None:
+        found = self._found(x, policy)
+        if found.function is None:
             return None
-        self._lay_out_view(x, request, view)
-        self._row = function(self._of_books, options.address, self._of_call)
+        self._lay_out_view(request, view)
+        self._row = found.function(self._of_books, found.of_options, self._of_call)
         self._answered = answer = x.desk.shares[0].copy()
         return answer
 
@@ -186,35 +216,32 @@ class Compiled(Kernel):
         self, x: Books, policy: Policy, request: Request, number: int, column: int, mask: BoolArray, now_s: float
     ) -> Picked | None:
         """See `Kernel`."""
-        function, options = self._found(x, policy)
+        _, function, of_options, _ = self._found(x, policy)
         if function is None:
             return None
-        self._lay_out(x, request, number, column, mask, now_s)
         whole = slots.WHOLE_SEQUENCE if request.sequence else slots.WHOLE_REQUEST
-        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, whole)
-        row = function(self._of_books, options.address, self._of_call)
-        _WHOLE.pack_into(self._slots, 8 * slots.WHOLE, slots.STEP)
+        self._lay_out(request, number, column, mask, now_s, whole)
+        row = function(self._of_books, of_options, self._of_call)
         self._answered = None
-        # The limits may have narrowed it.
-        self._masked = None
-        return self._as_picked(row)
+        picked = self._as_picked(row)
+        if picked is None or picked.among != self._may:
+            # The limits have narrowed it.
+            self._masked = None
+        return picked
 
-    def _found(self, x: Books, policy: Policy) -> tuple[_Function | None, Record]:
-        """The compiled answer, if there is one, and its options."""
-        self._bind(x)
-        known = self._answers.get(id(policy))
-        if known is None:
-            known = self._look_up(policy, x.desk.mask.shape[1])
-        return known[1:]
+    def _found(self, x: Books, policy: Policy) -> _Answer:
+        """The compiled answer, if there is one."""
+        if x.desk is not self._desk:
+            self._bind(x)
+        return self._answers.get(id(policy)) or self._look_up(policy, x.desk.mask.shape[1])
 
-    def _look_up(self, policy: Policy, workers: int) -> tuple[Policy, _Function | None, Record]:
+    def _look_up(self, policy: Policy, workers: int) -> _Answer:
         found = answering(policy, Compiler())
         function = None if found is None else self._library.function(symbol_of(found.name))
         options = self._no_options if found is None else Record(options_of(found, workers))
         if len(self._answers) >= _MOST_ANSWERS:
             self._answers.clear()
-        # The policy is kept, so that no other gets its id.
-        known = self._answers[id(policy)] = policy, function, options
+        known = self._answers[id(policy)] = _Answer(policy, function, _pointer(options), options)
         return known
 
     def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:
@@ -222,7 +249,7 @@ class Compiled(Kernel):
         # The compiled answers have picked already, for themselves.
         if shares is not self._answered:
             self._bind(x)
-            self._lay_out_view(x, request, view)
+            self._lay_out_view(request, view)
             x.desk.shares[0] = shares
             self._row = self._pick(self._of_books, self._of_none, self._of_call)
         self._answered = None
@@ -231,8 +258,12 @@ class Compiled(Kernel):
     def _as_picked(self, row: int) -> Picked | None:
         if row < 0:
             return None
-        propensity, among, named = _PICKED.unpack_from(self._slots, 8 * slots.PROPENSITY)
-        return Picked(row, propensity, _FALLBACKS[named].unpack_from(self._slots, 8 * slots.FALLBACKS), among)
+        # As many as before, mostly.
+        found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
+        if found[2] != self._named:
+            self._named = found[2]
+            found = _PICKED[self._named](self._slots, _PROPENSITY_AT)
+        return new_tuple(Picked, (row, found[0], found[3:], found[1]))
 
     def count_in(self, x: Books, row: int, column: int, rows: float, now_s: float) -> None:
         """See `Kernel`."""
@@ -250,7 +281,8 @@ class Compiled(Kernel):
         self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
     ) -> None:
         """See `Kernel`."""
-        self._bind(x)
+        if x.desk is not self._desk:
+            self._bind(x)
         _FINISHED.pack_into(self._slots, 0, column, rows, now_s, row, served, latency_s, ok)
         self._finish(self._of_books, self._of_none, self._of_call)
 

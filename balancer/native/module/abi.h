@@ -43,6 +43,8 @@ WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *ch
 /* Pairs of key and value. */
 WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
                                                            const struct header *entries, size_t count);
+/* `strict`: no other one where that one is not healthy. */
+WEAK bool CALLBACK(http_set_upstream_override_host)(void *filter, struct text address, bool strict);
 WEAK void CALLBACK(http_clear_route_cache)(void *filter);
 WEAK void CALLBACK(http_send_response)(void *filter, uint32_t status, struct header *headers, size_t count,
                                        struct text body, struct text details);

@@ -46,9 +46,10 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
     k->count_out = function(k->library, "count_out");
     k->finish = function(k->library, "finish");
     k->learn_of_pick = function(k->library, "learn_of_pick");
+    k->published = function(k->library, "answer_published");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick)
+    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick || !k->published)
       *why = "the library lacks functions";
   }
   if (!*why) return source;
@@ -238,6 +239,8 @@ static bool refresh_books(struct source *source, struct attached *attached) {
   attached->workers = books->workers;
   attached->models = books->models;
   attached->mask = balancer_at(books, BALANCER_DESK_MASK);
+  attached->weights = balancer_at(books, BALANCER_DESK_COST);
+  attached->in_flight = balancer_at(books, BALANCER_QUEUE_IN_FLIGHT);
   if (!journal_bind(attached)) return false;
   attached->generation = books->generation;
   return true;

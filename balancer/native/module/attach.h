@@ -12,7 +12,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick;
+  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published;
   void *library;
 };
 
@@ -51,6 +51,8 @@ struct attached {
   uint64_t generation; /* that the words below are of; 0: none */
   uint64_t workers, models;
   uint8_t *mask;
+  double *weights; /* for published probabilities */
+  const double *in_flight;
   int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
   struct options options[DECIDERS];
   struct balancer_call call;
@@ -61,6 +63,7 @@ struct attached {
 struct source {
   struct kernel kernel;
   char folder[512];
+  bool told; /* what was decided, in metadata */
   pthread_mutex_t mutex;
   struct attached *current;
   uint64_t next_look_ns;

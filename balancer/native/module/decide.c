@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "published.h"
 #include "trials.h"
 
 #include <inttypes.h>
@@ -102,7 +103,9 @@ static void fill_slot(struct attached *attached, const struct decision *out, boo
 static void ask_kernel(struct attached *attached, const struct entry *entry, const struct ask *ask,
                        struct decision *out) {
   struct balancer_call *call = &attached->call;
-  const struct options *options = &attached->options[out->decider];
+  /* What takes no options is given those of a hash. */
+  const struct options *options = &attached->options[out->table ? STICKY : out->decider];
+  balancer_function *answer = out->table ? attached->kernel->published : options->answer;
   /* One by one, as the reports behind them take kilobytes. */
   call->model = out->column = entry->column;
   call->rows = ask->rows;
@@ -118,11 +121,14 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   memcpy(attached->mask, directory_mask(attached->directory, mask), attached->workers);
   if (!ask->sequence && attached->directory->head.flags & REPORTS_REQUIRED)
     attached->kernel->keep_fresh(attached->of_books, options->words, attached->of_call);
-  journal_asks(attached, ask, out, (uint8_t)out->decider);
+  if (out->table && !published_weigh(attached, out->table)) return;
+  journal_asks(attached, ask, out);
   bool compared = out->side < SIDES;
   uint64_t began_ns = compared ? now_ns() : 0;
-  out->row = options->answer(attached->of_books, options->words, attached->of_call);
+  out->row = answer(attached->of_books, options->words, attached->of_call);
   double seconds = compared ? seconds_of(now_ns() - began_ns) : 0;
+  /* Its workers are full: the policy may have others in their place. */
+  if (out->table && out->row == BALANCER_SHED) return;
   if (out->row < 0 || (uint64_t)out->row >= attached->workers) {
     if (out->row == BALANCER_SHED) tell_decided(attached, ask, out, seconds, false);
     say_why(attached, entry, ask, out->row, out);
@@ -139,6 +145,10 @@ static void ask_kernel(struct attached *attached, const struct entry *entry, con
   fill_slot(attached, out, out->decider != STICKY && out->decider != SEQUENCES && call->among > 1);
   if (out->length) {
     tell_decided(attached, ask, out, seconds, true);
+    if (out->table) {
+      out->table->sent++;
+      add(attached->control, PUBLISHED, 1);
+    }
     out->answer = TAKEN;
     return;
   }
@@ -153,7 +163,7 @@ static void decide_locked(struct attached *attached, const struct ask *ask, stru
   POKE(attached->control->number, out->number + 1);
   const struct entry *entry = entry_for(attached->directory, ask, out);
   if (out->answer == TURNED_AWAY) journal_refuses(attached, ask, out);
-  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, ask, out)) return;
+  if (!entry || (uint64_t)entry->column >= attached->models || !chosen(attached, entry, ask, out)) return;
   /* Before anything is counted in. */
   if ((out->slot = slot_take(attached->control)) == NO_SLOT) {
     add(attached->control, SLOTS_FULL, 1);
@@ -284,10 +294,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
                  const struct ending *ending, bool matched) {
   struct outcome *told = outcome_place(attached->control);
   if (!told) return;
-  struct text picked = {NULL, 0};
   if (decision) {
-    const char *comma = memchr(decision->words, ',', decision->length);
-    picked = (struct text){decision->words, comma ? (size_t)(comma - decision->words) : decision->length};
     told->number = decision->number;
     told->directory = decision->directory;
     told->propensity = decision->propensity;
@@ -312,7 +319,6 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
   told->aborted = (uint8_t)ending->aborted;
   told->matched = matched;
   memcpy(told->endpoint, ending->endpoint, sizeof told->endpoint);
-  copy(told->picked, sizeof told->picked, picked);
   outcome_done(attached->control);
 }
 

@@ -32,6 +32,7 @@ struct decision {
   double propensity, at_s;
   int64_t row, column;
   enum decider decider;
+  struct table *table; /* by which it is decided; null: by the policy itself */
   unsigned side;   /* of the trial; SIDES: nobody compares it */
   bool sequence;
   bool owed; /* the number is the balancer's */

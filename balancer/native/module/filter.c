@@ -7,10 +7,8 @@
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata by which a request goes the way that asks the balancer, and by which the cluster finds the endpoints. In one
-   space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT(NAME_SPACE), PROCESS = TEXT(NAME_PROCESS), ASKING = TEXT(NAME_ASKING);
-static const struct text DESTINATION = TEXT(NAME_DESTINATION), TRITON_ID = TEXT(NAME_TRITON_ID);
+/* Metadata for Envoy's log. In one space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION), TRITON_ID = TEXT(NAME_TRITON_ID);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
@@ -33,6 +31,7 @@ static const char *missing(void) {
     {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
+    {CALLBACK(http_set_upstream_override_host), "http_set_upstream_override_host"},
     {CALLBACK(http_send_response), "http_send_response"},
     {CALLBACK(http_clear_route_cache), "http_clear_route_cache"},
     {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
@@ -45,8 +44,8 @@ static const char *missing(void) {
 
 HOOKED const char *HOOK(program_init)(void) { return ABI_VERSION; }
 
-/* A config is the path of the library and that of the folder, a line each. What keeps it from being used is said once;
-   then the balancer is asked, as without this filter. */
+/* A config is the path of the library, that of the folder, and whether decisions are told in metadata, a line each. What
+   keeps it from being used is said once; then the balancer is asked, as without this filter. */
 HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, struct text config) {
   (void)envoy, (void)name;
   struct source *source = NULL;
@@ -58,9 +57,11 @@ HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, s
     char *folder = strchr(paths, '\n');
     if (folder) {
       *folder++ = 0;
-      folder[strcspn(folder, "\n")] = 0;
+      char *told = folder + strcspn(folder, "\n");
+      if (*told) *told++ = 0;
       why = lacking;
       if (!lacking) source = source_new(paths, folder, &why);
+      if (source) source->told = !strcmp(told, NAME_TOLD);
     }
   }
   if (source) return source;
@@ -118,11 +119,28 @@ static void respond(void *filter, bool grpc, uint32_t http_status, uint32_t grpc
 
 /* Nothing can be said here: the route is that to the listener which asks. Before anybody else looked at the request. */
 static int ask_balancer(void *filter) {
-  struct header told = {PROCESS, ASKING};
-  if (!CALLBACK(http_set_dynamic_metadata_string_batch) || !CALLBACK(http_clear_route_cache)) return HEADERS_CONTINUE;
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, &told, 1);
+  if (!CALLBACK(http_set_header) || !CALLBACK(http_clear_route_cache)) return HEADERS_CONTINUE;
+  CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_ASKING_HEADER), TEXT(NAME_ASKING));
   CALLBACK(http_clear_route_cache)(filter);
   return HEADERS_CONTINUE;
+}
+
+/* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
+static void name_workers(void *filter, const struct request *request) {
+  const struct decision *decision = &request->decision;
+  struct text all = {decision->words, decision->length};
+  const char *comma = memchr(all.ptr, ',', all.length);
+  struct text picked = {all.ptr, comma ? (size_t)(comma - all.ptr) : all.length};
+  CALLBACK(http_set_upstream_override_host)(filter, picked, false);
+  if (comma) {
+    struct text fallbacks = {comma + 1, all.length - picked.length - 1};
+    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, DESTINATION, fallbacks);
+  }
+  if (decision->sequence)
+    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
+  if (!request->source->told) return;
+  struct header told[] = {{DESTINATION, all}, {TRITON_ID, request->ask.id}};
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
 }
 
 /* True: the request goes on. */
@@ -143,35 +161,38 @@ static bool settle(void *filter, struct request *request) {
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
-  if (decision->answer != TAKEN) return true;
-  struct header told[] = {{DESTINATION, words}, {TRITON_ID, request->ask.id}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
-  if (decision->sequence)
-    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
+  if (decision->answer == TAKEN) name_workers(filter, request);
   return true;
 }
 
 /* All headers of the request at hand, which Envoy hands over at once much faster than one by one. They hold until the
    hook returns, or a header is set. */
-static _Thread_local struct header seen[MOST_HEADERS];
-static _Thread_local size_t seen_count;
+struct seen {
+  struct header all[MOST_HEADERS];
+  size_t count;
+  uint64_t lengths; /* bit by bit, those that names have: most that are looked for are not there */
+};
+
+static uint64_t length_bit(size_t length) { return UINT64_C(1) << (length & 63); }
 
 static const char *header_of(void *context, const char *name, size_t length, size_t *value_length) {
-  (void)context;
-  for (size_t i = seen_count; i-- > 0;) {
-    if (seen[i].name.length != length || memcmp(seen[i].name.ptr, name, length)) continue;
-    *value_length = seen[i].value.length;
-    return seen[i].value.ptr;
+  const struct seen *seen = context;
+  if (!(seen->lengths & length_bit(length))) return NULL;
+  for (size_t i = seen->count; i-- > 0;) {
+    if (seen->all[i].name.length != length || memcmp(seen->all[i].name.ptr, name, length)) continue;
+    *value_length = seen->all[i].value.length;
+    return seen->all[i].value.ptr;
   }
   return NULL;
 }
 
 /* False: there are more than anybody may send. */
-static bool look_at_headers(void *filter) {
-  seen_count = CALLBACK(http_get_headers_size)(filter, REQUEST_HEADERS);
-  if (seen_count <= MOST_HEADERS && CALLBACK(http_get_headers)(filter, REQUEST_HEADERS, seen)) return true;
-  seen_count = 0;
-  return false;
+static bool look_at_headers(void *filter, struct seen *seen) {
+  seen->lengths = 0;
+  seen->count = CALLBACK(http_get_headers_size)(filter, REQUEST_HEADERS);
+  if (seen->count > MOST_HEADERS || !CALLBACK(http_get_headers)(filter, REQUEST_HEADERS, seen->all)) seen->count = 0;
+  for (size_t i = 0; i < seen->count; i++) seen->lengths |= length_bit(seen->all[i].name.length);
+  return seen->count > 0;
 }
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
@@ -189,9 +210,9 @@ static bool refuse(void *filter, struct request *request, const struct balancer_
 }
 
 /* All has been read that is needed. True: the request goes on. */
-static bool judge_request(void *filter, struct request *request) {
+static bool judge_request(void *filter, struct request *request, struct seen *seen) {
   struct balancer_refusal refusal;
-  struct balancer_headers headers = {header_of, NULL};
+  struct balancer_headers headers = {header_of, seen};
   const struct names *names = atomic_load(&request->attached->names);
   uint64_t read_ns = now_ns();
   request->ask.grpc = request->reader.request.grpc;
@@ -222,8 +243,9 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   request->stage = PASSED;
   if (!request->source->kernel.library || !(request->attached = source_take(request->source)))
     return ask_balancer(filter);
-  if (!atomic_load(&request->attached->names) || !look_at_headers(filter)) return ask_balancer(filter);
-  struct balancer_headers headers = {header_of, NULL};
+  struct seen seen;
+  if (!atomic_load(&request->attached->names) || !look_at_headers(filter, &seen)) return ask_balancer(filter);
+  struct balancer_headers headers = {header_of, &seen};
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
   request->came_ns = now_ns();
@@ -232,7 +254,7 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
     request->stage = READING;
     return HEADERS_STOP;
   }
-  return judge_request(filter, request) ? HEADERS_CONTINUE : HEADERS_STOP;
+  return judge_request(filter, request, &seen) ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
 /* What came last of the body is read; what came before was. */
@@ -256,9 +278,10 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
   if (request->stage == OURS && request->reader.body == BALANCER_GRPC_BODY) {
     /* On its way already; a field that says otherwise than what was decided by must not arrive. */
     struct balancer_refusal refusal;
-    struct balancer_headers headers = {header_of, NULL};
+    struct seen seen;
+    struct balancer_headers headers = {header_of, &seen};
     if (feed(filter, request) != BALANCER_REFUSED) return BODY_CONTINUE;
-    look_at_headers(filter);
+    look_at_headers(filter, &seen);
     balancer_reader_finish(&request->reader, &atomic_load(&request->attached->names)->of, headers, &refusal);
     answer_invalid(filter, request, &refusal);
     return BODY_STOP_AND_BUFFER;
@@ -268,8 +291,9 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
   enum balancer_progress progress = feed(filter, request);
   if (end) progress = balancer_reader_end(&request->reader);
   if (progress == BALANCER_MORE) return BODY_STOP_AND_BUFFER;
-  look_at_headers(filter);
-  return judge_request(filter, request) ? BODY_CONTINUE : BODY_STOP_AND_BUFFER;
+  struct seen seen;
+  look_at_headers(filter, &seen);
+  return judge_request(filter, request, &seen) ? BODY_CONTINUE : BODY_STOP_AND_BUFFER;
 }
 
 HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) {
@@ -277,8 +301,9 @@ HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) 
   request->uploaded_ns = now_ns();
   if (request->stage != READING) return HEADERS_CONTINUE;
   balancer_reader_end(&request->reader);
-  look_at_headers(filter);
-  return judge_request(filter, request) ? HEADERS_CONTINUE : HEADERS_STOP;
+  struct seen seen;
+  look_at_headers(filter, &seen);
+  return judge_request(filter, request, &seen) ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
 /* As `code` of balancer/gateway/verdict.py. */

@@ -130,7 +130,7 @@ static struct asked_record *place_request(struct attached *attached, const struc
   return asked;
 }
 
-void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision, uint8_t decider) {
+void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision) {
   struct writer *writer = &attached->writer;
   uint64_t n = attached->workers, arrays = (JOURNAL_SEEN + 1) * sizeof(double) * n + filled_up(n);
   char *behind;
@@ -141,7 +141,8 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
   writer->lacks_room = !asked;
   if (!asked) return;
   asked->record.kind = RECORD_DECISION;
-  asked->record.decider = decider;
+  asked->record.decider = (uint8_t)decision->decider;
+  if (decision->table) asked->record.flags |= RECORD_PUBLISHED;
   asked->workers = (uint32_t)n;
   double *out = (double *)behind;
   uint64_t models = attached->models, column = (uint64_t)decision->column;

@@ -53,7 +53,7 @@ void journal_start(struct writer *writer);
 void journal_commit(struct writer *writer);
 
 /* Before the kernel is called, as it counts in, and when it has answered with a row, or -1. */
-void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision, uint8_t decider);
+void journal_asks(struct attached *attached, const struct ask *ask, const struct decision *decision);
 void journal_answered(struct attached *attached, const struct ask *ask, int64_t row, const uint8_t *eligible);
 /* In place of an answer. */
 void journal_refuses(struct attached *attached, const struct ask *ask, const struct decision *decision);

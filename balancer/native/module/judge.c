@@ -9,6 +9,10 @@ static bool begins(struct text text, const char *with) {
   return text.length >= length && !memcmp(text.ptr, with, length);
 }
 
+static bool is(struct text text, const char *other) {
+  return text.length == strlen(other) && begins(text, other);
+}
+
 static bool contains(struct text text, const char *part) {
   return text.length && memmem(text.ptr, text.length, part, strlen(part));
 }
@@ -51,7 +55,8 @@ static const struct cause {
 void judge(struct ending *ending, struct text details, bool complete) {
   static const struct verdict aborted[] = {VERDICTS_OF_ABORTED};
   ending->aborted = complete ? BY_NOBODY : BY_CLIENT;
-  for (const struct cause *cause = causes; cause < causes + sizeof causes / sizeof *causes; cause++)
+  bool plain = complete && is(details, "via_upstream"); /* nearly all */
+  for (const struct cause *cause = causes; !plain && cause < causes + sizeof causes / sizeof *causes; cause++)
     if (cause->within ? contains(details, cause->words) : begins(details, cause->words)) {
       ending->aborted = cause->by;
       break;

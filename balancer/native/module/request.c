@@ -22,8 +22,7 @@ void balancer_dimension(struct balancer_facts *facts, int64_t dimension) {
 static void clear(struct balancer_reader *reader) {
   struct balancer_facts *facts = &reader->facts;
   struct balancer_text *const texts[] = {&facts->model,  &facts->version,      &facts->id,          &facts->sequence,
-                                         &facts->key,    &facts->value,        &reader->tenant,     &reader->request_id,
-                                         &reader->gateway_id};
+                                         &facts->key,    &facts->value,        &reader->tenant,     &reader->request_id};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) balancer_text_clear(texts[i]);
   facts->priority.length = facts->timeout.length = 0;
   facts->parameters = 0;
@@ -197,7 +196,6 @@ static bool find_all(struct balancer_reader *reader, const struct balancer_names
          find_priority(reader, names, headers, refusal) &&
          balancer_header_text(headers, names->tenant, &reader->tenant, refusal) &&
          balancer_header_text(headers, BALANCER_SPAN(BALANCER_REQUEST_ID_HEADER), &reader->request_id, refusal) &&
-         balancer_header_text(headers, BALANCER_SPAN(BALANCER_GATEWAY_REQUEST_ID_HEADER), &reader->gateway_id, refusal) &&
          balancer_text_within(&facts->id, BALANCER_SPAN("id"), refusal);
 }
 
@@ -221,7 +219,6 @@ const struct balancer_request *balancer_reader_finish(struct balancer_reader *re
   request->version = span_of(&facts->version);
   request->tenant = span_of(&reader->tenant);
   request->request_id = span_of(&reader->request_id);
-  request->gateway_id = span_of(&reader->gateway_id);
   request->id = span_of(&facts->id);
   return request;
 }

@@ -35,8 +35,8 @@ struct balancer_request {
   uint32_t rows, priority;
   /* In UTF-8 and not terminated, of 0 to BALANCER_MAX_TEXT_BYTES; they lie in the reader. */
   struct balancer_span model, version, tenant;
-  struct balancer_span request_id, gateway_id; /* the headers' */
-  struct balancer_span id;                     /* the message's */
+  struct balancer_span request_id; /* the header's */
+  struct balancer_span id;         /* the message's */
 };
 
 enum { BALANCER_FIELD_SHOWN_BYTES = 256, BALANCER_REFUSAL_BYTES = BALANCER_SHOWN_BYTES + BALANCER_FIELD_SHOWN_BYTES + 128 };
@@ -55,7 +55,7 @@ struct balancer_reader {
   enum balancer_progress progress;
   uint64_t seen, limit; /* bytes of the body: that were read; that are, at most */
   struct balancer_facts facts;
-  struct balancer_text tenant, request_id, gateway_id;
+  struct balancer_text tenant, request_id;
   union {
     struct balancer_protobuf protobuf;
     struct balancer_json json;

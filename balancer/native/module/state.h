@@ -11,7 +11,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { STATE_VERSION = 2 }; /* of `struct control`; the digest tells of the rest */
+enum { STATE_VERSION = 3 }; /* of `struct control`; the digest tells of the rest */
 #define STATE_MAGIC UINT64_C(0x6576697461)
 #define NO_SLOT UINT32_MAX
 
@@ -53,6 +53,7 @@ struct control {
   struct outcome outcomes[OUTCOMES];
   struct line lines[LINES];
   struct trial trials[TRIALS];
+  struct table tables[TABLES];
 };
 
 uint64_t now_ns(void);

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "published.h"
 #include "trials.h"
 
 #include <math.h>
@@ -32,11 +33,12 @@ static bool owe(struct control *control, struct decision *out) {
   return true;
 }
 
-bool chosen(struct attached *attached, const struct ask *ask, struct decision *out) {
+bool chosen(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out) {
   struct control *control = attached->control;
   struct steering *steering = &control->steering;
   enum decider by = POLICY;
   out->side = SIDES;
+  out->table = NULL;
   if (steering->on) {
     out->side = balancer_lot(steering->lots ^ out->number) < steering->share;
     uint64_t decider = steering->sides[out->side].decider;
@@ -48,8 +50,11 @@ bool chosen(struct attached *attached, const struct ask *ask, struct decision *o
   if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
   if (attached->options[out->decider].answer) return true;
-  if (steering->on) owe(control, out);
-  return false;
+  if (steering->on)
+    owe(control, out);
+  else if (out->decider == POLICY)
+    out->table = published_for(attached, entry, ask, out->at_s);
+  return out->table != NULL;
 }
 
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken) {

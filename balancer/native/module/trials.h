@@ -8,7 +8,7 @@
 #include "decide.h"
 
 /* Finds who decides; false: the balancer is to, under the number that `out` has. */
-bool chosen(struct attached *attached, const struct ask *ask, struct decision *out);
+bool chosen(struct attached *attached, const struct entry *entry, const struct ask *ask, struct decision *out);
 
 /* The decision was made, and took so long; `taken`: a worker has the request, otherwise it is shed. */
 void tell_decided(struct attached *attached, const struct ask *ask, struct decision *out, double seconds, bool taken);

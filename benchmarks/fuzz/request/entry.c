@@ -30,7 +30,7 @@ static const char *const PATHS[] = {
 
 static const char *const NAMES[] = {
   "x-batch-rows", "x-routing-key", "x-sequence-id", "x-priority", "x-tenant", "x-deadline-ms", "grpc-timeout",
-  "x-request-id", "x-gateway-request-id", "inference-header-content-length", "content-encoding", ":path",
+  "x-request-id", "inference-header-content-length", "content-encoding", ":path",
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -101,8 +101,7 @@ static void check(const struct outcome *outcome) {
       require(outcome->refusal.text[i] >= ' ' && outcome->refusal.text[i] < 0x7F, "a refusal is printable ASCII");
     return;
   }
-  const struct balancer_span texts[] = {request->model,      request->version,    request->tenant,
-                                        request->request_id, request->gateway_id, request->id};
+  const struct balancer_span texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
     require(texts[i].length <= BALANCER_MAX_TEXT_BYTES, "texts are within bounds");
   require(request->rows >= 1 && request->rows <= BALANCER_MAX_ROWS, "rows are within bounds");
@@ -132,7 +131,6 @@ static void compare(const struct outcome *one, const struct outcome *other) {
   check_same(a->version, b->version);
   check_same(a->tenant, b->tenant);
   check_same(a->request_id, b->request_id);
-  check_same(a->gateway_id, b->gateway_id);
   check_same(a->id, b->id);
 }
 

@@ -6,10 +6,14 @@ before it is looked at, or is changed while it is in use.
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
 
 from balancer.core.events import ModelReport, Report, WorkerAdded
 from balancer.core.settings import Limits, Settings
@@ -19,10 +23,12 @@ from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Library
 from policies import BUILTIN
+from policies.base import FleetView, FloatArray, Policy, Request, least
 
 WORKERS, MODELS = 21, ("a", "b", "c")
-POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
-"""That differ in what they read of their options and the books."""
+_PUBLISHED = "published"
+POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin", _PUBLISHED)
+"""That differ in what they read of their options and the books; the last is no shipped one."""
 _MODULE = PATH.parent / "module"
 _STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -50,13 +56,27 @@ def compiled(target: Path) -> Path:
     return target
 
 
+@dataclasses.dataclass(frozen=True)
+class Published(Policy):
+    """The fewest in flight, which is not compiled."""
+
+    name: ClassVar[str] = _PUBLISHED
+    summary: ClassVar[str] = "The fewest in flight."
+    source: ClassVar[str] = "This fuzzer"
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """See `Policy`. The list is for nobody to trace it."""
+        return np.array(least(fleet.in_flight, fleet.eligible).tolist())
+
+
 def left_behind(path: Path, policy: str) -> Path:
     """A folder as a balancer leaves it that decides by the policy."""
     library = Library()
     settings = Settings(
         limits=Limits(max_pending_per_worker=6, sheddable_priority=2), stale_after_s=1e6, sticky_keys=True
     )
-    router = SharedRouter(BUILTIN[policy](), settings, 5, library, Module(library), Folder(path))
+    decides = Published() if policy == _PUBLISHED else BUILTIN[policy]()
+    router = SharedRouter(decides, settings, 5, library, Module(library), Folder(path))
     now_s = time.monotonic()
     for number in range(WORKERS):
         router.observe(WorkerAdded(f"w{number}"), now_s)
@@ -65,6 +85,10 @@ def left_behind(path: Path, policy: str) -> Path:
     places = {name: f"10.0.0.{row}:8000" for row, name in enumerate(router.fleet.names)}
     router.tell(places, places)
     router.serve(True)
+    if policy == _PUBLISHED:
+        for model in MODELS:
+            router.route(Request(model), now_s)
+        router.publish_tables(now_s)
     return path
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from benchmarks.fuzz.state import fuzzed
+from benchmarks.fuzz.state import POLICIES, fuzzed
 
 
 @click.command(help="Spoiled state for the module, compiled with sanitizers.")
-@click.option("--inputs", type=click.IntRange(min=5), default=100_000, show_default=True)
+@click.option("--inputs", type=click.IntRange(min=len(POLICIES)), default=100_000, show_default=True)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Equal seeds spoil equal places."
 )

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define GUARD ((size_t)64 << 20)
-enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, VALUES = 32 };
+enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, TABLES_USED = 3, VALUES = 32 };
 
 static struct {
   char name[MOST_NAME];
@@ -128,7 +128,9 @@ static struct control *restore(void) {
     if (!strcmp(files[i].name, "control")) control = (struct control *)files[i].copy;
   }
   if (!control) exit(2);
-  atomic_store(&control->heartbeat_ns, now_ns());
+  uint64_t now = now_ns();
+  atomic_store(&control->heartbeat_ns, now);
+  for (int place = 0; place < TABLES; place++) control->tables[place].at_s = seconds_of(now);
   return control;
 }
 
@@ -144,10 +146,12 @@ static uint64_t telling(size_t bytes) {
   }
 }
 
-/* Where what is followed lies beside the start: slots in use, and the first numbers of a policy. */
+/* Where what is followed lies beside the start: slots in use, tables, and the first numbers of a policy. */
 static size_t aimed_at(size_t which) {
   struct balancer_array values;
-  if (files[which].bytes == sizeof(struct control)) return offsetof(struct control, slots) + below(USED);
+  if (files[which].bytes == sizeof(struct control))
+    return below(2) ? offsetof(struct control, slots) + below(USED)
+                    : offsetof(struct control, tables) + below(TABLES_USED) * sizeof(struct table) + below(sizeof(struct table));
   memcpy(&values, files[which].content + sizeof(struct balancer_block), sizeof values);
   return values.offset + below(VALUES);
 }

@@ -91,7 +91,8 @@ def garbage(path: Path) -> None:
 def another(path: Path) -> None:
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content.translate(bytes.maketrans(b"\x01\x02", b"\xff\xfe")))
+    # Small numbers are others, the version first of all.
+    path.write_bytes(content.translate(bytes.maketrans(bytes(range(1, 9)), bytes(range(255, 247, -1)))))
 
 
 def empty(path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.envoy_fakes import a_request
 from support.native import NativeRig
+from support.strangers import FIT, stranger
 from support.waiting import eventually
 
 pytestmark = pytest.mark.integration
@@ -19,6 +21,17 @@ async def test_requests_take_their_turns_and_nobody_is_asked(rig: NativeRig) -> 
     assert counts == {"w0": 10, "w1": 10, "w2": 10}
     assert rig.balancer.seen == []
     assert rig.router.state.counts()["picked"] == 30
+
+
+async def test_a_stranger_s_policy_decides_inside_and_nobody_is_asked(tmp_path: Path) -> None:
+    policy = stranger(FIT["_in_turn"])
+    async with NativeRig(tmp_path, policy=policy).running() as rig:
+        served = [await rig.infer() for _ in range(30)]
+        assert served == 10 * ["w0", "w1", "w2"]
+        assert rig.balancer.seen == []
+        assert rig.router.state.counts()["picked"] == 30
+        await eventually(lambda: len(rig.told()) == 30)
+        assert rig.router.policy_of(rig.told()["directory"][0], rig.told()["decider"][0]) == policy.name
 
 
 async def test_ends_are_counted_and_told(rig: NativeRig) -> None:

@@ -34,7 +34,7 @@ from balancer.core.settings import RolloutSettings, Settings
 from balancer.core.trials.steering import Plan, Steering
 from balancer.front.folder import JOURNAL, Folder
 from balancer.front.journal import Journal
-from balancer.front.layouts import JOURNAL_RING_BYTES as RING_BYTES
+from balancer.front.journal_layouts import JOURNAL_RING_BYTES as RING_BYTES
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.settling import SEED, SETTINGS, TAKEN, WORKERS, begin, endpoint, parts, script
+from support.strangers import Costs, Softmax
 
 from balancer.core.router import Router
 from balancer.front.folder import Folder
@@ -19,11 +20,14 @@ from balancer.native.library import PATH, Compiled, Library
 from policies import BUILTIN
 from policies.base import Policy
 
+POLICIES: dict[str, Policy] = {name: kind() for name, kind in BUILTIN.items()}
+POLICIES |= {"a program": Softmax(), "a program of costs": Costs()}
 
-@pytest.mark.parametrize("name", sorted(BUILTIN))
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("how", SETTINGS)
 def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path: Path, name: str, how: str) -> None:
-    policy: Policy = BUILTIN[name]()
+    policy = POLICIES[name]
     library, folder = Library(), Folder(tmp_path / "shared")
     shared = SharedRouter(policy, SETTINGS[how], SEED, library, Module(library), folder)
     own = Router(policy, SETTINGS[how], SEED, Compiled(library))

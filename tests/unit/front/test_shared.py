@@ -13,6 +13,7 @@ from support.settling import SEED
 from balancer.core.events import WorkerAdded, WorkerRemoved
 from balancer.core.settings import Settings
 from balancer.front.folder import Folder, FolderError, default_folder
+from balancer.front.layouts import MOST_PUBLISHED
 from balancer.front.module import Module, ModuleError
 from balancer.front.router import SharedRouter
 from balancer.native.library import Library
@@ -97,7 +98,7 @@ def test_decisions_of_both_sides_share_one_count(tmp_path: Path) -> None:
     assert router.state.number == router.next_number == 42
 
 
-def test_envoys_decide_by_compiled_policies_only(tmp_path: Path) -> None:
+def test_envoys_decide_by_policies_that_are_compiled_or_published(tmp_path: Path) -> None:
     class Own(RoundRobin):
         """A third party's."""
 
@@ -109,7 +110,11 @@ def test_envoys_decide_by_compiled_policies_only(tmp_path: Path) -> None:
     router = a_router(Folder(tmp_path / "shared"))
     assert router.asked_because == ""
     router.configure(Own(), router.settings)
-    assert router.asked_because == "policy own is not compiled"
+    assert router.asked_because == ""
+    assert router.publishes
+    for number in range(MOST_PUBLISHED + 1):
+        router.observe(WorkerAdded(f"w{number}"), time.monotonic())
+    assert router.asked_because == "policy own is not compiled, and published for at most 256 workers"
     router.configure(BUILTIN["learned"](), router.settings)
     assert router.asked_because == ""
 

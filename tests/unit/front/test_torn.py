@@ -19,7 +19,7 @@ from balancer.front.folder import Folder
 from balancer.front.module import Module
 from balancer.front.router import SharedRouter
 from balancer.native.library import PATH, Compiled, Library
-from benchmarks.fuzz.state import fuzzed
+from benchmarks.fuzz.state import POLICIES, fuzzed
 from policies import BUILTIN
 
 BALANCER_DECIDES = 0
@@ -101,7 +101,7 @@ def test_options_are_what_the_balancer_wrote_in_every_bit(
 
 def test_spoiled_state_ends_nobody(tmp_path: Path) -> None:
     """A little of what `make fuzz` tries."""
-    for says in fuzzed(tmp_path, 400, 3):
+    for says in fuzzed(tmp_path, 80 * len(POLICIES), 3):
         inputs, _, decided = (int(number) for number in re.findall(r"(\d+) ", says))
         assert inputs == 80
         assert decided > 100, "it is the files that are tried, and not the way to them"

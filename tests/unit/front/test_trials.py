@@ -157,9 +157,14 @@ def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
 def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tmp_path: Path) -> None:
     library = Library()
     router = SharedRouter(Moody(), Settings(), SEED, library, Module(library), Folder(tmp_path / "shared"))
-    assert router.asked_because == "policy moody is not compiled"
-    router.configure(router.policy, router.settings, Steering(router.policy, Plan(guard=GUARD, baseline=LEAST)))
+    guarded = Steering(router.policy, Plan(guard=GUARD, baseline=LEAST))
+    router.configure(router.policy, router.settings, guarded)
     assert router.asked_because == ""
+    assert not router.publishes
+    router.configure(router.policy, router.settings, Steering(router.policy, Plan(guard=GUARD, baseline=Moody())))
+    assert router.asked_because == (
+        "policy moody is not compiled, and not published while a guard, a rollout or a shadow compares policies"
+    )
     everything = Plan(shadow=LEAST, shadow_share=1.0)
     router.configure(LEAST, router.settings, Steering(LEAST, everything))
     assert router.asked_because == "the shadow is asked about each decision"

@@ -7,8 +7,10 @@ import sys
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.fleets import model, report
+from support.strangers import stranger
 
 from balancer.app import App
 from balancer.config.config import Config
@@ -19,9 +21,10 @@ from balancer.core.settings import GuardSettings, Settings
 from balancer.core.trials.steering import Plan, Steering
 from balancer.native import library
 from balancer.native.library import Compiled, Library, LibraryError
-from policies.base import Request
+from policies.base import Request, uniform_over
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
+from policies.traced import traced
 
 
 def test_the_app_decides_by_the_library() -> None:
@@ -64,6 +67,19 @@ def test_as_many_fallbacks_are_named_as_may_be_configured() -> None:
         for number in range(MAX_FALLBACKS + 4):
             router.observe(WorkerAdded(f"w{number}"), 0.0)
         assert len(router.route(Request("m"), 0.0).fallbacks) == MAX_FALLBACKS
+
+
+def test_a_program_s_answer_that_is_none_is_replaced_and_counted() -> None:
+    policy = stranger(lambda request, fleet: uniform_over(fleet.eligible) / np.where(request.rows == 777.0, 0.0, 1.0))
+    assert traced(policy).program is not None
+    for kernel in (None, Compiled(Library())):
+        router = Router(policy, Settings(reports_required=False), kernel=kernel)
+        for number in range(3):
+            router.observe(WorkerAdded(f"w{number}"), 0.0)
+        for rows in (1.0, 777.0, 1.0):
+            assert router.route(Request("m", rows=rows), 0.0).worker in router.fleet.names
+        assert router.failures == {policy.name: 1}
+        assert "probabilities sum to" in router.last_failure
 
 
 def test_serving_imports_no_compiler_and_no_training() -> None:

@@ -13,7 +13,7 @@ from support.understand import INFER, Reader, Understood, fields_of, fields_of_j
 from tritonclient.grpc import service_pb2
 
 from balancer.gateway.kserve import METHODS, REST_SERVER, REST_VERBS, SERVICE
-from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER, REQUEST_ID_HEADER
+from balancer.gateway.names import REQUEST_ID_HEADER
 
 GRPC = {"content-type": "application/grpc", ":path": INFER}
 REST = {"content-type": "application/json", ":path": "/v2/models/m/infer"}
@@ -60,7 +60,6 @@ HEADERS = st.fixed_dictionaries(
         "x-tenant": LATIN1,
         "x-deadline-ms": DECIMALS,
         REQUEST_ID_HEADER: LATIN1,
-        GATEWAY_REQUEST_ID_HEADER: LATIN1,
     },
 )
 INTEGERS = st.one_of(st.integers(-3, 70_000), st.integers(-(2**63), 2**63 - 1))

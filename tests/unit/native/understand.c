@@ -57,8 +57,7 @@ static void answer(struct balancer_reader *reader, struct balancer_headers heade
   } else {
     printf("%s %d %d %d %" PRIu64 " %a %u %u %" PRIu64, kinds[request->kind], request->grpc, request->sequence,
            request->keyed, request->key, request->deadline_s, (unsigned)request->rows, (unsigned)request->priority, held);
-    const struct balancer_span texts[] = {request->model,      request->version,    request->tenant,
-                                          request->request_id, request->gateway_id, request->id};
+    const struct balancer_span texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) write_span(texts[i]);
   }
   putchar('\n');
