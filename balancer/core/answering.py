@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from balancer.core.kernel.answers import is_shipped
 from balancer.core.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
@@ -28,8 +29,8 @@ def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArra
     All zero is an answer: the policy sheds.
     """
     if isinstance(view, LiveView):
-        if (compiled := view.answer(policy, request)) is not None:
-            return compiled, ""
+        if (found := view.answer(policy, request)) is not None:
+            return (found, "") if is_shipped(policy) or is_distribution(found, view.eligible) else (None, flaw(found))
     elif isinstance(view, OneOfMany):
         return view.answer(policy, request)
     return answer_alone(policy, request, view)

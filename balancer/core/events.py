@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Void = Literal["", "client", "deadline", "request"]
 """What ended a request other than the worker: `client`, who left or asked for what cannot be; `deadline`, the request's
@@ -100,9 +100,9 @@ class Sent:
     rows: float = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The outcome of a request, as Envoy's access log tells it."""
+class Finished(NamedTuple):
+    """The outcome of a request, as Envoy's access log tells it. One comes of each request, and this takes half the time
+    of a frozen dataclass to make."""
 
     number: int
     """Of the `Sent` it ends; -1 where this balancer did not pick."""
@@ -124,17 +124,3 @@ class Withdrawn:
 
 
 Event = WorkerAdded | WorkersAdded | WorkerRemoved | Report | ReportsLost | Sent | Finished | Withdrawn
-
-__all__ = [
-    "Event",
-    "Finished",
-    "ModelReport",
-    "Report",
-    "ReportsLost",
-    "Sent",
-    "Void",
-    "Withdrawn",
-    "WorkerAdded",
-    "WorkerRemoved",
-    "WorkersAdded",
-]

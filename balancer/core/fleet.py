@@ -54,6 +54,8 @@ class Fleet:
         self.settings = settings
         self.kernel = kernel or Kernel()
         self.workers: list[Worker] = []
+        self.names: list[str] = []
+        """Theirs, in the order of the rows."""
         self.index: dict[str, int] = {}
         self.models: dict[str, int] = {}
         self._ledger = Ledger(self.kernel.memory, self.kernel.stamp)
@@ -78,14 +80,11 @@ class Fleet:
         self._servable: dict[tuple[str, str], BoolArray] = {}
         self._members: dict[tuple[str, str], BoolArray] = {}
         self._eligible: dict[tuple[str, str], BoolArray] = {}
+        self._alike: dict[bytes, BoolArray] = {}
+        """The eligible ones, each once: whoever keeps a copy has it for all models that the same workers have."""
         self._fresh_from_s, self._fresh_until_s = math.inf, -math.inf
         """Between these times it stays the same who is fresh, and what was made of it."""
         self.add_models([ANY_MODEL])
-
-    @property
-    def names(self) -> list[str]:
-        """Workers in the order of the rows."""
-        return [worker.name for worker in self.workers]
 
     def configure(self, settings: Settings) -> None:
         """Swap the settings; the estimators' state stays, and what is not measured yet follows the new priors."""
@@ -164,6 +163,7 @@ class Fleet:
             for row, (name, device) in enumerate(new.items(), known):
                 self.index[name] = row
                 self.workers.append(Worker(name, device=device))
+                self.names.append(name)
                 self.name_hash[row] = key_of(name)
             self._take_profiles(range(known, len(self.workers)), self.models)
         for event in events:
@@ -181,8 +181,8 @@ class Fleet:
         row = self.index.get(name)
         if row is None:
             return
-        del self.workers[row]
-        self.index = {worker.name: i for i, worker in enumerate(self.workers)}
+        del self.workers[row], self.names[row]
+        self.index = {name: i for i, name in enumerate(self.names)}
         self._ledger.remove_worker(row)
         self._find_arrays()
         self.changes += 1
@@ -382,9 +382,11 @@ class Fleet:
         if not self._fresh_from_s <= now_s <= self._fresh_until_s:
             self._fresh_from_s, self._fresh_until_s = now_s, self.kernel.fresh_until_s(self, now_s)
             self._eligible.clear()
+            self._alike.clear()
         mask = self._eligible.get((model, version))
         if mask is None:
             mask = self.kernel.keep_fresh(self, self.servable(model, version), now_s)
+            mask = self._alike.setdefault(mask.tobytes(), mask)
             if self._may_keep(model, version):
                 self._eligible[model, version] = mask
         return mask

@@ -29,7 +29,7 @@ from balancer.core.events import (
 )
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.kernel import picking
-from balancer.core.kernel.plain import Kernel, Picked
+from balancer.core.kernel.plain import Kernel, Picked, new_tuple
 from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.settings import Settings
 from balancer.core.trials.steering import Role, Steering, Ticket
@@ -132,12 +132,12 @@ class Router:
     def observe(self, event: Event, now_s: float) -> None:
         """Take in a fact, received at `now_s`."""
         match event:
+            case Finished():
+                self._finished(event, now_s)
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
                 self._sent(event.number, event.worker, self.column(event.model), event.rows, now_s, None, True)
-            case Finished():
-                self._finished(event, now_s)
             case Withdrawn():
                 _drop(self._end(event.number, now_s))
             case WorkerAdded():
@@ -189,8 +189,11 @@ class Router:
     def _decide_at_once(self, request: Request, number: int, now_s: float) -> Decision | None:
         """The decision by one call of the compiled kernel, where nobody looks on; None: it takes the long way."""
         fleet, policy, steering = self.fleet, self.policy, self.steering
-        if request.model and not fleet.knows(request.model):
-            return None
+        column = fleet.models.get(request.model)
+        if column is None:
+            if request.model and not fleet.knows(request.model):
+                return None
+            column = fleet.models[ANY_MODEL]
         mask, choice, begun_s = self._eligible(request, now_s), None, 0.0
         if steering is not None:
             # Nobody is chosen to decide a request that is refused before.
@@ -200,8 +203,7 @@ class Router:
             if steering.looks_on(choice, number, now_s):
                 return None
             policy, begun_s = choice.policy, steering.stopwatch()
-        placed = self._policy_for(request, policy)
-        column = self.column(request.model)
+        placed = policy if request.key is None else self._policy_for(request, policy)
         picked = fleet.kernel.decide(fleet, placed, request, number, column, mask, now_s)
         if picked is None:
             return None
@@ -238,9 +240,9 @@ class Router:
 
     def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
         """In names."""
-        workers = self.fleet.workers
-        fallbacks = () if sequence else tuple([workers[row].name for row in picked.fallbacks])
-        return Decision(number, workers[picked.worker].name, fallbacks, picked.propensity, policy.name, now_s)
+        names = self.fleet.names
+        fallbacks = () if sequence else tuple(map(names.__getitem__, picked.fallbacks))
+        return new_tuple(Decision, (number, names[picked.worker], fallbacks, picked.propensity, policy.name, now_s))
 
     def view(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> LiveView:
         """The fleet as a policy would see it for this request; raises as `route` does."""
@@ -360,7 +362,7 @@ class Router:
         """Until its outcome comes, or nobody expects one any more."""
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), now_s)
-        self._in_flight[number] = _InFlight(worker, column, rows, now_s, ticket, chosen)
+        self._in_flight[number] = new_tuple(_InFlight, (worker, column, rows, now_s, ticket, chosen))
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._in_flight.pop(event.number, None)
@@ -373,8 +375,8 @@ class Router:
                 sent.ticket.ended(event.latency_s, event.ok, now_s)
         # An error that the request may have caused counts against a worker where no client can have aimed it there: by
         # a key, or by a model that only that worker has.
-        void = event.void in {"client", "deadline"}
-        if void or (event.void == "request" and (sent is None or not sent.chosen)):
+        void = event.void
+        if void and (void != "request" or sent is None or not sent.chosen):
             if sent is not None:
                 self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
         elif sent is None:

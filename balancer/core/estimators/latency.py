@@ -37,9 +37,10 @@ def observe(x: Latency, w: int, latency_s: float, ok: bool, now_s: float, decay_
             keep = math.exp(-max(now_s - x.latency_at_s[w], 0.0) / decay_s)
             x.latency_s[w] = average_s * keep + latency_s * (1 - keep)
             x.latency_at_s[w] = now_s
-    # One outcome has at least the weight of a hundredth of the time constant, so that errors show at any rate.
-    keep = math.exp(-max(now_s - x.errors_at_s[w], error_decay_s / 100) / error_decay_s)
-    x.errors[w] = x.errors[w] * keep + (0.0 if ok else 1.0) * (1 - keep)
+    if x.errors[w] > 0 or not ok:  # else nothing changes
+        # One outcome has at least the weight of a hundredth of the time constant, so that errors show at any rate.
+        keep = math.exp(-max(now_s - x.errors_at_s[w], error_decay_s / 100) / error_decay_s)
+        x.errors[w] = x.errors[w] * keep + (0.0 if ok else 1.0) * (1 - keep)
     x.errors_at_s[w] = now_s
 
 

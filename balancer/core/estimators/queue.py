@@ -157,8 +157,7 @@ def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
 
 def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
     """Requests at a worker now, queued or executing; `left`: `others_left`."""
-    pending: FloatArray = q.in_flight[at] + q.others[at] * left
-    return pending
+    return q.in_flight[at] + q.others[at] * left
 
 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
@@ -182,5 +181,4 @@ def completion_now_s(
     can join those that wait; `at`: worker and model.
     """
     added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.instances[at] - q.waiting_model_s[at]
-    completion_s: FloatArray = backlog_s + added_s
-    return completion_s
+    return backlog_s + added_s

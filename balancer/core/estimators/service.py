@@ -89,8 +89,7 @@ def fit(s: Service, at: At) -> None:
 
 def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
     """Seconds of service for `rows` rows, in full batches one after the other."""
-    seconds: FloatArray = s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
-    return seconds
+    return s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
 
 
 def forget(s: Service, at: At, share: float) -> None:

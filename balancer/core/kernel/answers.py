@@ -21,10 +21,15 @@ from policies.facts import Fact
 from policies.learned import Learned
 from policies.learned.loops import READS, Weights, fill_learned, scratch_size, weights_of
 from policies.round_robin import RoundRobin, fill_turn
+from policies.traced import traced
+from policies.traced.program import COLUMNS, fill_program, scratch_lines
+from policies.traced.program import READS as OF_PROGRAMS
 
 Answer = Callable[[Books, Options, int, int, Ask, float], int]
 """(books, options, fleet, row of its first worker, request, time): fills `Desk.shares` for the workers in `Desk.mask`;
-returns who has it all, or -1."""
+returns who has it all, or -1; of a program also `INVALID`, where they are no distribution."""
+PROGRAM = "program"
+"""Name of the answer of all policies that are carried as programs."""
 
 
 class Compiler(NamedTuple):
@@ -44,12 +49,17 @@ class Answering(NamedTuple):
     answer: Answer
     options: tuple[float, ...]
     weights: Weights = NO_WEIGHTS
+    scratch_lines: int = 0
+    """Numbers of scratch for each worker, beside what the weights take."""
 
 
 def answering(policy: Policy, compiler: Compiler) -> Answering | None:
-    """How a shipped policy answers; None where only its `probabilities` can tell."""
-    if type(policy) not in BUILTIN.values():
-        return None
+    """How a policy answers that is shipped, or fits a program; None where only its `probabilities` can tell."""
+    if not is_shipped(policy):
+        program = traced(policy).program
+        if program is None:
+            return None
+        return Answering(PROGRAM, by_program(compiler), tuple(program.tolist()), scratch_lines=scratch_lines(program))
     if isinstance(policy, CostPolicy):
         return _by_cost(policy, compiler)
     if isinstance(policy, RoundRobin):
@@ -59,9 +69,15 @@ def answering(policy: Policy, compiler: Compiler) -> Answering | None:
     return None
 
 
+def is_shipped(policy: Policy) -> bool:
+    """Whether it came with the balancer."""
+    return BUILTIN.get(policy.name) is type(policy)
+
+
 def options_of(found: Answering, workers: int) -> Options:
     """What the answer is told, for fleets of at most so many workers."""
-    return Options(np.array((*found.options, 0.0)), found.weights, np.zeros(scratch_size(workers, found.weights)))
+    scratch = max(scratch_size(workers, found.weights), found.scratch_lines * workers)
+    return Options(np.array((*found.options, 0.0)), found.weights, np.zeros(scratch))
 
 
 def _by_turn(compiler: Compiler) -> Answer:
@@ -83,6 +99,34 @@ def _by_network(compiler: Compiler) -> Answer:
         return int(fill(d.columns[e], d.mask[e], *asked, options.weights, options.scratch, d.shares[e]))
 
     return _step(compiler, answer)
+
+
+def by_program(compiler: Compiler) -> Answer:
+    """Of any program: it stands in the options."""
+    fill = compiler.source(fill_program)
+    fill_columns = _one_after_the_other(
+        compiler, [_fill_read(compiler, i, compiler.source(OF_WORKER[name])) for i, name in enumerate(OF_PROGRAMS)]
+    )
+
+    def answer(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> int:
+        fill_columns(x, options, e, first, ask, now_s)
+        d = x.desk
+        # Of one type each: the simulator keeps them as small numbers.
+        asked = float(ask.rows), float(ask.deadline_s), float(ask.priority), float(ask.keyed), float(ask.number)
+        return int(fill(options.values, d.columns[e], d.mask[e], asked, options.scratch, d.shares[e]))
+
+    return _step(compiler, answer)
+
+
+def _fill_read(compiler: Compiler, i: int, of_worker: Any) -> Any:
+    """A step that computes a column where the program reads it."""
+    fill_column = _fill_column(compiler, i, of_worker)
+
+    def fill(x: Books, options: Options, e: int, first: int, ask: Ask, now_s: float) -> None:
+        if int(options.values[COLUMNS]) >> i & 1:
+            fill_column(x, options, e, first, ask, now_s)
+
+    return compiler.step(fill)
 
 
 def _filling(compiler: Compiler, columns: Sequence[str]) -> Any:

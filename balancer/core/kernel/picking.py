@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.estimators.queue import others_left, pending_now
 from balancer.core.kernel.of_worker import completion_s, pending
 from balancer.core.kernel.state import (
     MAX_FALLBACKS,
@@ -36,12 +37,12 @@ def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> 
 
     None is left where every one is full, or where the best would be late and that sheds.
     """
-    mask, count = x.desk.mask[e], 0
+    mask = x.desk.mask[e]
     limit = pending_limit(x, e, ask.priority)
-    for w in range(len(mask)):
-        if limit < np.inf:
+    if limit < np.inf:
+        for w in range(len(mask)):
             mask[w] = mask[w] and pending(x, e, w, first + w, ask, now_s) < limit
-        count += mask[w]
+    count = among(x, e)
     sheds_late = count > 0 and x.desk.settings[e, SHED_LATE] and ask.deadline_s < np.inf
     return 0 if sheds_late and best_s(x, e, first, ask, now_s) > ask.deadline_s else count
 
@@ -80,6 +81,25 @@ def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
     return -1
 
 
+def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
+    """As `draw`; writes `sums`, `(n,)`: of the shares up to each worker. The last is `total_of` them.
+
+    It adds them up once, one after the other, and finds the place by halves.
+    """
+    total = 0.0
+    for w in range(len(shares)):
+        total += shares[w]
+        sums[w] = total
+    low, high = 0, len(shares)
+    while low < high:
+        middle = (low + high) >> 1
+        if sums[middle] > uniform * total:
+            high = middle
+        else:
+            low = middle + 1
+    return low if low < len(shares) else -1
+
+
 def among(x: Books, e: int) -> int:
     """How many are in `Desk.mask`."""
     count = 0
@@ -111,7 +131,11 @@ def name_fallbacks(x: Books, e: int, first: int, picked: int, ask: Ask, now_s: f
     Returns how many they are.
     """
     line, mask = x.desk.pending[e], x.desk.mask[e]
+    # By itself and for all of them, which vectorises.
     for w in range(len(line)):
-        line[w] = pending(x, e, w, first + w, ask, now_s) if mask[w] and w != picked else np.inf
+        line[w] = pending_now(x.queue, first + w, others_left(x.queue, first + w, now_s))
+    for w in range(len(line)):
+        line[w] = line[w] if mask[w] else np.inf
+    line[picked] = np.inf
     out[:] = -1
     return name_least(line, min(len(out), int(x.desk.settings[e, MAX_FALLBACKS])), out)

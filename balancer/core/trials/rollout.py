@@ -116,7 +116,8 @@ class Rollout:
     ) -> None:
         """`on_change` is told of every step, of the end and of the return, and must not raise."""
         self._settings = settings
-        self._seed = mix(seed ^ 0x7011007)
+        self.lots = mix(seed ^ 0x7011007)
+        """Their seed."""
         self.on_change = on_change
         self.state: State = "running"
         self.finding: Finding | None = None
@@ -161,7 +162,7 @@ class Rollout:
         if self.state == "watched":
             return self._watch(now_s)
         share = self.share
-        return share >= 1 or (share > 0 and unit(mix(self._seed ^ number)) < share)
+        return share >= 1 or (share > 0 and unit(mix(self.lots ^ number)) < share)
 
     @property
     def standing(self) -> tuple[float, float]:
@@ -174,11 +175,6 @@ class Rollout:
         if self.state == "running" and not held:
             until_s = min(until_s, self._step_s + self._settings.step_s)
         return self.share, until_s
-
-    @property
-    def lots(self) -> int:
-        """Seed of the lots."""
-        return self._seed
 
     @property
     def tickets_from_s(self) -> float:
@@ -321,7 +317,7 @@ class Rollout:
         self.state = "watched"
         self._quiet_s = now_s
         guard = self._settings.guard
-        self._windows = Switchback(guard, self._seed, "the old policy", self._evidence, stretches=True)
+        self._windows = Switchback(guard, self.lots, "the old policy", self._evidence, stretches=True)
 
     def _watch(self, now_s: float) -> bool:
         """Whether the new policy decides now, in or out of a window."""

@@ -25,7 +25,8 @@ class Shadow:
         """`share`: of the decisions, drawn by a hash of their numbers, that it is asked about."""
         self.policy = policy
         self.share = share
-        self._seed = mix(seed ^ 0x54AD0)
+        self.lots = mix(seed ^ 0x54AD0)
+        """Their seed."""
         self.decisions = 0
         """That it was asked about."""
         self.answers = 0
@@ -41,14 +42,9 @@ class Shadow:
         """Sum over the decisions of the time it took."""
         self._agreement = self._distance = 0.0
 
-    @property
-    def lots(self) -> int:
-        """Their seed."""
-        return self._seed
-
     def wants(self, number: int) -> bool:
         """Whether it is asked about the decision of that number."""
-        return self.share >= 1 or unit(mix(self._seed ^ number)) < self.share
+        return self.share >= 1 or unit(mix(self.lots ^ number)) < self.share
 
     def see(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Answer, and compare with what the serving policy answered, `(n,)`."""

@@ -7,6 +7,7 @@ policy and asks it. Time is an argument; a stopwatch, for the time that decision
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from balancer.core.trials.shadow import Shadow
 from balancer.core.trials.switchback import Arm, Finding, WindowTicket
 from policies.base import FleetView, FloatArray, Policy, Request
 
-Role = Literal["in_force", "hash", "baseline", "rollout"]
+Role = Literal["in_force", "hash", "baseline", "rollout", "published"]
 """What a policy that was asked is there for: `policy` of the config; the router's own hash of keys and sequences; the
-guard's baseline; the policy that is being rolled out."""
+guard's baseline; the policy that is being rolled out; `policy` again, asked some milliseconds before, by whose answers
+Envoy decides."""
 Ticket = WindowTicket | RolloutTicket
 """What the router keeps with a request, and tells how that ended."""
 _IN_FORCE: Role = "in_force"
@@ -59,6 +61,14 @@ class Listener(Protocol):
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
         """The rollout of the policy took a step or holds one, began to watch, ended or returned."""
+
+
+class _Nobody(Listener):
+    """Does nothing with it."""
+
+    def guard_changed(self, policy: str, change: Change) -> None: ...
+
+    def rollout_changed(self, policy: str, change: RolloutChange) -> None: ...
 
 
 class Choice(NamedTuple):
@@ -124,7 +134,7 @@ class Steering:
         self.plan = plan
         self.stopwatch = stopwatch
         """Seconds since any moment."""
-        self._listener = listener
+        self._listener = listener or _Nobody()
         known = [] if before is None else before._parts(now_s)
         self.rollout = self._rollout(seed, before)
         self.guard = self._guard(policy, plan.guard, seed, known)
@@ -330,11 +340,7 @@ class Steering:
     ) -> Guard | None:
         if policy is None or settings is None:
             return None
-        name = policy.name
-
-        def tell(change: Change) -> None:
-            self._guard_changed(name, change)
-
+        tell = functools.partial(self._listener.guard_changed, policy.name)
         for old_policy, old_settings, old_baseline, old in known:
             if old is not None and (old_policy, old_settings, old_baseline) == (policy, settings, self.plan.baseline):
                 old.on_change = tell
@@ -359,17 +365,9 @@ class Steering:
         plan = self.plan
         if plan.rollout is None or plan.new is None:
             return None
-        name = plan.new.name
-
-        def tell(change: RolloutChange) -> None:
-            if self._listener is not None:
-                self._listener.rollout_changed(name, change)
-
-        if (
-            before is not None
-            and before.rollout is not None
-            and (before.policy, before.plan.new, before.plan.rollout) == (self.policy, plan.new, plan.rollout)
-        ):
+        tell = functools.partial(self._listener.rollout_changed, plan.new.name)
+        compared = (self.policy, plan.new, plan.rollout)
+        if before is not None and compared == (before.policy, before.plan.new, before.plan.rollout) and before.rollout:
             before.rollout.on_change = tell
             return before.rollout
         return Rollout(plan.rollout, seed, tell)
@@ -382,10 +380,6 @@ class Steering:
         if before is not None and compared == (before.policy, before.plan.shadow, before.plan.shadow_share):
             return before.shadow
         return Shadow(plan.shadow, plan.shadow_share, seed)
-
-    def _guard_changed(self, policy: str, change: Change) -> None:
-        if self._listener is not None:
-            self._listener.guard_changed(policy, change)
 
     def _trial_changed(self, change: Change) -> None:
         if self.rollout is not None and change.fell:

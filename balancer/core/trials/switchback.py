@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from balancer.core.settings import GuardSettings, Margins
+from balancer.core.settings import GuardSettings
 from balancer.core.trials.evidence import Evidence
 from policies.hashing import mix, unit
 
@@ -162,7 +162,8 @@ class Switchback:
         self._seed = mix(seed ^ 0x5717C4BAC4)
         self._pair = 0
         self._usual = Usual()
-        self._margins = _margins(settings.margins)
+        margins = settings.margins
+        self._margins = {"late": margins.late, "tail": math.log1p(margins.tail), "errors": margins.errors}
         # Three are watched, so each must be three times as sure: then their mean has reached the limit.
         limit = len(METRICS) * settings.false_alarm_pairs
         self._evidence = evidence or {metric: Evidence(limit) for metric in METRICS}
@@ -176,7 +177,8 @@ class Switchback:
         self._windows: dict[Arm, _Window] = {}
         self._order = (Arm.POLICY, Arm.BASELINE)
         self._arm = Arm.POLICY
-        self._measured_s = math.inf
+        self.measured_s = math.inf
+        """From when on there are tickets."""
         self.finding: Finding | None = None
         """Why the policy is worse than the baseline; None: it is not known to be."""
 
@@ -189,11 +191,6 @@ class Switchback:
     def standing(self) -> tuple[Arm, float]:
         """Who decides as things stand, and when `arm` may say otherwise."""
         return self._arm, self._until_s
-
-    @property
-    def measured_s(self) -> float:
-        """From when on there are tickets."""
-        return self._measured_s
 
     def arm(self, now_s: float) -> Arm:
         """Who decides a request now."""
@@ -216,7 +213,7 @@ class Switchback:
 
     def ticket(self, model: str, deadline_s: float, now_s: float) -> WindowTicket | None:
         """For a request decided now by the arm that `arm` said; None: it is not in the measured part of a window."""
-        if now_s < self._measured_s:
+        if now_s < self.measured_s:
             return None
         window = self._windows[self._arm]
         ticket = WindowTicket(window, model, deadline_s, now_s)
@@ -251,14 +248,14 @@ class Switchback:
         self._phase = phase
         self._arm = self._order[phase]
         self._until_s = now_s + self._settings.window_s * self._stretch
-        self._measured_s = now_s + self._settings.settle_s
+        self.measured_s = now_s + self._settings.settle_s
 
     def _wait(self, now_s: float) -> None:
         settings = self._settings
         gap_s = max(settings.window_every_s - 2 * settings.window_s, settings.window_s) * self._stretch
         if max(self.evidence.values()) >= _SUSPICION:
             gap_s /= 4
-        self._phase, self._arm, self._measured_s = _BETWEEN, Arm.POLICY, math.inf
+        self._phase, self._arm, self.measured_s = _BETWEEN, Arm.POLICY, math.inf
         # By chance, so that it does not keep time with what is periodic in the load.
         self._until_s = now_s + gap_s * (0.5 + self._draw(1)) if self._on else math.inf
 
@@ -300,7 +297,3 @@ class Switchback:
             )
         what = "were late" if metric == "late" else "failed"
         return f"{policy:.1%} of its requests {what}, of {self._against}'s {baseline:.1%}, in {count} pairs of windows"
-
-
-def _margins(margins: Margins) -> dict[str, float]:
-    return {"late": margins.late, "tail": math.log1p(margins.tail), "errors": margins.errors}

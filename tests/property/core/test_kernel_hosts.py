@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.example_plugin.example_policy import FreshestReport
 from support.kernel import FromSource
+from support.strangers import Costs, Softmax
 
 from balancer.core.errors import RoutingError
 from balancer.core.events import (
@@ -42,6 +44,7 @@ from balancer.native.library import Compiled, Library
 from policies import BUILTIN
 from policies.base import Policy, Request
 from policies.hashing import mix
+from policies.traced import traced
 
 WORKERS, MODELS, DEVICES = 7, ("a", "b"), ("", "slow", "fast")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -53,6 +56,8 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
 _CASES = [(name, options) for name in sorted(BUILTIN) for options in [{}, *_OPTIONS.get(name, [])]]
 _IN_NUMPY = [case for case in _CASES if case[0] != "learned"]
 """Policies with the same bits in NumPy; `learned` adds up in another order there."""
+TRACED = (FreshestReport(), Costs(), Softmax())
+"""Those of third parties."""
 _KINDS = ["route"] * 8 + ["finish"] * 5 + ["report"] * 5 + ["tick"] * 2
 _KINDS += ["withdraw", "lose", "add", "remove", "old report", "restart", "sent", "configure"]
 STEPS = st.lists(
@@ -230,6 +235,17 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
     states = one.state(), other.state()
     for field, array in states[0].items():
         np.testing.assert_array_equal(states[1][field], array, err_msg=field)
+
+
+@pytest.mark.parametrize("policy", TRACED, ids=lambda policy: policy.name)
+@settings(deadline=None, max_examples=15)
+@given(steps=STEPS, settings_=SETTINGS, steered=st.booleans())
+def test_a_program_decides_alike_everywhere(
+    library: Library, policy: Policy, steps: list[Any], settings_: Settings, steered: bool
+) -> None:
+    assert traced(policy).program is not None
+    for kernel in (FromSource(), Compiled(library)):
+        assert_equal_all_along(Host(policy, settings_, None, steered), Host(policy, settings_, kernel, steered), steps)
 
 
 @pytest.mark.parametrize("steered", [False, True])

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fleets import make_router
 from support.kernel import ask_of
 
@@ -144,3 +146,13 @@ def test_the_pick_has_its_fallbacks_in_the_same_order_and_a_propensity_that_sums
     picked = router.fleet.kernel.pick(router.fleet, np.array([0.0, 0.0, 0.0, 0.5]), request, view)
     assert picked is not None
     assert (picked.worker, picked.propensity, picked.fallbacks) == (3, 1.0, (1, 0))
+
+
+@given(
+    shares=st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0]) | st.floats(0.0, 1.0), max_size=20),
+    uniform=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_the_lot_falls_on_the_same_worker_however_it_is_looked_for(shares: list[float], uniform: float) -> None:
+    of, sums = np.array(shares), np.zeros(len(shares))
+    assert picking.draw_by_sums(of, uniform, sums) == picking.draw(shares, uniform)
+    assert not shares or sums[-1] == picking.total_of(shares)
