@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,14 +22,11 @@ class Answers:
         self._batch = batch
         self._found: dict[int, tuple[FloatArray, BoolArray] | None] = {}
         self._outside: dict[int, FloatArray | None] = {}
-        self._by_key: FloatArray | None = None
 
-    def by_key(self, e: int) -> FloatArray:
-        """The sticky hash's, `(n,)`."""
-        if self._by_key is None:
-            self._by_key = self._batch.sticky_answers(self.view)
-        found: FloatArray = self._by_key[e]
-        return found
+    @cached_property
+    def by_key(self) -> FloatArray:
+        """The sticky hash's, `(e, n)`."""
+        return self._batch.sticky_answers(self.view)
 
     def answer(self, policy: Policy, e: int) -> tuple[FloatArray | None, str] | None:
         """As `balancer.core.answering.answer`; None: the policy is to be asked alone."""

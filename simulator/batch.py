@@ -53,7 +53,8 @@ class Batch:
             check_fleet(fleet)
             check_arrivals(fleet, one)
         self.sim = allocate(fleets, requests.pop(), timeline_rows)
-        self._native = Native(self.sim)
+        self.native = Native(self.sim)
+        """All arrays, for compiled functions."""
         self.fleets = list(fleets)
         self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
         self._tenants = [one.tenant for one in arrivals]
@@ -76,7 +77,7 @@ class Batch:
             exact=self._exact,
             timeline_period_s=self._timeline_period_s,
         )
-        loop.begin(self._native, e)
+        loop.begin(self.native, e)
         self.fleets[e], self._tenants[e] = fleet, arrivals.tenant
 
     def load(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
@@ -90,7 +91,7 @@ class Batch:
         self._keyed = self._keyed or bool(arrivals.key.any())
         self._fill(e, fleet, arrivals, seed)
         only = self._everyone == e
-        loop.advance(self._native, self._everyone, only, loop.OUTSIDE, self._no_options)
+        loop.advance(self.native, self._everyone, only, loop.OUTSIDE, self._no_options)
         self.waiting[e] = only[e]
 
     def start(self) -> int:
@@ -100,7 +101,7 @@ class Batch:
 
     def step(self, workers: IntArray) -> int:
         """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
-        return int(loop.advance(self._native, workers, self.waiting, loop.OUTSIDE, self._no_options))
+        return int(loop.advance(self.native, workers, self.waiting, loop.OUTSIDE, self._no_options))
 
     def run_inside(self, policy: Policy, workers: IntArray | None = None) -> bool:
         """Run to the end with a policy that the engine decides as itself; False, and nothing done, where it cannot.
@@ -109,18 +110,13 @@ class Batch:
         """
         if workers is None and self.waiting.any():
             raise ValueError("requests wait for a decision already: give their workers")
-        found = None if self.sticky(policy) else decider(policy, self._native, self.sim.sizes.workers)
+        found = None if self.sticky(policy) else decider(policy, self.native, self.sim.sizes.workers)
         if found is None:
             return False
         self.waiting[:] = True
         workers = self._everyone if workers is None else workers
-        loop.advance(self._native, workers, self.waiting, found.address, found.options)
+        loop.advance(self.native, workers, self.waiting, found.address, found.options)
         return True
-
-    @property
-    def native(self) -> Native:
-        """All arrays, for compiled functions."""
-        return self._native
 
     @property
     def deciding(self) -> IntArray:
@@ -130,14 +126,12 @@ class Batch:
     @property
     def now_s(self) -> FloatArray:
         """Time of each environment, `(e,)`."""
-        now_s: FloatArray = self.sim.state.clock[:, at.NOW]
-        return now_s
+        return self.sim.state.clock[:, at.NOW]
 
     @property
     def pending_integral_s(self) -> FloatArray:
         """Integral of the number in the system up to its last change, `(e,)`."""
-        integral: FloatArray = self.sim.state.clock[:, at.INTEGRAL]
-        return integral
+        return self.sim.state.clock[:, at.INTEGRAL]
 
     def request(self) -> Request:
         """What waits, as policies see it; fields of shape `(e, 1)`, model and tenant empty."""
@@ -153,8 +147,7 @@ class Batch:
 
     def model(self) -> IntArray:
         """Index of the model of what waits, `(e,)`."""
-        model: IntArray = self.sim.asked.model
-        return model
+        return self.sim.asked.model
 
     def view(self) -> BatchView:
         """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
@@ -165,7 +158,7 @@ class Batch:
         view = self.view()
         shape = self.sim.desk.mask.shape
         pending, backlog_s, completion_s = (np.zeros(shape) for _ in range(3))
-        truth.see(self._native, self.waiting, pending, backlog_s, completion_s)
+        truth.see(self.native, self.waiting, pending, backlog_s, completion_s)
         return TrueView(view, pending, backlog_s, completion_s)
 
     def sticky(self, policy: Policy) -> bool:

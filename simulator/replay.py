@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.kernel import picking
+from balancer.core.kernel.answers import is_shipped
 from balancer.operate.decision_log.lines import COLUMNS, arithmetic
 from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
@@ -25,6 +26,7 @@ from simulator.engine import rows
 
 _BATCH = 4096
 _MOST_SHOWN = 10
+_IN_FORCE = ("in_force", "published")
 _OTHERS = ("baseline", "rollout")
 """Roles of policies that decided instead of the one in force."""
 
@@ -119,7 +121,8 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     mismatches: list[Mismatch] = []
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
-        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch])
+        as_recorded = policy is None and batch[0].policy.role == "published"
+        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch], as_recorded=as_recorded)
         replayed[indices], probability[indices] = again.picks, again.given
         found = list(_differences(indices, batch, again))
         mismatches += found
@@ -186,13 +189,19 @@ def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy |
 def _answers(policy: Policy, decision: RecordedDecision) -> bool:
     """Whether the router would ask that policy, were it in force, rather than its own hash."""
     role = decision.policy.role
-    return role == "in_force" or (role == "hash" and policy.needs_key and not decision.request.sequence)
+    return role in _IN_FORCE or (role == "hash" and policy.needs_key and not decision.request.sequence)
 
 
-def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
-    """As `Router.route` does, for many at once."""
+def _decide(
+    asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run], *, as_recorded: bool
+) -> _Again:
+    """As `Router.route` does, for many at once; `as_recorded`: by the probabilities that were drawn by."""
     view = columns_of(batch)
-    probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
+    if as_recorded:
+        # Asked some milliseconds before, of what nobody wrote down: its answer is what the draw rests on.
+        probabilities = np.stack([decision.probabilities for decision in batch])
+    else:
+        probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
     picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))
     fallbacks = []
     for row, (decision, run) in enumerate(zip(batch, runs, strict=True)):
@@ -210,7 +219,9 @@ def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Seque
 def _ask(asked: Policy | None, request: Request, view: Columns, compiled: bool) -> FloatArray:
     if asked is None:
         return least(view.pending, view.eligible)
-    return rows.answer(asked, request, view) if compiled else asked.probabilities(request, view)
+    # Programs have one form, whoever runs them.
+    by_kernel = compiled or not is_shipped(asked)
+    return rows.answer(asked, request, view) if by_kernel else asked.probabilities(request, view)
 
 
 def _request(batch: Sequence[RecordedDecision]) -> Request:

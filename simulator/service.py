@@ -18,12 +18,14 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from balancer.config.profile_file import Profile
+from policies.base import FloatArray
 from simulator.spec import ServiceTime
 
 OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"
 ONLINE = Path(__file__).parent / "data" / "triton_latency_online.csv"
 """The same setups under concurrency, with the columns of the other; for predictions, never for fits."""
 
+_PARTS = ("client_send", "network", "server_queue", "compute_input", "compute_infer", "compute_output", "client_recv")
 _DEVICE = re.compile(r"\b(A100|A30|A40|V100|T4)\b")
 
 
@@ -88,13 +90,7 @@ def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
         instances=int(rows[0]["instances"] or 0),
         rows=tuple(int(row["batch"]) for row in rows),
         mean_s=seconds("avg"),
-        client_send_s=seconds("client_send"),
-        network_s=seconds("network"),
-        server_queue_s=seconds("server_queue"),
-        compute_input_s=seconds("compute_input"),
-        compute_infer_s=seconds("compute_infer"),
-        compute_output_s=seconds("compute_output"),
-        client_recv_s=seconds("client_recv"),
+        **{f"{part}_s": seconds(part) for part in _PARTS},
     )
 
 
@@ -177,11 +173,15 @@ def fit(batch: Sequence[int], seconds: Sequence[float], weight: Sequence[float] 
     for name, values in (("batch", rows), ("seconds", time_s), ("weight", weights)):
         if not (np.isfinite(values) & (values > 0)).all():
             raise ValueError(f"{name} is {values.min()} for some sample; leave out what is not positive and finite")
-    sizes, place = np.unique(rows, return_inverse=True)
-    total = np.bincount(place, weights)
-    means_s = np.bincount(place, weights * time_s) / total
-    smooth_s = isotonic_regression(means_s, weights=total).x
+    sizes, smooth_s = ascending_means(rows, time_s, weights)
     return ServiceTime(tuple(sizes.tolist()), tuple(smooth_s.tolist()))
+
+
+def ascending_means(at: FloatArray, values: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Where there are values, and their weighted means there, isotonic; of samples `(k,)`, at least one."""
+    places, of_sample = np.unique(at, return_inverse=True)
+    total = np.bincount(of_sample, weight)
+    return places, isotonic_regression(np.bincount(of_sample, weight * values) / total, weights=total).x
 
 
 def from_profile(profile: Profile) -> dict[str, ServiceTime]:

@@ -14,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.keys import placing
-from balancer.core.settings import GuardSettings
 from balancer.core.trials.guard import Change
 from balancer.core.trials.rollout import RolloutChange
 from balancer.core.trials.steering import Plan, Role, Steering, Ticket
 from policies.base import FloatArray, Policy, Request, least
-from policies.expected_latency import ExpectedLatency
 from policies.hashing import mix
 from simulator.answers import Answers, Row
 from simulator.arrivals import Arrivals
@@ -91,31 +89,6 @@ def run_steered(
     )
 
 
-def run_guarded(
-    fleet: FleetSpec | Sequence[FleetSpec],
-    arrivals: Sequence[Arrivals],
-    policy: Policy,
-    *,
-    baseline: Policy | None = None,
-    settings: GuardSettings | None = None,
-    seeds: Sequence[int] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> SteeredResult:
-    """As `run_steered`, with a guard alone.
-
-    Args:
-        fleet: As there, like `arrivals`, `seeds` and `progress`.
-        arrivals: See above.
-        policy: Decides, while its guard lets it.
-        baseline: Decides otherwise; `expected_latency` by default.
-        settings: The guard's; production's defaults by default.
-        seeds: See above.
-        progress: See above.
-    """
-    plan = Plan(guard=settings or GuardSettings(), baseline=baseline or ExpectedLatency())
-    return run_steered(fleet, arrivals, policy, plan, seeds=seeds, progress=progress)
-
-
 class _Heard:
     """Keeps what the steerings of an environment tell."""
 
@@ -178,7 +151,8 @@ class _Crew:
         choice = steering.choose(request.number, now_s)
         sticky_keys = self._batch.fleets[e].settings.sticky_keys
         if placing(choice.policy, request.key is not None, sticky_keys) is not choice.policy:
-            return answers.by_key(e)
+            placed: FloatArray = answers.by_key[e]
+            return placed
         row = Row(answers, e)
         view = row.as_view
         answer = steering.answer(choice, request, view, now_s)

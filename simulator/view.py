@@ -54,8 +54,7 @@ class BatchView(View):
     @cached_property
     def report_age_s(self) -> FloatArray:
         """See `FleetView`."""
-        age_s: FloatArray = self._now_s - self._of_balancer(self._sim.desk.reported_s)
-        return age_s
+        return self._now_s - self._of_balancer(self._sim.desk.reported_s)
 
 
 class TrueView:

@@ -36,14 +36,7 @@ A log tells of policies that make picks which the logging policy made now and th
     required=True,
     help="The folder that decision_log.folder of the config names, or one file of it.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    required=True,
-    metavar="NAME[:option=value,...]",
-    help="Policy to judge; repeat.",
-)
+@inputs.policy_option("policies", "Policy to judge; repeat.", multiple=True, required=True)
 @click.option(
     "--clip",
     type=click.FloatRange(min=0, min_open=True),
@@ -63,7 +56,7 @@ A log tells of policies that make picks which the logging policy made now and th
     multiple=True,
     help="Service times of a device kind (balancer profile), which go before the log's; repeat.",
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers there.")
+@inputs.file_option("--json", "Write all numbers there.")
 def evaluate(
     path: Path,
     policies: tuple[str, ...],

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -25,7 +26,21 @@ from balancer.files.yaml_document import Document
 from policies.base import Policy
 from simulator.scenario import Scenario, load_scenario
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 _PLAIN_WIDTH = 150
+
+JOBS = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+
+
+def policy_option(name: str, about: str, **more: Any) -> Callable[[Command], Command]:
+    """`--policy`, for the parameter `name`; see `parse_policy`."""
+    return click.option("--policy", name, metavar="NAME[:option=value,...]", help=about, **more)
+
+
+def file_option(option: str, about: str) -> Callable[[Command], Command]:
+    """A file to write, for the parameter of the option's name with `_path` behind it."""
+    name = option.removeprefix("--")
+    return click.option(option, f"{name}_path", type=click.Path(dir_okay=False, path_type=Path), help=about)
 
 
 def console() -> Console:

@@ -36,22 +36,16 @@ _ROLES = {
     "hash": "router's {} (keys)",
     "baseline": "{} (guard's baseline)",
     "rollout": "{} (rolled out)",
+    "published": "{} (published)",
 }
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("log", type=click.Path(path_type=Path, exists=True))
-@click.option(
-    "--policy",
-    "given",
-    metavar="NAME[:option=value,...]",
-    help="Decide by this policy instead of the one that was in force.",
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the findings here too."
-)
+@inputs.policy_option("given", "Decide by this policy instead of the one that was in force.")
+@inputs.file_option("--json", "Write the findings here too.")
 @click.pass_context
-def replay(ctx: click.Context, log: Path, given: str | None, json_file: Path | None) -> None:
+def replay(ctx: click.Context, log: Path, given: str | None, json_path: Path | None) -> None:
     """Decide again, in the simulator's batches, what the decision LOG says was decided.
 
     Exits with 1 where a decision comes out otherwise than recorded, unless another policy is asked.
@@ -60,8 +54,8 @@ def replay(ctx: click.Context, log: Path, given: str | None, json_file: Path | N
     read = read_log(log)
     result = replay_log(read, policy)
     findings = _findings(read, result, policy)
-    if json_file is not None:
-        json_file.write_text(json.dumps(findings, indent=2) + "\n")
+    if json_path is not None:
+        json_path.write_text(json.dumps(findings, indent=2) + "\n")
     _show(Console(), read, result, findings, policy)
     ctx.exit(1 if policy is None and not result.exact else 0)
 

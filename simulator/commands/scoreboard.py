@@ -31,7 +31,7 @@ Examples:
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each, unless --quick."
 )
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@inputs.JOBS
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

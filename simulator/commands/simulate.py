@@ -30,13 +30,7 @@ Examples:
 @click.option(
     "--scenario", "scenarios", multiple=True, required=True, metavar="NAME|FILE", help="What to simulate; repeat."
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME[:option=value,...]",
-    help="Policy to compare; repeat [default: all].",
-)
+@inputs.policy_option("policies", "Policy to compare; repeat [default: all].", multiple=True)
 @click.option("--requests", type=click.IntRange(min=10), help="Requests of each run [default: as the scenario says].")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs: the seeds 0, 1, ... of each."
@@ -50,14 +44,9 @@ Examples:
 @click.option(
     "--ladder/--no-ladder", default=True, show_default=True, help="Run the references too, and tell the regret."
 )
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers there.")
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with plots there; runs a sweep of loads for it.",
-)
+@inputs.JOBS
+@inputs.file_option("--json", "Write all numbers there.")
+@inputs.file_option("--html", "Write a page with plots there; runs a sweep of loads for it.")
 def simulate(
     scenarios: tuple[str, ...],
     policies: tuple[str, ...],

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.kernel.answers import is_shipped
 from balancer.core.kernel.state import Options
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
@@ -17,6 +18,8 @@ from policies.learned import Learned
 from policies.learned.artifact import Artifact
 from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 from policies.rows import Rows
+from policies.traced import traced
+from policies.traced.program import answered, fill_rows
 from simulator.engine.compiled import from_source, outlined
 
 
@@ -48,6 +51,10 @@ COMPILED: Rows = _Compiled()
 
 def answer(policy: Policy, request: Request, view: FleetView) -> FloatArray:
     """The policy's probabilities, `(..., n)`, with the same bits as in the kernel where that has the policy."""
+    if not is_shipped(policy):
+        program = traced(policy).program
+        if program is not None:
+            return answered(program, request, view, _fill_programs())
     if isinstance(policy, CostPolicy) and type(policy).probabilities is CostPolicy.probabilities:
         return policy.answer(request, view, COMPILED)
     if type(policy) is Learned:
@@ -93,6 +100,11 @@ def _find_all(of_one: Callable[..., float]) -> Any:
             found[row] = one(column[row], eligible[row], option, scratch)
 
     return outlined(find_all)
+
+
+@functools.cache
+def _fill_programs() -> Any:
+    return outlined(from_source(fill_rows).py_func)
 
 
 @functools.lru_cache(maxsize=16)

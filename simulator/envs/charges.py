@@ -79,12 +79,13 @@ class Charges:
         ledger.to_client_s[e] = self._batch.fleets[e].network.to_client_s
         ledger.integral_s[e] = self._batch.pending_integral_s[e]
 
-    def conclude(self, active: BoolArray) -> tuple[FloatArray, BoolArray, BoolArray]:
-        """Reward since the last call or the start, terminated and truncated, `(e,)` each; 0 but in `active`."""
-        reward, over = np.empty(len(active)), np.empty((2, len(active)), np.bool_)
-        terminated, truncated = over
-        _conclude(self._batch.native, self._native, self._batch.waiting, active, reward, terminated, truncated)
-        return reward, terminated, truncated
+    def conclude(self, active: BoolArray, running: BoolArray) -> tuple[FloatArray, BoolArray, int]:
+        """Reward since the last call or the start, `(e,)`, and terminated, truncated and either, `(3, e)`; 0 but in
+        `active`. And how many episodes are over by that, which are no longer `running`.
+        """
+        reward, ends = np.empty(len(active)), np.empty((3, len(active)), np.bool_)
+        ended = _conclude(self._batch.native, self._native, self._batch.waiting, active, running, reward, ends)
+        return reward, ends, int(ended)
 
 
 @compiled
@@ -93,15 +94,16 @@ def _conclude(
     ledger: Ledger,
     waiting: BoolArray,
     active: BoolArray,
+    running: BoolArray,
     reward: FloatArray,
-    terminated: BoolArray,
-    truncated: BoolArray,
-) -> None:
+    ends: BoolArray,
+) -> int:
     """See `Charges.conclude`."""
-    terms, requests = ledger.terms, ledger.requests
+    terms, requests, ended = ledger.terms, ledger.requests, 0
+    terminated, truncated, over = ends[0], ends[1], ends[2]
     charged = terms[_DEADLINE_CHARGE] != 0 or terms[_TAIL_CHARGE] != 0
     for e in range(active.size):
-        reward[e], terminated[e], truncated[e] = 0.0, False, False
+        reward[e], terminated[e], truncated[e], over[e] = 0.0, False, False, False
         if not active[e]:
             continue
         counts, integral_s = sim.state.counts[e], sim.state.clock[e, INTEGRAL]
@@ -116,6 +118,10 @@ def _conclude(
             left_s = sim.demand.time_s[e, requests] - sim.state.clock[e, NOW]
             cost_s += terms[_MAX_IN_SYSTEM] * max(left_s, 0.0)
         reward[e] = -terms[_REWARD_SCALE] * cost_s
+        over[e] = terminated[e] or truncated[e]
+        running[e] = running[e] and not over[e]
+        ended += over[e]
+    return ended
 
 
 @inlined

@@ -50,6 +50,8 @@ class Step(NamedTuple):
     truncated: BoolArray
     over: BoolArray
     """One or the other."""
+    ended: int
+    """How many are."""
     invalid: BoolArray
     """Actions that might not be taken; the least pending worker was."""
 
@@ -153,10 +155,8 @@ class Episodes:
         if error:
             raise ValueError(f"actions are {actions}: give each environment a worker from 0 to {self.workers - 1}")
         self.batch.step(chosen)
-        reward, terminated, truncated = self._charges.conclude(active)
-        over = terminated | truncated
-        self.running &= ~over
-        return Step(reward, terminated, truncated, over, invalid)
+        reward, ends, ended = self._charges.conclude(active, self.running)
+        return Step(reward, ends[0], ends[1], ends[2], ended, invalid)
 
     def look(self) -> Shown:
         """What the agents are shown now; new arrays."""

@@ -66,8 +66,7 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked now, `(n,)`; the name is what sb3-contrib looks for."""
-        masks: BoolArray = self._episodes.action_masks()[0]
-        return masks
+        return self._episodes.action_masks()[0]
 
     def render(self) -> Frame | None:
         """A picture of the fleet, `(height, width, 3)`; None without a render mode."""

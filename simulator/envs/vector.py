@@ -58,6 +58,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._over: BoolArray = np.zeros(num_envs, np.bool_)
+        self._some_over = False
         self._everyone: BoolArray = np.ones(num_envs, np.bool_)
 
     def reset(
@@ -80,6 +81,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         for e in np.flatnonzero(mask):
             self._reset(int(e), seeds[e], rest)
         self._over &= ~mask
+        self._some_over = bool(self._over.any())
         shown = self._episodes.look()
         return shown.observation, _told(infos(shown, np.zeros(self.num_envs, np.bool_)), mask)
 
@@ -88,13 +90,13 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,):
             raise ValueError(f"actions have shape {actions.shape}: give one for each of {self.num_envs} environments")
-        active = ~self._over if self._mode is AutoresetMode.NEXT_STEP else self._everyone
-        done = self._episodes.step(actions, active)
+        resets = self._some_over and self._mode is AutoresetMode.NEXT_STEP
+        done = self._episodes.step(actions, ~self._over if resets else self._everyone)
         invalid, last = done.invalid, {}
-        if self._over.any() and self._mode is AutoresetMode.NEXT_STEP:
+        if resets:
             self._reset_over()
-        self._over = done.over
-        if self._mode is AutoresetMode.SAME_STEP and done.over.any():
+        self._over, self._some_over = done.over, done.ended > 0
+        if self._mode is AutoresetMode.SAME_STEP and done.ended:
             last = self._last_of_episodes(invalid)
             self._reset_over()
             invalid = invalid & ~done.over
@@ -156,11 +158,9 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
 def _told(found: dict[str, npt.NDArray[Any]], where: BoolArray) -> dict[str, Any]:
     """Infos, each with the mask that says for which environments it holds."""
-    masks = np.empty((len(found), len(where)), np.bool_)
-    masks[:] = where
     told: dict[str, Any] = {}
-    for (name, column), mask in zip(found.items(), masks, strict=True):
-        told[name], told[f"_{name}"] = column, mask
+    for name, column in found.items():
+        told[name], told[f"_{name}"] = column, where.copy()
     return told
 
 

@@ -29,8 +29,7 @@ class FlattenFleet(gymnasium.ObservationWrapper[Float32Array, SupportsInt, Obser
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked now, `(n,)`."""
-        masks: BoolArray = self.env.get_wrapper_attr("action_masks")()
-        return masks
+        return self.env.get_wrapper_attr("action_masks")()
 
 
 class FlattenFleets(VectorWrapper[Float32Array, Actions, Observation, Actions, Any]):
@@ -66,5 +65,4 @@ class FlattenFleets(VectorWrapper[Float32Array, Actions, Observation, Actions, A
 def _flat(observation: Observation) -> Float32Array:
     """`(..., g + n * f)`."""
     request, workers = observation["request"], observation["workers"]
-    flat: Float32Array = np.concatenate([request, workers.reshape(*request.shape[:-1], -1)], axis=-1)
-    return flat
+    return np.concatenate([request, workers.reshape(*request.shape[:-1], -1)], axis=-1)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals
@@ -18,16 +16,6 @@ from simulator.workload.trace import Recorded
 from tools.load.arrivals import rescaled
 
 _UNKNOWN = "unknown_model"
-
-
-def recorded_log(path: Path) -> Recorded:
-    """The log at `path`, a file or a folder, as a trace for scenarios.
-
-    Raises:
-        DecisionLogError: it cannot be read.
-        ValueError: as `recorded_from`.
-    """
-    return recorded_from(read_log(path))
 
 
 def models_of(log: DecisionLog) -> list[str]:

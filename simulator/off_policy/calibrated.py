@@ -109,8 +109,7 @@ def _logged_s(log: DecisionLog, decisions: Decisions, from_s: float) -> FloatArr
     came_s += [unix_s(log, refusal.run, refusal.at_s) for refusal in log.refusals]
     start_s = min(came_s)
     after = decisions.at_s - start_s >= from_s
-    kept: FloatArray = decisions.latency_s[np.isfinite(decisions.latency_s) & after]
-    return kept
+    return decisions.latency_s[np.isfinite(decisions.latency_s) & after]
 
 
 def _simulated(name: str, latency: Latency, base: Latency) -> Simulated:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from policies.base import BoolArray, FloatArray, IntArray
+from simulator.service import ascending_means
 
 FOLDS = 5
 
@@ -22,17 +22,11 @@ class Isotonic:
 
     def __init__(self, feature: FloatArray, outcome: FloatArray) -> None:
         """`(k,)` each; without samples it is 0."""
-        self._at, place = np.unique(feature, return_inverse=True)
-        count = np.bincount(place, minlength=len(self._at)).astype(np.float64)
-        means = np.bincount(place, outcome, minlength=len(self._at)) / np.maximum(count, 1.0)
-        self._value = isotonic_regression(means, weights=count).x if len(self._at) else means
+        self._line = ascending_means(feature, outcome, np.ones(len(feature))) if len(feature) else None
 
     def __call__(self, feature: FloatArray) -> FloatArray:
         """Of any shape."""
-        if not len(self._at):
-            return np.zeros_like(feature)
-        expected: FloatArray = np.interp(feature, self._at, self._value)
-        return expected
+        return np.zeros_like(feature) if self._line is None else np.interp(feature, *self._line)
 
 
 def folds(block: IntArray) -> Iterator[tuple[BoolArray, BoolArray]]:

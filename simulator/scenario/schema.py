@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from balancer.files.schema import StrictModel, did_you_mean, field_error
-from simulator.log.workload import recorded_log
+from balancer.operate.decision_log.reading import read_log
+from simulator.log.workload import recorded_from
 from simulator.scenario.fleet import FleetSection, Positive
 from simulator.spec import FleetSpec
 from simulator.workload.draws import (
+    ONE,
     Between,
     Exponential,
-    Fixed,
     Lognormal,
     Pareto,
     Sessions,
@@ -143,7 +144,7 @@ class TrafficSection(StrictModel):
         rows = self.rows.only
         if self.rows.fixed is not None or self.rows.shares is not None:
             rows = Shares(self.rows.shares or {rows: 1.0})
-        work = Fixed() if self.work is None else self.work.only
+        work = ONE if self.work is None else self.work.only
         return ModelTraffic(name, self.share, rows, work, math.inf if self.deadline_s is None else self.deadline_s)
 
 
@@ -206,7 +207,7 @@ class WorkloadSection(StrictModel):
         trace, log = self.arrivals.trace, self.arrivals.log
         if trace is not None:
             return read_recorded(_first("trace", trace.file, folders), trace.columns)
-        return None if log is None else recorded_log(_first("decision log", log.path, folders))
+        return None if log is None else recorded_from(read_log(_first("decision log", log.path, folders)))
 
 
 def _first(kind: str, name: str, folders: Sequence[Path]) -> Path:

@@ -7,7 +7,6 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from policies import BUILTIN
 from policies.base import FloatArray, Policy
 from simulator.arrivals import Arrivals
 from simulator.result import Result
-from simulator.run import run
+from simulator.run import Knowledge, run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import Metrics, environments, measure
 from simulator.scoreboard.pooled import Pooled, pooled
-
-Knowledge = Literal["reports", "exact", "clairvoyant"]
 
 REFERENCE = "expected_latency"
 """The policy, with its default options, that the references with more knowledge follow."""

@@ -130,8 +130,7 @@ def stratified(
 def _resampling(seeds: int) -> FloatArray:
     """Of each resample the share of each seed, `(seeds, RESAMPLES)`."""
     counts = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
-    shares: FloatArray = counts.T / seeds
-    return shares
+    return counts.T / seeds
 
 
 def _interpolated(ascending: FloatArray, place: FloatArray) -> FloatArray:

@@ -286,8 +286,7 @@ def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:
     spread = np.sqrt(np.where(taken, np.square(advantage), 0.0).sum(axis=0) / count)
     scaled = np.clip(advantage / (spread + 1e-3), -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
     chosen = scaled[taken]
-    found: FloatArray = np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
-    return found
+    return np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

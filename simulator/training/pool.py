@@ -6,20 +6,26 @@ import multiprocessing
 import os
 import signal
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Found = TypeVar("Found")
 
 
-class Pool(Protocol):
-    """Calls a function for each task."""
+class Pool(AbstractContextManager["Pool"]):
+    """Calls a function for each task; a context manager, which ends what it began."""
 
+    @abstractmethod
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """What the function returns for each, in their order."""
+
+    def __exit__(self, *_: object) -> None:
+        """End what was begun."""
 
 
 def parts_of(total: int, most: int) -> list[int]:
@@ -28,22 +34,15 @@ def parts_of(total: int, most: int) -> list[int]:
     return [total * (part + 1) // count - total * part // count for part in range(count)]
 
 
-class Here:
+class Here(Pool):
     """In this process, one after the other."""
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """See `Pool`."""
         return [function(task) for task in tasks]
 
-    def __enter__(self) -> Self:
-        """As the others."""
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left."""
-
-
-class Processes:
+class Processes(Pool):
     """In `count` processes of this machine."""
 
     def __init__(self, count: int) -> None:
@@ -54,10 +53,6 @@ class Processes:
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """See `Pool`."""
         return list(self._executor.map(function, tasks))
-
-    def __enter__(self) -> Self:
-        """As a context manager it stops its processes."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the processes."""
@@ -77,7 +72,7 @@ def _obey_the_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class Ray:
+class Ray(Pool):
     """On a Ray cluster, a task a CPU; needs `pip install 'balancer[ray]'`."""
 
     def __init__(self, address: str) -> None:
@@ -98,10 +93,6 @@ class Ray:
         remote = self._ray.remote(function)
         found: list[Found] = self._ray.get([remote.remote(task) for task in tasks])
         return found
-
-    def __enter__(self) -> Self:
-        """As a context manager it disconnects."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Disconnect."""

@@ -107,15 +107,11 @@ class Ppo(Learner):
 
     def _estimates(self, found: Decisions) -> FloatArray:
         """The critic's, `(t, e)`."""
-        with torch.no_grad():
-            rows = [self._estimate(found, t) for t in range(0, len(found.taken), 64)]
-        return torch.cat(rows).cpu().numpy().astype(np.float64)
-
-    def _estimate(self, found: Decisions, t: int) -> Tensor:
         columns = (found.features, found.queue, found.state, found.eligible)
-        known = [torch.from_numpy(column[t : t + 64]).to(self.settings.device) for column in columns]
-        estimate: Tensor = self.critic(*known)
-        return estimate
+        parts = zip(*(torch.split(torch.from_numpy(column), 64) for column in columns), strict=True)
+        with torch.no_grad():
+            rows = [self.critic(*(each.to(self.settings.device) for each in part)) for part in parts]
+        return torch.cat(rows).cpu().numpy().astype(np.float64)
 
     def _learn(self, batches: Batches) -> dict[str, float]:
         s = self.settings

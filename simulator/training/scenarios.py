@@ -25,7 +25,7 @@ from simulator.spec import (
     ServiceTime,
     WorkerSpec,
 )
-from simulator.workload.draws import Distribution, Exponential, Fixed, Lognormal, Pareto, Shares
+from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
 from tools.load.arrivals import Bursts
@@ -145,7 +145,7 @@ def _process(generator: np.random.Generator) -> tuple[Process, float]:
 
 def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence[WorkerSpec]) -> ModelTraffic:
     most = model.batching.max_batch_rows
-    rows: Distribution = Fixed(1.0)
+    rows: Distribution = ONE
     if generator.random() < 0.5 and most >= 4:
         kind = generator.random()
         if kind < 0.6:
@@ -156,7 +156,7 @@ def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence
             rows = Lognormal(cv=float(generator.uniform(0.5, 2)), mean=max(1.5, most / 8))
         else:
             rows = Pareto(1.2, float(most))
-    work: Distribution = Fixed(1.0)
+    work: Distribution = ONE
     if generator.random() < 0.25:
         works: list[Distribution] = [Exponential(), Lognormal(1.0), Pareto(1.5, 50.0)]
         work = works[int(generator.integers(3))]

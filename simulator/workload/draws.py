@@ -34,26 +34,6 @@ class Distribution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """Always the same."""
-
-    value: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        _check_above(0, value=self.value)
-
-    @property
-    def mean(self) -> float:
-        """The value."""
-        return self.value
-
-    def quantile(self, u: FloatArray) -> FloatArray:
-        """The value, as often as asked."""
-        return np.full(u.shape, float(self.value))
-
-
-@dataclass(frozen=True, slots=True)
 class Between:
     """Whole numbers, each equally often."""
 
@@ -101,6 +81,10 @@ class Shares:
         numbers = np.array(list(self.weights), dtype=np.float64)
         drawn: FloatArray = numbers[np.searchsorted(cumulated[:-1], u * cumulated[-1], side="right")]
         return drawn
+
+
+ONE = Shares({1: 1.0})
+"""Always 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +155,7 @@ class Exponential:
 
     def quantile(self, u: FloatArray) -> FloatArray:
         """By inversion."""
-        drawn: FloatArray = -np.log1p(-np.maximum(u, 2.0**-53))
-        return drawn
+        return -np.log1p(-np.maximum(u, 2.0**-53))
 
 
 def whole_rows(drawn: FloatArray, max_rows: int) -> npt.NDArray[np.int32]:

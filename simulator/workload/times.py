@@ -47,8 +47,7 @@ class Diurnal:
     def intensity(self, time_s: FloatArray) -> FloatArray:
         """Arrivals expected up to times within the first period, at a mean rate of 1."""
         angle = 2 * np.pi / self.period_s
-        expected: FloatArray = time_s + self.amplitude / angle * (1 - np.cos(angle * time_s))
-        return expected
+        return time_s + self.amplitude / angle * (1 - np.cos(angle * time_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,10 @@ class FlashCrowd:
         """Arrivals expected up to times within the first period, at a mean rate of 1."""
 
         def relative(since_s: FloatArray) -> FloatArray:
-            extra: FloatArray = (self.factor - 1) * self.decay_s * -np.expm1(-np.maximum(since_s, 0) / self.decay_s)
-            return extra
+            return (self.factor - 1) * self.decay_s * -np.expm1(-np.maximum(since_s, 0) / self.decay_s)
 
         whole = self.period_s + relative(np.array(self.period_s - self.first_s))
-        expected: FloatArray = (time_s + relative(time_s - self.first_s)) * (self.period_s / whole)
-        return expected
+        return (time_s + relative(time_s - self.first_s)) * (self.period_s / whole)
 
 
 Process = Poisson | Uniform | Bursts | Diurnal | FlashCrowd

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from policies.base import IntArray
 from simulator.arrivals import Arrivals
 from simulator.spec import FleetSpec
-from simulator.workload.draws import Distribution, Fixed, Keys, Shares, mean_rows, whole_rows
+from simulator.workload.draws import ONE, Distribution, Keys, Shares, mean_rows, whole_rows
 from simulator.workload.times import Poisson, Process, draw_times
 from simulator.workload.trace import Recorded
 from tools.load.arrivals import FloatArray
 from tools.load.workload import streams
 
 _PARTS = 8
-_ONE = Fixed()
 _STEADY = Poisson()
 _ALL_ZERO = Shares({0: 1.0})
 
@@ -34,9 +34,9 @@ class ModelTraffic:
     name: str
     share: float = 1.0
     """Its share of the requests is this over the sum over models; a trace that names models goes before."""
-    rows: Distribution = _ONE
+    rows: Distribution = ONE
     """Batch sizes: rounded up, capped by the model's `max_batch_rows`; a trace with sizes goes before."""
-    work: Distribution = _ONE
+    work: Distribution = ONE
     """Hidden work, over its own mean; a trace with a work column goes before."""
     deadline_s: float = math.inf
     """From arrival; infinite: none."""
@@ -88,7 +88,7 @@ class Workload:
         if requests < 1:
             raise ValueError(f"requests is {requests}: ask for at least 1")
         times, models, rows, work, keys, priorities, tenants, balancers = streams(seed, _PARTS)
-        position: npt.NDArray[np.int64] | None = None
+        position: IntArray = np.arange(requests)
         if self.clients:
             time_s = np.zeros(requests)
         elif self.recorded is None:
@@ -97,16 +97,20 @@ class Workload:
             time_s, position = self.recorded.window(self.rate_per_s, requests, times.random())
         model = self._models(fleet, position, models.random(requests))
         drawn_rows, drawn_work = self._sizes(fleet, model, position, rows.random(requests), work.random(requests))
+        deadlines_s = np.array([one.deadline_s for one in self._by_model(fleet)])
+        drawn_keys = np.zeros(requests, np.uint64) if self.keys is None else self.keys.draw(requests, keys)
+        levels = self.priorities.quantile(priorities.random(requests)).astype(np.int16)
+        owners = self.tenants.quantile(tenants.random(requests)).astype(np.int16)
         return Arrivals(
             time_s=time_s,
             model=model,
             rows=drawn_rows,
             work=drawn_work,
-            key=self._keys(requests, position, keys),
-            deadline_s=self._deadlines_s(fleet, model, position),
-            priority=self._told("priorities", position, self.priorities.quantile(priorities.random(requests))),
+            key=self._told("keys", position, drawn_keys),
+            deadline_s=self._told("deadline_s", position, deadlines_s[model]),
+            priority=self._told("priorities", position, levels),
             balancer=np.floor(balancers.random(requests) * fleet.balancers).astype(np.int16),
-            tenant=self._told("tenants", position, self.tenants.quantile(tenants.random(requests))),
+            tenant=self._told("tenants", position, owners),
             clients=self.clients,
         )
 
@@ -142,54 +146,30 @@ class Workload:
         _indices(tuple(named), fleet)
         return [named.get(model.name, ModelTraffic(model.name, share=0.0)) for model in fleet.models]
 
-    def _models(self, fleet: FleetSpec, position: npt.NDArray[np.int64] | None, u: FloatArray) -> npt.NDArray[np.int16]:
+    def _models(self, fleet: FleetSpec, position: IntArray, u: FloatArray) -> npt.NDArray[np.int16]:
         if self.recorded is not None and self.recorded.models is not None:
             return _indices(self.recorded.models, fleet)[position].astype(np.int16)
         shares = Shares({i: one.share for i, one in enumerate(self._by_model(fleet))})
         return shares.quantile(u).astype(np.int16)
 
     def _sizes(
-        self,
-        fleet: FleetSpec,
-        model: npt.NDArray[np.int16],
-        position: npt.NDArray[np.int64] | None,
-        u_rows: FloatArray,
-        u_work: FloatArray,
+        self, fleet: FleetSpec, model: npt.NDArray[np.int16], position: IntArray, u_rows: FloatArray, u_work: FloatArray
     ) -> tuple[npt.NDArray[np.int32], FloatArray]:
         rows, work = np.empty(len(model), dtype=np.int32), np.empty(len(model))
         for i, traffic in enumerate(self._by_model(fleet)):
             own = model == i
-            sizes, works = traffic.rows.quantile(u_rows[own]), traffic.work.quantile(u_work[own]) / traffic.work.mean
-            if self.recorded is not None and position is not None:
-                sizes = sizes if self.recorded.rows is None else self.recorded.rows[position[own]]
-                works = works if self.recorded.work is None else self.recorded.work[position[own]]
-            rows[own], work[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows), works
+            sizes = self._told("rows", position[own], traffic.rows.quantile(u_rows[own]))
+            rows[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows)
+            work[own] = self._told("work", position[own], traffic.work.quantile(u_work[own]) / traffic.work.mean)
         return rows, work
 
-    def _deadlines_s(
-        self, fleet: FleetSpec, model: npt.NDArray[np.int16], position: npt.NDArray[np.int64] | None
-    ) -> FloatArray:
-        if self.recorded is not None and self.recorded.deadline_s is not None:
-            return self.recorded.deadline_s[position]
-        deadlines_s: FloatArray = np.array([one.deadline_s for one in self._by_model(fleet)])[model]
-        return deadlines_s
-
-    def _told(
-        self, column: Literal["priorities", "tenants"], position: npt.NDArray[np.int64] | None, drawn: FloatArray
-    ) -> npt.NDArray[np.int16]:
-        """What the trace tells of each request, or else what was drawn."""
+    def _told(self, column: str, position: IntArray, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What the trace tells of each request in that column, or else what was drawn."""
         told = None if self.recorded is None else getattr(self.recorded, column)
-        return drawn.astype(np.int16) if told is None else told[position]
-
-    def _keys(
-        self, count: int, position: npt.NDArray[np.int64] | None, generator: np.random.Generator
-    ) -> npt.NDArray[np.uint64]:
-        if self.recorded is not None and self.recorded.keys is not None:
-            return self.recorded.keys[position]
-        return np.zeros(count, dtype=np.uint64) if self.keys is None else self.keys.draw(count, generator)
+        return drawn if told is None else told[position]
 
 
-def _indices(names: tuple[str, ...], fleet: FleetSpec) -> npt.NDArray[np.int64]:
+def _indices(names: tuple[str, ...], fleet: FleetSpec) -> IntArray:
     """Positions of models in the fleet; raises `ValueError` for one that is not there."""
     known = {model.name: i for i, model in enumerate(fleet.models)}
     if strange := set(names) - set(known):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from simulation import reference
 from simulation.equality import assert_equal
 from simulation.strategies import Scenario, scenarios
+from support.strangers import Softmax
 
 from balancer.core.fleet import Fleet
 from policies import BUILTIN, Policy
@@ -49,6 +50,14 @@ def compare(scenario: Scenario, policy: Policy, compiled: bool) -> None:
     for balancer, router in enumerate(plain.world.routers):
         assert batch.sim.known.number[0, balancer] == router.next_number
         assert_known_alike(batch, balancer, router.fleet, fleet)
+
+
+@settings(max_examples=25, deadline=None)
+@given(scenario=scenarios(), compiled=st.booleans())
+def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
+    batch = Batch([scenario[0]], [scenario[1]], [scenario[2]])
+    assert batch.run_inside(Softmax()) == (not batch.sticky(Softmax()))
+    compare(scenario, Softmax(), compiled)
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.capacity import capacity_per_s
 from simulator.spec import Batching, Device, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload.draws import Fixed, Shares
+from simulator.workload.draws import Shares
 from simulator.workload.workload import ModelTraffic, Workload
 
 # In the best batch, of 8, a row takes 2.5 ms at speed 1; the line goes on as it ends.
@@ -82,7 +82,7 @@ def test_absent_workers_do_not_count() -> None:
 
 def test_256_workers_are_as_quick_as_their_kinds() -> None:
     many = fleet(*(WorkerSpec(f"w{i}", speed=1 + i % 4) for i in range(256)))
-    assert capacity_per_s(many, Workload(1, (ModelTraffic("b", rows=Fixed(1)),))) == pytest.approx(640 * 250)
+    assert capacity_per_s(many, Workload(1, (ModelTraffic("b"),))) == pytest.approx(640 * 250)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from balancer.operate.decision_log.reading import read_log
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
-from simulator.log.workload import arrivals_from_log, recorded_log
+from simulator.log.workload import arrivals_from_log, recorded_from
 from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
 from simulator.workload.workload import ModelTraffic, Workload
 
@@ -76,7 +76,7 @@ def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
 
 def test_a_log_is_a_trace_for_scenarios(tmp_path: Path) -> None:
     recorded(tmp_path, RandomChoice(), requests=200)
-    log = recorded_log(tmp_path)
+    log = recorded_from(read_log(tmp_path))
     models = tuple(
         ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=Batching(max_batch_rows=64)) for name in MODELS
     )

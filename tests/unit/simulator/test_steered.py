@@ -16,14 +16,19 @@ from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
+from policies.traced import traced
 from simulator.run import run
 from simulator.scenario import load_scenario
 from simulator.spec import Fault, FleetSpec
-from simulator.steered import BY_BASELINE, BY_NEW, BY_POLICY, run_guarded, run_steered
+from simulator.steered import BY_BASELINE, BY_NEW, BY_POLICY, run_steered
 
 QUIET = GuardSettings(window_s=0.0, report_age_s=5.0)
 SCENARIO = load_scenario("heterogeneous-bursty")
 TWO = load_scenario("two-balancers")
+
+
+def guarded_by(settings: GuardSettings, baseline: Policy | None = None) -> Plan:
+    return Plan(guard=settings, baseline=baseline or ExpectedLatency())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Unknowing(LeastRequests):
 
 def test_without_breach_and_windows_the_decisions_are_those_of_the_policy() -> None:
     arrivals = [TWO.arrivals(seed, 800) for seed in range(3)]
-    guarded = run_guarded(TWO.fleet, arrivals, PowerOfTwo(), settings=QUIET)
+    guarded = run_steered(TWO.fleet, arrivals, PowerOfTwo(), guarded_by(QUIET))
     plain = run(TWO.fleet, arrivals, PowerOfTwo())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     np.testing.assert_array_equal(guarded.result.latency_s, plain.latency_s)
@@ -70,7 +75,7 @@ def test_without_breach_and_windows_the_decisions_are_those_of_the_policy() -> N
 def test_windows_give_the_baseline_its_share_and_change_nothing_where_both_are_the_same() -> None:
     arrivals = [SCENARIO.arrivals(seed, 6000) for seed in range(2)]
     settings = GuardSettings(window_every_s=1.0, report_age_s=5.0)
-    guarded = run_guarded(SCENARIO.fleet, arrivals, RoundRobin(), baseline=RoundRobin(), settings=settings)
+    guarded = run_steered(SCENARIO.fleet, arrivals, RoundRobin(), guarded_by(settings, RoundRobin()))
     plain = run(SCENARIO.fleet, arrivals, RoundRobin())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     assert 0.15 < (guarded.decided == BY_BASELINE).mean() < 0.4  # a window of 0.25 s about every second
@@ -81,7 +86,7 @@ def test_equal_runs_are_equal_and_each_environment_has_its_own_windows() -> None
     arrivals = [SCENARIO.arrivals(0, 3000)] * 2
     settings = GuardSettings(window_every_s=1.0)
     first, again = (
-        run_guarded(SCENARIO.fleet, arrivals, RandomChoice(), settings=settings, seeds=[5, 6]) for _ in range(2)
+        run_steered(SCENARIO.fleet, arrivals, RandomChoice(), guarded_by(settings), seeds=[5, 6]) for _ in range(2)
     )
     np.testing.assert_array_equal(first.decided, again.decided)
     np.testing.assert_array_equal(first.result.latency_s, again.result.latency_s)
@@ -91,7 +96,7 @@ def test_equal_runs_are_equal_and_each_environment_has_its_own_windows() -> None
 def test_a_policy_that_is_much_worse_than_the_baseline_is_replaced() -> None:
     arrivals = [SCENARIO.arrivals(seed, 30_000, load=0.6) for seed in range(2)]
     settings = GuardSettings(report_age_s=5.0, window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
-    guarded = run_guarded(SCENARIO.fleet, arrivals, RandomChoice(), settings=settings)
+    guarded = run_steered(SCENARIO.fleet, arrivals, RandomChoice(), guarded_by(settings))
     for changes in guarded.changes:
         assert [change.fell for change in changes] == [True]
         assert changes[0].finding.reason in {"late", "tail"}
@@ -103,7 +108,7 @@ def test_a_policy_that_is_much_worse_than_the_baseline_is_replaced() -> None:
 def test_a_policy_that_is_better_than_the_baseline_stays() -> None:
     arrivals = [SCENARIO.arrivals(seed, 20_000, load=0.6) for seed in range(2)]
     settings = GuardSettings(report_age_s=5.0, window_every_s=1.0)
-    guarded = run_guarded(SCENARIO.fleet, arrivals, ExpectedLatency(), baseline=RandomChoice(), settings=settings)
+    guarded = run_steered(SCENARIO.fleet, arrivals, ExpectedLatency(), guarded_by(settings, RandomChoice()))
     assert guarded.changes == ((), ())
 
 
@@ -113,7 +118,7 @@ def test_it_falls_back_within_a_second_of_strange_inputs_and_returns_when_they_a
     fleet = dataclasses.replace(SCENARIO.fleet, faults=faults)
     arrivals = [SCENARIO.arrivals(0, 8000, load=0.2)]
     settings = dataclasses.replace(QUIET, quiet_s=2.0)
-    guarded = run_guarded(fleet, arrivals, Narrow(), settings=settings)
+    guarded = run_steered(fleet, arrivals, Narrow(), guarded_by(settings))
     fell, returned = guarded.changes[0][:2]
     assert fell.fell
     assert fell.finding.reason == "range"
@@ -129,7 +134,7 @@ def test_it_falls_back_within_a_second_of_strange_inputs_and_returns_when_they_a
 @pytest.mark.parametrize(("policy", "last_by_policy"), [(Broken(), 498), (Unknowing(), 0)])
 def test_invalid_answers_and_exceptions_cost_no_request(policy: Policy, last_by_policy: int) -> None:
     arrivals = [SCENARIO.arrivals(seed, 1500, load=0.4) for seed in range(2)]
-    guarded = run_guarded(SCENARIO.fleet, arrivals, policy, settings=QUIET)
+    guarded = run_steered(SCENARIO.fleet, arrivals, policy, guarded_by(QUIET))
     assert (guarded.result.status == 0).all()
     assert (guarded.decided[:, : last_by_policy + 1] == BY_POLICY).all()
     assert (guarded.decided[:, last_by_policy + 1 :] == BY_BASELINE).all()
@@ -146,8 +151,10 @@ def test_a_policy_is_asked_once_for_all_environments() -> None:
             calls.append(fleet.eligible.shape)
             return super().probabilities(request, fleet)
 
-    arrivals = [SCENARIO.arrivals(seed, 200) for seed in range(3)]
-    run_guarded(SCENARIO.fleet, arrivals, Counted(), settings=QUIET, progress=steps.append)
+    arrivals, policy = [SCENARIO.arrivals(seed, 200) for seed in range(3)], Counted()
+    assert traced(policy).program is None
+    calls.clear()
+    run_steered(SCENARIO.fleet, arrivals, policy, guarded_by(QUIET), progress=steps.append)
     assert calls == [(3, len(SCENARIO.fleet.workers))] * len(steps)
 
 
@@ -160,7 +167,7 @@ def test_a_policy_that_raises_in_one_environment_fails_there_alone() -> None:
 
     arrivals = [SCENARIO.arrivals(seed, 400) for seed in range(2)]
     arrivals[1].deadline_s[7] = 123.0
-    guarded = run_guarded(SCENARIO.fleet, arrivals, Raising(), settings=QUIET)
+    guarded = run_steered(SCENARIO.fleet, arrivals, Raising(), guarded_by(QUIET))
     assert guarded.changes[0] == ()
     (fell,) = guarded.changes[1]
     assert fell.finding == ("invalid", "RuntimeError: a deadline of 123 s")
@@ -186,7 +193,7 @@ def test_reports_that_break_off_are_a_breach() -> None:
     faults = tuple(Fault("silent", worker.name, at_s=3.0) for worker in SCENARIO.fleet.workers)
     fleet = dataclasses.replace(SCENARIO.fleet, faults=faults)
     arrivals = [SCENARIO.arrivals(0, 3000, load=0.5)]
-    guarded = run_guarded(fleet, arrivals, LeastRequests(), settings=GuardSettings(window_s=0.0))
+    guarded = run_steered(fleet, arrivals, LeastRequests(), guarded_by(GuardSettings(window_s=0.0)))
     (fell,) = guarded.changes[0]
     assert fell.finding.reason == "reports"
     assert 3.0 < fell.at_s < 4.0
@@ -195,7 +202,7 @@ def test_reports_that_break_off_are_a_breach() -> None:
 def test_policies_whose_keys_decide_are_not_asked_about_them() -> None:
     scenario = load_scenario("cache-affinity")
     arrivals = [scenario.arrivals(0, 1500)]
-    guarded = run_guarded(scenario.fleet, arrivals, LeastRequests(), settings=QUIET)
+    guarded = run_steered(scenario.fleet, arrivals, LeastRequests(), guarded_by(QUIET))
     plain = run(scenario.fleet, arrivals, LeastRequests())
     np.testing.assert_array_equal(guarded.result.picked, plain.picked)
     policy: Policy = LeastRequests()
@@ -217,7 +224,7 @@ def test_when_half_the_fleet_slows_down_only_a_policy_that_does_worse_than_the_b
 ) -> None:
     arrivals = [load_scenario("homogeneous-steady").arrivals(seed, 30_000, load=0.4) for seed in range(2)]
     settings = GuardSettings(window_every_s=1.0, quiet_s=1e6, max_quiet_s=1e6)
-    guarded = run_guarded(half_slowed(at_s=8.0), arrivals, policy, settings=settings)
+    guarded = run_steered(half_slowed(at_s=8.0), arrivals, policy, guarded_by(settings))
     for changes in guarded.changes:
         assert [change.finding.reason in {"late", "tail"} for change in changes] == [True] * falls
         assert all(change.at_s > 8.0 for change in changes)

@@ -5,7 +5,6 @@ from simulator.workload.draws import (
     Between,
     Distribution,
     Exponential,
-    Fixed,
     Lognormal,
     Pareto,
     Sessions,
@@ -22,7 +21,7 @@ U = np.random.default_rng(1).random(200_000)
 @pytest.mark.parametrize(
     "distribution",
     [
-        Fixed(3),
+        Shares({3: 1.0}),
         Between(2, 7),
         Shares({1: 3, 8: 1}),
         Pareto(1.5, 100),
@@ -103,7 +102,6 @@ def test_more_keys_begin_as_fewer(keys) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Fixed(0), "value is 0: give a number above 0"),
         (lambda: Between(3, 2), "low is 3 and high 2: give 1 <= low <= high"),
         (lambda: Shares({1: -1}), "shares are {1: -1}: give weights of at least 0"),
         (lambda: Shares({}), "one of them above"),
