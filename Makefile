@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fuzz wheel soak scoreboard fidelity switchback held-out docs proto clean
+.PHONY: help setup demo test lint bench fuzz wheel soak scoreboard fidelity switchback held-out docs dashboard proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -24,8 +24,8 @@ balancer/native/module.so: balancer/native/kernel.so $(wildcard balancer/native/
 demo: setup ## the whole stack, real requests, nine policies; report in out/demo
 	$(BIN)/python -m tools.demo
 
-test: setup ## all tests, with real Envoy and real Triton
-	$(BIN)/pytest
+test: setup ## all tests, with real Envoy and real Triton, in two processes
+	$(BIN)/pytest -n 2
 
 lint: setup ## style, length of files, types, and who may import whom
 	$(BIN)/ruff check .
@@ -53,6 +53,9 @@ wheel: setup ## a package with kernel and module in it, for machines without a c
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
 	$(BIN)/python -m benchmarks.soak
+
+dashboard: setup ## the Grafana dashboard, made of its description; writes deploy/observability/dashboard.json
+	$(BIN)/python -m tools.dashboard deploy/observability/dashboard.json
 
 scoreboard: setup ## all policies in all scenarios, some 10 minutes; writes docs/scoreboard
 	$(BIN)/balancer scoreboard --jobs 2 --out docs/scoreboard

@@ -8,6 +8,11 @@ _COMPILES_S = 600
 """Whichever test comes first to the engine compiles it, which may take minutes on a machine that is busy."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" or hasattr(config, "workerinput"):
+        config.pluginmanager.import_plugin("support.sharing")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         of_simulator = {"simulation", "simulator", "training", "experiments"} & set(item.path.parts)
