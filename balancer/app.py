@@ -17,7 +17,6 @@ from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.trials.steering import Steering
-from balancer.discovery.file import FileSource
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
 from balancer.front.router import SharedRouter
@@ -40,6 +39,7 @@ from balancer.operate.news import News
 from balancer.operate.recent import Summary
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
+from balancer.operate.worker_source import follows_source, no_list_yet, source_of
 from balancer.security import identity
 from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
@@ -68,7 +68,7 @@ class App:
         """`source`: the config file, watched if there is one; `process`: the number of this process, from 0;
         `overrides`: what is set over every later content of the file, as it already is over `config`, called in a
         thread; `serving`: called once all listeners are open. Reads the certificates: ConfigError where one cannot be
-        used.
+        used, or where the source of workers needs what is not installed.
         """
         self.state = ConfigState(config, str(source) if source else "defaults", time.time())
         self._source = source
@@ -88,6 +88,7 @@ class App:
         self._run = secrets.token_hex(8)
         self._picker = Picker(self.router, self._clock, number, self._run)
         self.metrics = Metrics(self.router, self._clock, number)
+        self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
         self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._native: NativeFront | None = None
@@ -122,11 +123,7 @@ class App:
     def not_ready(self) -> str:
         """Why picks cannot be made; empty: they can."""
         if self._workers is None:
-            # Without the file's path: who asks may be anybody.
-            if self.state.config.discovery.file is None:
-                return "discovery: no worker is listed yet"
-            why = "; the log says why" if self._list_refused else ""
-            return f"discovery.file: no list of workers was read yet{why}"
+            return no_list_yet(self.state.config, refused=self._list_refused)
         fleet = self.router.fleet
         if not fleet.workers:
             return "discovery lists no worker"
@@ -161,6 +158,7 @@ class App:
                 followed = self._listeners.certificates.values()
                 if self._native is not None:
                     followers.append(tasks.create_task(self._native.run(stop, self._clock, self._may_pick)))
+                    followers.append(tasks.create_task(self._native.publish(stop, self._clock)))
                 followers.extend(tasks.create_task(certificates.follow(stop)) for certificates in followed)
                 await stop.wait()
                 for follower in followers:
@@ -290,7 +288,7 @@ class App:
     def _accept(self, config: Config) -> None:
         if self.state.accept(config, time.time()):
             self._apply(config)
-            if config.discovery.file is None:
+            if self._worker_source is None and not follows_source(config):
                 self._discovered(tuple(config.discovery.workers))
             self.metrics.config_loads.labels("applied").inc()
             extra: dict[str, Any] = {"policy": config.policy.name, "config_hash": config.hash}
@@ -308,12 +306,10 @@ class App:
         await watch(source, self._accept, self._refuse, stop, running=running, overrides=self._overrides)
 
     async def _follow_workers(self, stop: asyncio.Event) -> None:
-        config = self.state.config
-        file = config.discovery_file(self._source or Path())
-        if file is None:
-            self._discovered(tuple(config.discovery.workers))
+        source = self._worker_source
+        if source is None:
+            self._discovered(tuple(self.state.config.discovery.workers))
             return
-        source = FileSource(file, self._refuse_workers)
         async for workers in source.updates(stop):
             self._discovered(workers)
 

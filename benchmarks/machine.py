@@ -28,7 +28,7 @@ def facts() -> dict[str, Any]:
         "load_average_1m": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in _PACKAGES},
         # "<path>  version: <commit>/<version>/..."
         "envoy": _first_line([find_envoy(), "--version"]).partition("version: ")[2],
         "client": _first_line(["h2load", "--version"]),
@@ -52,3 +52,10 @@ def _output(command: Sequence[str]) -> str:
 
 def _first_line(command: Sequence[str]) -> str:
     return (_output(command).splitlines() or [""])[0].strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

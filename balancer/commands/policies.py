@@ -12,9 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from balancer.config.policy_options import installed_policies, options_model, policy_class
+from balancer.core.kernel.answers import is_shipped
 from balancer.native.library import Library, LibraryError
-from policies import BUILTIN
 from policies.base import Policy
+from policies.traced import traced
+
+_DECIDES = {
+    "compiled": "Compiled.",
+    "traced": "Traced to a program that the compiled kernel runs.",
+    "published": "In NumPy, published to Envoy: {}.",
+    "python": "In Python.",
+}
 
 _EPILOG = """\b
 Examples:
@@ -67,9 +75,18 @@ def _described(policy: type[Policy], distribution: str, library: Library | None)
         "source": policy.source,
         "distribution": distribution,
         "needs_key": policy.needs_key,
-        "compiled": policy in BUILTIN.values() and library is not None and library.answers(policy()),
+        **_decided(policy(), library),
         "options": [{"name": name, **_option(schema)} for name, schema in properties.items()],
     }
+
+
+def _decided(policy: Policy, library: Library | None) -> dict[str, str]:
+    """How it decides with its default options, and why it is no program."""
+    if library is None:
+        return {"decides": "python", "because": ""}
+    if library.answers(policy):
+        return {"decides": "compiled" if is_shipped(policy) else "traced", "because": ""}
+    return {"decides": "published", "because": traced(policy).reason}
 
 
 def _option(schema: dict[str, Any]) -> dict[str, Any]:
@@ -87,9 +104,9 @@ def _show(described: list[dict[str, Any]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
     for policy in described:
-        how = "" if policy["compiled"] else " Decides in NumPy."
+        how = f" {_DECIDES[policy['decides']].format(policy['because'])}"
         origin = "" if policy["distribution"] == "balancer" else f" (from {policy['distribution']})"
-        lines = [f"{policy['summary'].rstrip('.')}.{how}", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
+        lines = [f"{policy['summary'].rstrip('.')}.{escape(how)}", f"[dim]{escape(policy['source'] + origin)}[/dim]"]
         for option in policy["options"]:
             allowed = ", ".join(filter(None, (f"default {json.dumps(option['default'])}", _allowed(option))))
             lines.append(f"[cyan]{option['name']}[/cyan] [dim]({escape(allowed)})[/dim]: {escape(option['doc'])}")

@@ -13,13 +13,13 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from balancer.balancer_tls import BalancerTls
+from balancer.config.discovery import DiscoverySection
 from balancer.config.listen import ListenSection, TlsSection, is_unix
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
     BalancerTlsSection,
     DecisionLogSection,
-    DiscoverySection,
     EnvoySection,
     EnvoyTlsSection,
     EstimatorsSection,
@@ -281,7 +281,10 @@ class Config(StrictModel):
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
-RESTART_FIELDS = ("discovery.file", "listen", "admin", "tls", "processes", "first_process", "envoy")
+RESTART_FIELDS = (
+    *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
+    *("tls", "processes", "first_process", "envoy"),
+)
 """Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 

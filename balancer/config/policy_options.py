@@ -12,9 +12,11 @@ from typing import Any, get_type_hints
 from pydantic import Field, ValidationError, create_model
 
 from balancer.config.plugins import Catalogue, catalogue
+from balancer.core.kernel.answers import is_shipped
 from balancer.files.regular import UnreadableError, read_regular
 from balancer.files.schema import StrictModel, did_you_mean, nested_error
 from policies.base import Policy
+from policies.traced import traced
 
 
 @functools.cache
@@ -83,5 +85,8 @@ def read_policy_file(name: str) -> bytes:
 def build_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """The policy of that name with those options, which `checked_options` has passed."""
     policy = policy_class(name)
-    made = policy(**dict(options_model(policy).model_validate_json(json.dumps(dict(options)))))
-    return made.with_files(read_policy_file)
+    options_read = dict(options_model(policy).model_validate_json(json.dumps(dict(options))))
+    made = policy(**options_read).with_files(read_policy_file)
+    if not is_shipped(made):
+        traced(made)  # now, and not at the first request
+    return made

@@ -26,7 +26,6 @@ from balancer.config.policy_options import build_policy, checked_options, policy
 from balancer.config.profile_file import load_profile
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
-from balancer.discovery.workers import WorkerList
 from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions, check_balancers
@@ -226,21 +225,6 @@ class TelemetrySection(StrictModel):
     """Workers whose last report is older, in seconds, are avoided while others are fresh."""
 
 
-class DiscoverySection(StrictModel):
-    """Which workers exist: a file that lists them, or a list right here."""
-
-    file: str | None = None
-    """A YAML or JSON file with `workers:`, the list below; watched. Relative to the folder of the config file."""
-    workers: WorkerList = ()
-    """The workers, where there is no file."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.file is not None and self.workers:
-            raise ValueError("names a file and lists workers; keep one of file and workers")
-        return self
-
-
 class AdminSection(StrictModel):
     """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
 
@@ -320,7 +304,7 @@ class EnvoySection(StrictModel):
     frontend: Literal["pick", "native"] | None = None
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
-    (a shadow's share, or a policy that is not compiled), the balancer is asked. null: `native` in
+    (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. null: `native` in
     `balancer up` with one process, else `pick`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in

@@ -54,11 +54,14 @@ def process_cluster(process: int) -> str:
 NATIVE_FILTER = "balancer.native"
 NATIVE = "native"
 """What the module's filter is called."""
+TOLD = "told"
+"""In its config: what was decided is left in metadata."""
 _EXTENSIONS = "type.googleapis.com/envoy.extensions."
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
 ASKING = "asking"
-"""In the place of a process' number: the balancer is to be asked. Also the listener within Envoy that does, and its
-cluster."""
+"""The listener within Envoy that asks the balancer, and its cluster."""
+ASKING_HEADER = f"{DESTINATION}-{ASKING}"
+"""Set by the module: the balancer is to be asked. No client's header begins so, since Envoy removes them."""
 INTERNAL_LISTENERS = "envoy.bootstrap.internal_listener"
 INTERNAL_LISTENERS_TYPE = f"{_EXTENSIONS}bootstrap.internal_listener.v3.InternalListener"
 

@@ -97,6 +97,10 @@ class ConfigInForce(Protocol):
     def loaded_at_s(self) -> float:
         """Unix time."""
 
+    @property
+    def last_error(self) -> Exception | None:
+        """Why the newest file is not in force; None where it is."""
+
 
 class Metrics:
     """All metrics of one process, in a registry of its own."""
@@ -341,6 +345,8 @@ class _Process(Collector):
             "Unix time at which the config in force was taken over",
             self._config.loaded_at_s,
         )
+        says = "1 while the newest config file is refused, and the last good one is in force"
+        yield GaugeMetricFamily("balancer_config_refused", says, float(self._config.last_error is not None))
 
 
 class _Certificates(Collector):

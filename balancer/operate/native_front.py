@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.front.router import SharedRouter
+from balancer.front.tables import PERIOD_S
 from balancer.gateway.kserve import HeaderNames
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_counts import NativeCounts
@@ -56,6 +57,16 @@ class NativeFront:
                 self._mistakes.caught("native", error)
                 more = False
             await asyncio.sleep(0 if more else _BEAT_S)
+
+    async def publish(self, stop: asyncio.Event, clock: Callable[[], float]) -> None:
+        """Until `stop` is set: have Envoys decide by the answers of a policy that is not compiled."""
+        while not stop.is_set():
+            wait_s = PERIOD_S
+            try:
+                wait_s = self._router.publish_tables(clock())
+            except Exception as error:  # what is not published is asked for
+                self._mistakes.caught("native", error)
+            await asyncio.sleep(wait_s)
 
     def catch_up(self) -> None:
         """Count what ended so far, for whoever looks now."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from balancer.config.config import Config
 from balancer.discovery.file import load_workers
+from balancer.discovery.pods.api import MISSING, is_installed
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.operate.admin.token import TokenError, read_token
 from balancer.security import expiry
@@ -49,6 +50,10 @@ def _in(config_path: Path, problem: Problem) -> Problem:
 
 
 def _discovery(config: Config, config_path: Path, notes: list[str]) -> Iterator[Problem]:
+    if config.discovery.kubernetes is not None:
+        if not is_installed():
+            yield Problem("", None, "discovery.kubernetes", MISSING)
+        notes.append("warning: discovery.kubernetes: the API is not asked, so neither role nor selector is checked")
     file = config.discovery_file(config_path)
     if file is None:
         return

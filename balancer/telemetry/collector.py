@@ -27,6 +27,8 @@ ACKNOWLEDGE_EVERY = 10
 """Reports for each acknowledgement; the agent's window (`balancer.telemetry.streams.WINDOW`) is a few of them."""
 SILENCE_S = 1.0
 """A stream that carried nothing for so long is given up: a host that lost its power sends no FIN."""
+_LAST_WRITE_S = 1.0
+"""For the acknowledgement that was on its way when its stream was ended, to an agent that may not read any more."""
 SERVER_OPTIONS = (
     # An agent pings every 2 s while nothing comes from us; by default gRPC takes that for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
@@ -90,6 +92,8 @@ class _Stream:
     ended: _EndedError | None = None
     """Why its task was cancelled, where that was our doing."""
     timer: asyncio.TimerHandle | None = None
+    writing: asyncio.Future[None] | None = None
+    """The last acknowledgement."""
 
     def watch(self, due_s: float = math.inf) -> None:
         """End the stream once nothing was heard for `silence_s`; looks again by itself until then.
@@ -113,6 +117,20 @@ class _Stream:
         if self.ended is None:
             self.ended = _EndedError(code, why)
             self.task.cancel()
+
+    async def write(self, context: _Context, ack: report_pb2.ReportAck) -> None:
+        """Goes on where the stream is ended meanwhile: gRPC can send no status before a message that is on its way, and
+        the agent would never hear of the end.
+        """
+        self.writing = asyncio.ensure_future(context.write(ack))
+        await asyncio.shield(self.writing)
+
+    async def written(self) -> None:
+        """Return once what was being written is, or cannot be."""
+        if self.writing is not None and not self.writing.done():
+            await asyncio.wait({self.writing}, timeout=_LAST_WRITE_S)
+        if self.writing is not None and self.writing.done() and not self.writing.cancelled():
+            self.writing.exception()  # looked at, so that nobody is told of one that does not matter any more
 
     def unwatch(self) -> None:
         """Stop looking."""
@@ -206,6 +224,7 @@ class Collector:
             self.counts.streams -= 1
             self._forget(stream)
         self._count_end(stream, ended, context.peer())
+        await stream.written()
         await context.abort(ended.code, ended.why)
 
     async def _receive(self, stream: _Stream, context: _Context) -> None:
@@ -230,7 +249,7 @@ class Collector:
             counts.reports += 1
             counts.bytes += message.ByteSize()
             if stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining:
-                await context.write(report_pb2.ReportAck(received=stream.received + 1))
+                await stream.write(context, report_pb2.ReportAck(received=stream.received + 1))
             stream.draining = report.draining
             stream.received += 1
 

@@ -19,7 +19,6 @@ static const char *const HEADERS[][2] = {
   {"user-agent", "grpc-python/1.81.0 grpc-c/53.0.0 (linux; chttp2)"},
   {"grpc-accept-encoding", "identity, deflate, gzip"},
   {"x-request-id", "a1b2c3d4-0000-4000-8000-000000000000"},
-  {"x-gateway-request-id", "a1b2c3d4-0000-4000-8000-000000000001"},
 };
 
 static struct balancer_span names[sizeof HEADERS / sizeof *HEADERS], values[sizeof HEADERS / sizeof *HEADERS];

@@ -10,12 +10,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.settings import GuardSettings
+from balancer.core.trials.steering import Plan
 from policies.base import FloatArray, Policy
+from policies.expected_latency import ExpectedLatency
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
-from simulator.steered import BY_BASELINE, SteeredResult, run_guarded
+from simulator.steered import BY_BASELINE, SteeredResult, run_steered
 
+_GUARD = Plan(guard=GuardSettings(), baseline=ExpectedLatency())
+"""As production has it by default."""
 Arrays = dict[str, npt.NDArray[Any]]
 Way = Literal["plain", "guarded", "clairvoyant"]
 """As it is; under production's guard; knowing every queue and the work in it."""
@@ -72,7 +77,7 @@ def execute(task: Task) -> Run:
     arrivals = [task.scenario.arrivals(seed, task.requests) for seed in task.seeds]
     fleet = task.scenario.fleet
     if task.way == "guarded":
-        guarded = run_guarded(fleet, arrivals, task.policy, seeds=task.seeds)
+        guarded = run_steered(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
         return Run(measure(guarded.result, task.warm_up_share), guarded.result.end_s, watched(guarded, fleet.balancers))
     knowledge: Literal["clairvoyant", "reports"] = "clairvoyant" if task.way == "clairvoyant" else "reports"
     result = run(fleet, arrivals, task.policy, seeds=task.seeds, knowledge=knowledge)

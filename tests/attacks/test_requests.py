@@ -52,10 +52,15 @@ async def test_a_stranger_cannot_draw_all_picks_to_one_worker(stack: Stack) -> N
         await eventually(picked_or_refused, "the upload has come to the balancer")
         await asyncio.gather(*(attacker.rest_inference(headers=hostile) for _ in range(12)))
         await eventually(only_the_upload_is_left, "what the other twelve did has been counted")
-        # Fewer than one worker may hold, so that its limit sends none of them to the other.
-        answers = await asyncio.gather(*(attacker.rest_inference() for _ in range(12)))
-        outputs = [output for answer in answers for output in json.loads(answer.text)["outputs"]]
-        served = Counter(output["data"][0] for output in outputs if output["name"] == "WORKER")
+        served: Counter[str] = Counter()
+        # Where the machine is busy, one worker may be done with each before the next one comes, which tells nothing.
+        for _ in range(3):
+            # Fewer than one worker may hold, so that its limit sends none of them to the other.
+            answers = await asyncio.gather(*(attacker.rest_inference() for _ in range(12)))
+            outputs = [output for answer in answers for output in json.loads(answer.text)["outputs"]]
+            served.update(output["data"][0] for output in outputs if output["name"] == "WORKER")
+            if len(served) == len(stack.specs):
+                break
         assert len(served) == len(stack.specs), served
     finally:
         refused.cancel()

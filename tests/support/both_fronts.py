@@ -75,7 +75,10 @@ class BothFronts(NativeRig):
         self.go_on_beating()
 
     async def _beat(self) -> None:
-        await self.front.run(asyncio.Event(), time.monotonic, lambda: self.native)
+        never = asyncio.Event()
+        await asyncio.gather(
+            self.front.run(never, time.monotonic, lambda: self.native), self.front.publish(never, time.monotonic)
+        )
 
     def tell_lines(self, share: float) -> None:
         """Of decisions, in the log."""

@@ -9,7 +9,7 @@ from policies.learned.network import Network, untrained
 from simulator.scenario import Scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, WorkerSpec
 from simulator.training.scenarios import Randomised
-from simulator.workload.draws import Fixed
+from simulator.workload.draws import ONE
 from simulator.workload.times import Poisson
 from simulator.workload.workload import ModelTraffic, Workload
 
@@ -19,7 +19,7 @@ def two_workers(load: float = 0.6) -> Randomised:
     model = ModelSpec("m", {"*": ServiceTime((1,), (0.04,))}, noise=Noise("none"), batching=Batching(max_batch_rows=1))
     workers = (WorkerSpec("slow", speed=1.0), WorkerSpec("fast", speed=4.0))
     fleet = FleetSpec((model,), workers, reports=Reports(period_s=0.02, delay_s=0.001))
-    traffic = (ModelTraffic("m", 1.0, Fixed(1.0), Fixed(1.0), 0.2),)
+    traffic = (ModelTraffic("m", 1.0, ONE, ONE, 0.2),)
     scenario = Scenario("two-workers", "", "train", fleet, Workload(1.0, traffic, Poisson())).with_load(load)
     return Randomised((scenario,), random_share=0.0, load=(1.0, 1.0))
 

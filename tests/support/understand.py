@@ -35,7 +35,6 @@ class Understood(NamedTuple):
     version: bytes
     tenant: bytes
     request_id: bytes
-    gateway_id: bytes
     triton_id: bytes
 
 
@@ -111,7 +110,7 @@ def gateway(headers: Headers, fields: Mapping[str, Sequence[object]]) -> Underst
     except OutOfBoundsError as error:
         return Refused(grpc, error.field, str(error))
     request = call.request
-    texts = (request.model, request.version, request.tenant, call.request_id, call.gateway_id, call.triton_request_id)
+    texts = (request.model, request.version, request.tenant, call.request_id, call.triton_request_id)
     return Understood(
         call.kind.value,
         call.grpc,

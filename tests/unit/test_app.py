@@ -12,6 +12,8 @@ from support.waiting import eventually
 from balancer.app import App
 from balancer.config.config import Config, from_mapping, load
 from balancer.core.events import Event
+from balancer.files.yaml_document import ConfigError
+from balancer.operate import worker_source
 
 NAMES = ("w0", "w1", "w2")
 
@@ -59,6 +61,30 @@ def test_a_worker_that_says_it_is_not_ready_is_avoided_whatever_the_others_say()
 
 def test_without_a_file_of_workers_none_is_waited_for() -> None:
     assert App(Config(), None).not_ready() == "discovery: no worker is listed yet"
+
+
+def test_pods_without_the_client_of_kubernetes_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_source, "is_installed", lambda: False)
+    config = from_mapping({"discovery": {"kubernetes": {"label_selector": "app=triton"}}})
+    with pytest.raises(ConfigError, match=r"discovery\.kubernetes: needs the package `kubernetes`: pip install"):
+        App(config, None)
+
+
+async def test_a_list_that_waits_for_a_restart_does_not_replace_the_file_that_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("discovery: {file: workers.yaml}")
+    worker = "{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}"
+    (tmp_path / "workers.yaml").write_text(f"workers: [{worker}]")
+    app = App(load(file), file)
+    stop = asyncio.Event()
+    following = asyncio.create_task(app._follow_workers(stop))
+    try:
+        await eventually(lambda: app.router.fleet.names == ["a"], "the file is read")
+        app._accept(from_mapping({"discovery": {"workers": []}}))
+        assert app.router.fleet.names == ["a"]
+    finally:
+        stop.set()
+        await following
 
 
 async def test_a_list_of_workers_that_is_not_there_is_named_by_field_path_and_remedy(

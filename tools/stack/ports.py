@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 
@@ -11,10 +12,21 @@ import socket
 _FIRST_PORT = 20_000
 _LAST_PORT = 32_767
 _ATTEMPTS_PER_PORT = 200
-
+ALLOWED = "LOCAL_PORTS"
+"""In the environment: FIRST-LAST, both included, so that programs that start servers side by side each have a range."""
 
 _given: set[int] = set()
 """Handed out by this process: a server may take seconds to bind its port, which looks free until then."""
+
+
+def allowed() -> tuple[int, int]:
+    """The first and the last port that may be found.
+
+    Raises:
+        ValueError: the environment says something else than FIRST-LAST.
+    """
+    first, _, last = os.environ.get(ALLOWED, f"{_FIRST_PORT}-{_LAST_PORT}").partition("-")
+    return int(first), int(last)
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
@@ -26,13 +38,14 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
         OSError: if that many cannot be found.
     """
     ports: list[int] = []
+    first, last = allowed()
     generator = random.SystemRandom()
     with contextlib.ExitStack() as held:
         for _ in range(count * _ATTEMPTS_PER_PORT):
             if len(ports) == count:
                 break
             candidate = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            port = generator.randint(_FIRST_PORT, _LAST_PORT)
+            port = generator.randint(first, last)
             if port in _given:
                 continue
             try:
@@ -52,8 +65,11 @@ def free_port_range(count: int, address: str = "127.0.0.1") -> int:
     Raises:
         OSError: if there is no such row.
     """
+    _, last = allowed()
     for _ in range(_ATTEMPTS_PER_PORT):
         first = free_ports(1, address)[0]
+        if first + count - 1 > last:
+            continue
         with contextlib.ExitStack() as held:
             try:
                 for port in range(first + 1, first + count):

@@ -140,7 +140,7 @@ def policy(identity: int, recorded: Policy, role: Role) -> bytes:
         "id": identity,
         "name": recorded.name,
         "options": recorded.options(),
-        "in_force": role == "in_force",
+        "in_force": role in {"in_force", "published"},
         "role": role,
         "sha256": policy_hash(recorded),
     }

@@ -55,7 +55,7 @@ async def test_an_envoy_that_starts_while_all_agents_are_dead_serves(tmp_path: P
 
         envoy = EnvoyProcess(options=config.bootstrap_options(), log_path=tmp_path / "envoy.log")
         async with running(balancer):
-            await eventually(given_up, 30.0)
+            await eventually(given_up, "every process has given up waiting for reports")
             async with running(envoy), grpc.aio.insecure_channel(envoy.endpoint) as channel:
                 await envoy.wait_ready()
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from support.strangers import LOOPS, Softmax, stranger
 
 from balancer import cli
+from balancer.commands import policies
 from balancer.config import config
 from balancer.config.config import Config
+from balancer.config.plugins import Catalogue
 from policies import BUILTIN
 
 
@@ -95,6 +98,17 @@ def test_policies_as_json() -> None:
         "doc": "Workers sampled without replacement",
         "ge": 1,
     }
+
+
+def test_policies_say_how_each_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = {"fits": Softmax, "loops": type(stranger(LOOPS))}
+    found = Catalogue({**BUILTIN, **strangers}, dict.fromkeys((*BUILTIN, "softmax", "stranger"), "somebody"))
+    monkeypatch.setattr(policies, "installed_policies", lambda: found)
+    listed = [(each["decides"], each["because"]) for each in json.loads(run("policies", "--json").stdout)]
+    assert listed[:-1] == [*[("compiled", "")] * len(BUILTIN), ("traced", "")]
+    assert listed[-1][0] == "published"
+    assert "a loop" in listed[-1][1]
+    assert "published to Envoy: it makes a number of Python's" in " ".join(run("policies").stdout.split())
 
 
 def test_policies_by_name() -> None:

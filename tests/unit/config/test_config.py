@@ -251,6 +251,10 @@ def test_byte_order_mark_and_json_are_fine() -> None:
         ("telemetry: {required: false}\nrequests: {max_fallbacks: 0}\nestimators: {error_decay_s: 1}", []),
         ("discovery: {workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}", []),
         ("discovery: {file: a}\nprocesses: 2", ["discovery.file", "processes"]),
+        (
+            "discovery: {kubernetes: {label_selector: a=b}}",
+            [f"discovery.kubernetes.{name}" for name in ("grpc_port", "http_port", "label_selector", "max_pods")],
+        ),
         ("listen: {admin: 'a:1'}\nenvoy: {listen: 'a:2'}", ["envoy.listen", "listen.admin"]),
         (
             "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c}}",

@@ -203,7 +203,7 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
     assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
-    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f"
+    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f\ntold"
     assert router == asking["http_filters"][-1]
     assert "address" not in inner
     assert inner["internal_listener"] == {}
@@ -216,6 +216,13 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
         route["match"] for route in asking["route_config"]["virtual_hosts"][0]["routes"]
     ]
     assert [log["name"] for log in manager(deciding)["access_log"]] == ["envoy.access_loggers.file"]
+
+
+def test_metadata_is_for_a_log_alone() -> None:
+    """Each request would pay for it."""
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
+    module = manager(rendered(BootstrapOptions(native=native)))["http_filters"][0]["typed_config"]
+    assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f\n"
 
 
 def test_tls_of_clients_ends_at_the_outer_listener() -> None:

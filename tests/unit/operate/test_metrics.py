@@ -18,6 +18,7 @@ from support.fleets import make_router, model, report
 
 from balancer.core.events import WorkerRemoved
 from balancer.core.router import Router
+from balancer.files.yaml_document import ConfigError
 from balancer.gateway.endpoints import Ads
 from balancer.operate.metric_series import SLICE_SAMPLES, Counters, Histograms
 from balancer.operate.metrics import Metrics
@@ -36,6 +37,7 @@ class FakeConfig:
 class FakeState:
     config: FakeConfig
     loaded_at_s: float = 1.7e9
+    last_error: Exception | None = None
 
 
 @dataclass
@@ -218,8 +220,18 @@ def test_what_is_watched_is_told() -> None:
     assert samples(metrics, "balancer_envoy_nacks_total") == {(): 0}
     assert samples(metrics, "balancer_config_info") == {("0123456789ab",): 1}
     assert samples(metrics, "balancer_config_loaded_timestamp_seconds") == {(): 1.7e9}
+    assert samples(metrics, "balancer_config_refused") == {(): 0}
     assert len(samples(metrics, "balancer_build_info")) == 1
     assert samples(metrics, "balancer_certificate_expiry_timestamp_seconds") == {("envoy",): 1.8e9}
+
+
+def test_a_refused_file_is_told_until_a_good_one_comes() -> None:
+    metrics = Metrics(make_router(1), lambda: 0.0)
+    state = FakeState(FakeConfig(), last_error=ConfigError([]))
+    metrics.watch(Counts(), Ads(), state, {})
+    assert samples(metrics, "balancer_config_refused") == {(): 1}
+    state.last_error = None
+    assert samples(metrics, "balancer_config_refused") == {(): 0}
 
 
 async def test_many_scrapes_at_once_are_one_text_and_the_next_second_another() -> None:

@@ -12,6 +12,7 @@ from support.certificates import Authority
 
 from balancer.config import config
 from balancer.files.yaml_document import ConfigError
+from balancer.operate import preflight
 from balancer.operate.preflight import check_files
 
 
@@ -31,6 +32,17 @@ def test_missing_certificates_are_named_each_from_the_folder_of_the_config(tmp_p
         "put the file there or name another"
         for field, file in fields.items()
     ]
+
+
+def test_the_client_of_kubernetes_is_an_optional_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "discovery: {kubernetes: {label_selector: app=triton}}"
+    monkeypatch.setattr(preflight, "is_installed", lambda: False)
+    assert refused(text, tmp_path) == (
+        f"{tmp_path}/balancer.yaml: discovery.kubernetes: needs the package `kubernetes`: "
+        "pip install 'balancer[kubernetes]'"
+    )
+    monkeypatch.setattr(preflight, "is_installed", lambda: True)
+    assert "discovery.kubernetes: the API is not asked" in notes(text, tmp_path)
 
 
 def test_a_key_of_another_certificate(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -12,6 +13,7 @@ from balancer.core.events import Event, Report, ReportsLost, WorkerAdded
 from balancer.core.router import Router
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
+from balancer.telemetry.collector import Collector
 from balancer.telemetry.streams import METHOD
 from policies.round_robin import RoundRobin
 
@@ -84,6 +86,45 @@ async def test_the_newest_stream_of_a_worker_is_the_worker(newer: int) -> None:
         assert (collector.counts.taken_over, collector.counts.streams) == (1, 1)
         await ended(second)
         assert heard.events[-1] == ReportsLost("w")
+
+
+class FakeContext:
+    """Of a call whose one report has come, and whose acknowledgements are on their way until `sent` is set."""
+
+    def __init__(self, report: report_pb2.WorkerReport) -> None:
+        self._reports = [report]
+        self.writing, self.sent, self.ended = asyncio.Event(), asyncio.Event(), ""
+
+    def peer(self) -> str:
+        return "a fake"
+
+    async def read(self) -> object:
+        if not self._reports:
+            await asyncio.Event().wait()
+        return self._reports.pop()
+
+    async def write(self, ack: report_pb2.ReportAck) -> None:
+        self.writing.set()
+        await self.sent.wait()
+        self.writing.clear()
+
+    async def abort(self, code: grpc.StatusCode, why: str) -> None:
+        """gRPC sends no status before a message that is on its way."""
+        self.ended = "too many operations" if self.writing.is_set() else why
+
+
+async def test_an_end_follows_the_acknowledgement_that_is_on_its_way() -> None:
+    """Or the agent would never hear of it."""
+    collector = Collector(Heard())
+    first, second = (FakeContext(ReportEncoder().encode(report_of("w", number))) for number in range(2))
+    streams = [asyncio.create_task(collector._stream(None, context)) for context in (first, second)]  # type: ignore[arg-type]  # a fake
+    await first.writing.wait()
+    await second.writing.wait()
+    first.sent.set()
+    await streams[0]
+    assert "another stream speaks for worker 'w' now" in first.ended
+    streams[1].cancel()
+    await asyncio.wait(streams)
 
 
 async def test_who_may_not_speak_for_a_worker_is_refused_and_the_worker_stays() -> None:
