@@ -14,7 +14,7 @@ from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
-TAKEN, TURNED_AWAY = 2, 3
+LEAST_REQUEST, TAKEN, TURNED_AWAY = 1, 2, 3
 SETTINGS = {
     "as they come": Settings(),
     "limits": Settings(
