@@ -350,7 +350,9 @@ class SharedRouter(Router):
         """Ask a policy that is not compiled, and have Envoys decide by its answers; returns when to do so again, in
         seconds.
         """
-        if not len(self.tables) or not self.publishes:
+        if not self.publishes:
+            return _IDLE_S
+        if not len(self.tables):
             return PERIOD_S
         with self._alone():
             self.tables.read(self.fleet, now_s)
