@@ -29,6 +29,7 @@ from balancer.config.sections import (
     PolicySection,
     RequestsSection,
     TelemetrySection,
+    TracesSection,
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
@@ -40,6 +41,7 @@ from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.gateway.bootstrap_traces import TraceOptions
 from balancer.native import library as kernel
 from policies.base import Policy
 
@@ -54,6 +56,12 @@ def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
     if tls is None:
         return None
     return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
+
+
+def _traces(traces: TracesSection | None) -> TraceOptions | None:
+    if traces is None:
+        return None
+    return TraceOptions(traces.collector, traces.share, traces.service, traces.follow_clients)
 
 
 def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
@@ -246,6 +254,7 @@ class Config(StrictModel):
             max_connections=self.envoy.max_connections,
             max_heap_bytes=int(self.envoy.max_heap_bytes),
             access_log=self.envoy.access_log or "",
+            traces=_traces(self.envoy.traces),
             listener_tls=_listener_tls(self.envoy.tls),
             balancer_tls=_balancer_tls(self.envoy.balancer_tls),
             native=self._native(),

@@ -274,6 +274,20 @@ class BalancerTlsSection(StrictModel):
         return self
 
 
+class TracesSection(StrictModel):
+    """Traces of requests, which Envoy sends to a collector over OTLP, and the worker's Triton goes on with."""
+
+    collector: Address
+    """Where OTLP over gRPC is taken, in plain text: a collector on the same machine, by custom at port 4317."""
+    share: Fraction = 0.01
+    """The share of requests that are traced, of those without a trace of their own: 0 is none, 1 all."""
+    service: Annotated[str, Field(min_length=1, max_length=256)] = "gateway"
+    """Envoy's `service.name`."""
+    follow_clients: bool = True
+    """Whether a client's `traceparent` is gone on with, and says whether the request is traced; false: it is removed,
+    so that nobody outside has requests traced."""
+
+
 class EnvoySection(StrictModel):
     """What `balancer envoy` and `balancer up` write into Envoy's bootstrap."""
 
@@ -301,6 +315,8 @@ class EnvoySection(StrictModel):
     access_log: str | None = None
     """File, or `/dev/stdout`, for one JSON object a request; null: none. To rotate a file, move it and POST
     `/reopen_logs` to Envoy's admin interface."""
+    traces: TracesSection | None = None
+    """Traces of requests; null: none."""
     frontend: Literal["pick", "native"] | None = None
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot

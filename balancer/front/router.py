@@ -37,6 +37,8 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
+_IDLE_S = 0.1
+"""Until it is looked again whether there is a policy to publish."""
 _DIRECTORIES_KEPT = 1000
 """Of which it is known who decided; each lasts as long as nothing changes."""
 

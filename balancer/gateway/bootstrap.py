@@ -23,6 +23,7 @@ from balancer.files.schema import UNIX, split_address
 from balancer.gateway import names
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
 from balancer.gateway.bootstrap_tls import ListenerTls, Node, Secrets, balancer_socket, listener_socket
+from balancer.gateway.bootstrap_traces import TraceOptions, add_traces
 
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
@@ -66,6 +67,8 @@ class BootstrapOptions:
     """Memory at which Envoy is full; it sheds from 80% of it on."""
     access_log: str = ""
     """File (or /dev/stdout) for one JSON object per request; empty: none."""
+    traces: TraceOptions | None = None
+    """Requests that are traced; None: none."""
     listener_tls: ListenerTls | None = None
     balancer_tls: BalancerTls | None = None
     native: NativeOptions | None = None
@@ -129,6 +132,8 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     _set_address(bootstrap["admin"], options.admin_address, options.admin_port)
     _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
+    if options.traces is not None:
+        add_traces(bootstrap, options.traces)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
     limits = {

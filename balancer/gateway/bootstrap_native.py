@@ -43,7 +43,7 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     manager = _manager(listener)
     router = manager["http_filters"][-1]
     logs = [log for log in manager["access_log"] if log["name"] == names.FILE_LOG]
-    manager["http_filters"] = [_module_filter(native, told=bool(logs)), router]
+    manager["http_filters"] = [_module_filter(native, told=bool(logs) or "tracing" in manager), router]
     _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
     (host,) = manager["route_config"]["virtual_hosts"]
@@ -118,7 +118,7 @@ _ASKED_ROUTE: Node = {
 
 
 def _module_filter(native: NativeOptions, told: bool) -> Node:
-    """`told`: what was decided is left in metadata, for Envoy's log; each request would pay for it."""
+    """`told`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
     value = f"{native.kernel}\n{native.folder}\n{names.TOLD if told else ''}"
     text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
     return {

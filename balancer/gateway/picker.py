@@ -31,13 +31,16 @@ class Pick:
 class Picker:
     """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0") -> None:
-        """`process` and `run` as in `responses.decision`."""
+    def __init__(
+        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", traced: bool = False
+    ) -> None:
+        """`process` and `run` as in `responses.decision`; `traced`: whether Envoy is told which policy decided."""
         self.router = router
         self.addresses = Addresses()
         self._clock = clock
         self._process = process
         self._run = run
+        self._traced = traced
         self._refused = responses.decision(process, run, None)
 
     def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
@@ -57,7 +60,8 @@ class Picker:
             return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
         addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
         answer = responses.destination(addresses, call.request.sequence, header)
-        return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
+        policy = decision.policy if self._traced else ""
+        return Pick(answer + responses.decision(self._process, self._run, decision.number, policy), decision)
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         """Refuse a request that is out of bounds."""

@@ -62,6 +62,8 @@ class Stack:
     """Of every worker. Each takes a second of the start on a small machine."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
+    triton_arguments: tuple[str, ...] = ()
+    """Further ones, for every server."""
     agent_arguments: tuple[str, ...] = ()
     """Further ones, for every agent."""
     policy: Mapping[str, Any] = field(default_factory=lambda: {"name": "round_robin"})
@@ -196,6 +198,7 @@ class Stack:
             metrics_port=old.metrics_port,
             log_path=old.log_path,
             environment=old.environment,
+            extra_args=old.extra_args,
         )
         await self.tritons[number].start()
 
@@ -212,6 +215,7 @@ class Stack:
                 metrics_port=metrics_port,
                 log_path=self.directory / f"{name}.log",
                 environment={"EMULATED_GPU": gpu},
+                extra_args=self.triton_arguments,
             )
         )
         self.specs.append(

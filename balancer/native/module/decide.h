@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { MOST_MESSAGE = 2048 };
+enum { MOST_MESSAGE = 2048, MOST_POLICY = 65 };
 
 /* What is asked for, within the bounds of balancer/core/bounds.py. */
 struct ask {
@@ -41,6 +41,7 @@ struct decision {
   char words[MOST_MESSAGE];
   size_t length;
   uint32_t http_status, grpc_status;
+  char policy[MOST_POLICY]; /* where taken, and decisions are told: who decided */
 };
 
 /* From `from_ns` on; not a number: there is no such moment. */

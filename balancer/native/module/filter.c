@@ -1,14 +1,15 @@
 #define _GNU_SOURCE
 #include "filter.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata for Envoy's log. In one space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION), TRITON_ID = TEXT(NAME_TRITON_ID);
+/* Metadata for Envoy's log and traces. In one space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
@@ -125,6 +126,23 @@ static int ask_balancer(void *filter) {
   return HEADERS_CONTINUE;
 }
 
+/* For Envoy's log and traces. `all`: the workers named. */
+static void tell_envoy(void *filter, const struct request *request, struct text all) {
+  const struct decision *decision = &request->decision;
+  struct header told[5] = {{DESTINATION, all}};
+  char number[24], pick_us[24];
+  size_t count = 1;
+  if (request->ask.id.length) told[count++] = (struct header){TEXT(NAME_TRITON_ID), request->ask.id};
+  if (decision->answer == TAKEN) {
+    int length = snprintf(number, sizeof number, "%" PRIu64, decision->number);
+    told[count++] = (struct header){TEXT(NAME_NUMBER), {number, (size_t)length}};
+    length = snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s);
+    told[count++] = (struct header){TEXT(NAME_PICK_US), {pick_us, (size_t)length}};
+    told[count++] = (struct header){TEXT(NAME_POLICY), {decision->policy, strlen(decision->policy)}};
+  }
+  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+}
+
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
 static void name_workers(void *filter, const struct request *request) {
   const struct decision *decision = &request->decision;
@@ -138,9 +156,7 @@ static void name_workers(void *filter, const struct request *request) {
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
-  if (!request->source->told) return;
-  struct header told[] = {{DESTINATION, all}, {TRITON_ID, request->ask.id}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
+  if (request->source->told) tell_envoy(filter, request, all);
 }
 
 /* True: the request goes on. */
