@@ -321,6 +321,7 @@ def test_envoy_gets_its_section() -> None:
           request_timeout_s: 20
           max_connections: 50
           max_heap_bytes: 1GiB
+          traces: {collector: "collector.svc:4317", share: 0.25, service: edge, follow_clients: false}
           tls: {cert_file: c, key_file: d, client_ca_file: e}
           balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
         """,
@@ -342,6 +343,7 @@ def test_envoy_gets_its_section() -> None:
         "request_timeout_s": 20,
         "max_connections": 50,
         "max_heap_bytes": 2**30,
+        "traces": {"collector": "collector.svc:4317", "share": 0.25, "service": "edge", "follow_clients": False},
         "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
         "balancer_tls": {
             "ca": Path("f"),
