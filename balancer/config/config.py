@@ -212,6 +212,7 @@ class Config(StrictModel):
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,
             max_fallbacks=self.requests.max_fallbacks,
+            slow_start_s=self.discovery.slow_start_s,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
 

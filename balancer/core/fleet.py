@@ -229,7 +229,7 @@ class Fleet:
         self._take_queue(row, worker, event, begins, now_s)
         if not eligibility.is_fresh(self, 0, row, now_s):
             self._fresh_until_s = -math.inf
-        self.reported_s[row] = now_s
+        eligibility.heard(self, row, now_s)
         return True
 
     def _take_device(self, row: int, device: str) -> None:

@@ -99,8 +99,16 @@ class Settings:
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = 2
     """Workers named after the pick, for Envoy to try where nothing was executed."""
+    slow_start_s: float = 0.0
+    """How long a worker that joins others gets part of its requests only, while its service times are not known; 0: it
+    gets all at once."""
     outcome_timeout_s: float = 300.0
     """A request whose outcome was not heard for so long no longer counts as in flight."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether not every eligible worker may be picked for every request."""
+        return self.limits.any or self.slow_start_s > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core.estimators.queue import others_left, pending_now
+from balancer.core.kernel.eligibility import leave_out_newcomers
 from balancer.core.kernel.of_worker import completion_s, pending
 from balancer.core.kernel.state import (
     MAX_FALLBACKS,
@@ -33,10 +34,11 @@ def pending_limit(x: Books, e: int, priority: float) -> float:
 
 
 def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """Leave those in `Desk.mask` that the limits permit, and return how many they are.
+    """Leave those in `Desk.mask` that the limits and a slow start permit, and return how many they are.
 
     None is left where every one is full, or where the best would be late and that sheds.
     """
+    leave_out_newcomers(x, e, first, ask, now_s)
     mask = x.desk.mask[e]
     limit = pending_limit(x, e, ask.priority)
     if limit < np.inf:

@@ -97,6 +97,7 @@ SETTINGS = st.builds(
     stale_after_s=st.sampled_from([1.0, 1.0, 5.0]),
     sticky_keys=st.sampled_from([True, True, False]),
     max_fallbacks=st.sampled_from([0, 2, 2, 9]),
+    slow_start_s=st.sampled_from([0.0, 0.0, 1.0, 60.0]),
     outcome_timeout_s=st.sampled_from([300.0, 2.0]),
 )
 
