@@ -226,8 +226,8 @@ class TelemetrySection(StrictModel):
 
 
 class AdminSection(StrictModel):
-    """What the admin pages at `listen.admin` allow. They are only read, but for `balancer drain`; each connection carries
-    one request."""
+    """What the admin pages at `listen.admin` allow. They are only read, but for `balancer drain`; each connection
+    carries one request."""
 
     max_connections: int = Field(default=64, ge=1, le=4096)
     """Connections at once; for one more, the one that has kept its place longest is cut off."""

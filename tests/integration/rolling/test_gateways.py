@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 import pytest
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
 
+from balancer.files.schema import split_address
 from tools.stack.envoyproxy import EnvoyProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -50,7 +53,7 @@ async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateway
 
 
 async def drained(envoy: EnvoyProcess) -> None:
-    """Have Envoy send its clients away, and wait until the last has left."""
+    """Have Envoy send its clients away, and wait until none can come any more and the last has left."""
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{envoy.admin_url}/drain_listeners?graceful&skip_exit") as response:
             assert response.status == 200, await response.text()
@@ -60,6 +63,15 @@ async def drained(envoy: EnvoyProcess) -> None:
             async with session.get(page) as response:
                 return (await response.text()).strip().endswith(": 0")
 
+        async def closed() -> bool:
+            try:
+                _, writer = await asyncio.open_connection(*split_address(envoy.endpoint))
+            except ConnectionRefusedError:
+                return True
+            writer.close()
+            return False
+
+        await eventually(closed, "it takes no connections any more")
         await eventually(left, "the last client has left")
 
 
