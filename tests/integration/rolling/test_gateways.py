@@ -55,7 +55,7 @@ async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateway
 async def drained(envoy: EnvoyProcess) -> None:
     """Have Envoy send its clients away, and wait until none can come any more and the last has left."""
     async with aiohttp.ClientSession() as session:
-        async with session.post(f"{envoy.admin_url}/drain_listeners?graceful&skip_exit") as response:
+        async with session.post(f"{envoy.admin_url}/drain_listeners?graceful") as response:
             assert response.status == 200, await response.text()
 
         async def left() -> bool:
