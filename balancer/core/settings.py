@@ -42,6 +42,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ZoneSettings:
+    """Which workers are near, and for how long a request waits for one of them."""
+
+    own: str = ""
+    """Of the balancer; empty: zones do not matter."""
+    bound_s: float = 0.02
+    """A near worker is preferred while it is expected to be done so much later than the best at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """The token bucket that every worker has."""
 
@@ -90,6 +100,7 @@ class Settings:
 
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     limits: Limits = Limits()
+    zones: ZoneSettings = ZoneSettings()
     estimators: EstimatorSettings = EstimatorSettings()
     reports_required: bool = True
     """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""
@@ -108,7 +119,7 @@ class Settings:
     @property
     def narrows(self) -> bool:
         """Whether not every eligible worker may be picked for every request."""
-        return self.limits.any or self.slow_start_s > 0
+        return self.limits.any or self.slow_start_s > 0 or bool(self.zones.own)
 
 
 @dataclass(frozen=True, slots=True)
