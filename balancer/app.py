@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
+from balancer.config.listen import is_local
 from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
@@ -31,6 +32,7 @@ from balancer.operate import logs
 from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
+from balancer.operate.drains import Drains
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
@@ -39,7 +41,7 @@ from balancer.operate.news import News
 from balancer.operate.recent import Summary
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
-from balancer.operate.worker_source import follows_source, no_list_yet, source_of
+from balancer.operate.worker_source import endpoint_states, follows_source, no_list_yet, source_of
 from balancer.security import identity
 from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
@@ -89,6 +91,8 @@ class App:
         self._picker = Picker(self.router, self._clock, number, self._run, config.envoy.traces is not None)
         self.metrics = Metrics(self.router, self._clock, number)
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
+        self._drains = Drains(self.router, self._clock, self._discovered)
+        self.metrics.registry.register(self._drains)
         self._news = News(self.metrics)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._native: NativeFront | None = None
@@ -117,6 +121,8 @@ class App:
             config=self.state.as_json,
             section=config.admin,
             client_san=self._listeners.role("admin"),
+            drains=self._drains,
+            local=is_local(config.admin_address(process)),
         )
         self._apply(config)
 
@@ -212,8 +218,10 @@ class App:
         return self._recorder.recent.summary(self._clock())
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, Report) and event.worker not in self.router.fleet.index:
-            self._warn_of_stranger(event.worker)
+        if isinstance(event, Report):
+            if event.worker not in self.router.fleet.index:
+                self._warn_of_stranger(event.worker)
+            self._drains.observe(event)
         self.router.observe(event, self._clock())
 
     def _warn_of_stranger(self, worker: str) -> None:
@@ -318,8 +326,9 @@ class App:
         self._list_refused = True
         logger.error("discovery.file: the list of workers is refused, %s: %s", now, error)
 
-    def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
-        """A new list of workers: router, addresses and Envoy learn of it in one step."""
+    def _discovered(self, listed: Sequence[WorkerSpec]) -> None:
+        """A new list of workers, or other ones drained: router, addresses and Envoy learn of it in one step."""
+        workers = self._drains.over(tuple(listed))
         if workers == self._workers:
             return
         old = self._workers or ()
@@ -338,13 +347,7 @@ class App:
         """Endpoints with what Envoy's own fallback should avoid, sent where they changed."""
         if self._workers is None:
             return
-        fleet = self.router.fleet
-        ready = dict(zip(fleet.names, fleet.servable("", "").tolist(), strict=True))
-        # Silence is a reason for Envoy to avoid a worker once its agent has had time to report, and while there are
-        # better ones: where no agent is heard at all, any listed worker is better than none.
-        silent = {worker.name for worker in fleet.workers if worker.number < 0}
-        spared = set() if self._settled and any(ready.values()) else silent
-        states = tuple(_state(each, ready[each.name] or each.name in spared) for each in self._workers)
+        states = endpoint_states(self._workers, self.router.fleet, settled=self._settled)
         if states == self._endpoint_states:
             return
         self._endpoint_states = states
@@ -386,9 +389,3 @@ class App:
         for service in ("", "readiness", PICKS_SERVICE):
             await self._health.set(service, status)
         logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
-
-
-def _state(worker: WorkerSpec, usable: bool) -> State:
-    if worker.draining:
-        return "draining"
-    return "healthy" if usable else "unhealthy"

@@ -13,6 +13,8 @@ _COMMANDS = {
     "up": ("tools.stack.command", "Start the whole stack on this machine."),
     "serve": ("balancer.commands.serve", "Run the balancer alone."),
     "agent": ("balancer.commands.agent", "Run beside a Triton, and report on it."),
+    "drain": ("balancer.commands.drain", "Give a worker nothing new, by hand."),
+    "undrain": ("balancer.commands.drain", "Take that back."),
     "check": ("balancer.commands.check", "Validate a config file, print the effective one."),
     "policies": ("balancer.commands.policies", "List the policies and their options."),
     "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),

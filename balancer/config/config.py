@@ -30,9 +30,10 @@ from balancer.config.sections import (
     RequestsSection,
     TelemetrySection,
     TracesSection,
+    ZonesSection,
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
-from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings, ZoneSettings
 from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
@@ -96,6 +97,8 @@ class Config(StrictModel):
     """The model table, by model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()
     """When requests are turned away."""
+    zones: ZonesSection = ZonesSection()
+    """Which workers are near, and how far they are preferred."""
     estimators: EstimatorsSection = EstimatorsSection()
     """Time constants and priors."""
     requests: RequestsSection = RequestsSection()
@@ -215,11 +218,13 @@ class Config(StrictModel):
                 for name, row in self.models.items()
             },
             limits=Limits(**limits),
+            zones=ZoneSettings(self.zones.own or "", self.zones.bound_s),
             estimators=self.estimators.settings(),
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,
             max_fallbacks=self.requests.max_fallbacks,
+            slow_start_s=self.discovery.slow_start_s,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
 

@@ -16,6 +16,7 @@ from pydantic import (
     ByteSize,
     Field,
     PrivateAttr,
+    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,7 +26,8 @@ from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
 from balancer.core import bounds
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
+from balancer.discovery.workers import ZONE
 from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions, check_balancers
@@ -36,6 +38,7 @@ _SETTINGS = Settings()
 _LIMITS = Limits()
 _ESTIMATORS = EstimatorSettings()
 _TOKENS = TokenSettings()
+_ZONES = ZoneSettings()
 _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
@@ -122,6 +125,16 @@ class LimitsSection(StrictModel):
     """The lower limit that holds for sheddable requests; null: none."""
     shed_late: bool = _LIMITS.shed_late
     """Whether to shed a request whose deadline no worker is expected to meet."""
+
+
+class ZonesSection(StrictModel):
+    """Workers of the balancer's own zone first. A request goes to another one where that is done sooner by more than a
+    bound, or where no near worker may serve it. Keys and sequences belong to one worker, wherever that stands."""
+
+    own: Annotated[str, StringConstraints(pattern=ZONE, min_length=1)] | None = None
+    """The balancer's zone, in the words of `discovery.workers[].zone`; null: zones do not matter."""
+    bound_s: float = Field(default=_ZONES.bound_s, ge=0, le=3600)
+    """Seconds: a near worker is preferred while it is expected to be done so much later than the best at most."""
 
 
 class TokensSection(StrictModel):
@@ -226,7 +239,8 @@ class TelemetrySection(StrictModel):
 
 
 class AdminSection(StrictModel):
-    """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
+    """What the admin pages at `listen.admin` allow. They are only read, but for `balancer drain`; each connection
+    carries one request."""
 
     max_connections: int = Field(default=64, ge=1, le=4096)
     """Connections at once; for one more, the one that has kept its place longest is cut off."""

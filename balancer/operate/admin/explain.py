@@ -102,13 +102,22 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
                 "probability": float(probabilities[row]),
                 **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
                 "eligible": bool(view.eligible[row]),
-                "why_not": reasons[name],
+                "why_not": reasons[name] or _why_spared(router.fleet, row, eligible=bool(view.eligible[row])),
                 **({"moved_by": moved[row]} if row in moved else {}),
                 "sees": {column: values[row] for column, values in columns.items()},
             }
             for row, name in enumerate(router.fleet.names)
         ],
     }
+
+
+def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
+    """Why a worker that may serve is left out of this request; empty: it is not."""
+    if eligible:
+        return []
+    if fleet.far[row]:
+        return [f"in zone {fleet.workers[row].zone}, and a near worker is expected to be done soon enough"]
+    return ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"]
 
 
 def _nobody_has(fleet: Fleet, request: Request) -> bool:

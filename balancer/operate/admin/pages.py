@@ -17,9 +17,11 @@ from balancer.config.sections import AdminSection
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.router import Router
 from balancer.core.shown import snapshot
+from balancer.operate.admin.changes import CHANGE, METHODS, READ, change, refusal
 from balancer.operate.admin.explain import explain, read_question, steering
 from balancer.operate.admin.server import AdminServer
 from balancer.operate.admin.token import Token
+from balancer.operate.drains import Drains
 from balancer.operate.loop_lag import LoopLag
 from balancer.operate.metrics import Metrics
 from balancer.operate.mistakes import Mistakes
@@ -32,13 +34,14 @@ _PAGES = {
     "/workers": "the fleet as the policy sees it",
     "/explain?model=NAME": "what the policy would do now, and why each worker left out is so "
     "(also: version, rows, key, priority, deadline_ms)",
+    "/drain?worker=NAME": "whether a worker is drained by hand, and what is left there; POST to it, or to /undrain, "
+    "changes that (`balancer drain`)",
     "/guard": "guard, shadow and rollout: who decides, and why",
     "/recent": "rate, p50, p99 and errors of the last seconds",
     "/config": "the config in force, its hash, and the last refusal",
 }
 _OPEN = ("/live", "/ready")
 """Without the token: a kubelet's probes carry none, and these say nothing of models and workers but why not ready."""
-_METHODS = ("GET", "HEAD")
 
 
 class Admin:
@@ -54,11 +57,14 @@ class Admin:
         config: Callable[[], Mapping[str, Any]],
         section: AdminSection | None = None,
         client_san: str | None = None,
+        drains: Drains | None = None,
+        local: bool = True,
     ) -> None:
         """`readiness` returns why picks cannot be made, empty if they can; `config` what /config shows.
 
         `section`: the limits and the token; None: defaults. `client_san`: a name (DNS or URI) that the certificate of
-        whoever asks must have; None: none must.
+        whoever asks must have; None: none must. `drains`: who is drained by hand; None: nobody can be. `local`: whether
+        only this machine reaches the pages.
         """
         self._router = router
         self._metrics_of_process = metrics
@@ -77,6 +83,10 @@ class Admin:
             "/": self._index,
             **{f"/{page.__name__.strip('_')}": page for page in named},
         }
+        self._drains = drains
+        self._local = local
+        if drains is not None:
+            self._pages |= dict.fromkeys(METHODS, self._drain)
         self._lag = LoopLag(metrics.loop_lag.observe)
         self._mistakes = Mistakes(metrics.handler_errors, clock)
 
@@ -119,9 +129,11 @@ class Admin:
         """Why the request gets no page."""
         if self._client_san is not None and self._client_san not in _names(request):
             return _json({"error": f"your certificate must have the name {self._client_san}"}, status=403)
-        if request.method not in _METHODS:
-            error = f"{shown(request.method)} is refused; these pages are only read: GET or HEAD"
-            return _json({"error": error}, 405, {"Allow": ", ".join(_METHODS)})
+        allowed = METHODS.get(request.path, READ)
+        if request.method not in allowed:
+            only = "these pages are only read" if allowed == READ else "here it is"
+            error = f"{shown(request.method)} is refused; {only}: {' or '.join(allowed)}"
+            return _json({"error": error}, 405, {"Allow": ", ".join(allowed)})
         if request.body_exists:
             return _json({"error": "the request has a body; send none"}, status=413)
         token = None if request.path in _OPEN else self._token
@@ -161,7 +173,10 @@ class Admin:
         return web.Response(body=text.plain, headers=headers)
 
     async def _workers(self, _: web.BaseRequest) -> web.Response:
-        return _json({"policy": self._router.policy.name, "workers": snapshot(self._router, self._clock())})
+        workers = snapshot(self._router, self._clock())
+        drains = self._drains or ()
+        page = [each | {"drained_by_hand": each["worker"] in drains} for each in workers]
+        return _json({"policy": self._router.policy.name, "workers": page})
 
     async def _guard(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._router.policy.name, **steering(self._router, self._clock())})
@@ -175,6 +190,19 @@ class Admin:
         made = (sample for family in self._metrics_of_process.decisions.collect() for sample in family.samples)
         decisions = {sample.labels["policy"]: sample.value for sample in made}
         return _json({**page, "decisions": decisions, "config_refused": error and error["problems"]})
+
+    async def _drain(self, request: web.BaseRequest) -> web.Response:
+        assert self._drains is not None  # else it is no page
+        known = self._client_san is not None or self._token is not None
+        if request.method == CHANGE and (why := refusal(request, known=known, local=self._local)):
+            return _json({"error": why}, status=403)
+        by = ", ".join(sorted(_names(request))) or request.remote or "unknown"
+        try:
+            status, answer = change(self._drains, request, by)
+        except OutOfBoundsError as error:
+            self._metrics_of_process.refused_inputs.labels("drain", error.field).inc()
+            return _json({"error": str(error)}, status=400)
+        return _json(answer, status)
 
     async def _explain(self, request: web.BaseRequest) -> web.Response:
         try:

@@ -33,11 +33,11 @@ def test_help_lists_every_command_and_imports_none() -> None:
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    for name in ("up", "serve", "agent", "check", "policies", "envoy", "load"):
+    for name in ("up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"):
         assert f"  {name} " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["up", "serve", "agent", "check", "policies", "envoy", "load"])
+@pytest.mark.parametrize("name", ["up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"])
 def test_every_command_has_help_with_examples(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0, result.output
