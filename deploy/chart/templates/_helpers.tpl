@@ -3,7 +3,7 @@
 {{- .Values.fullnameOverride -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 35 | trimSuffix "-" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 29 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 
@@ -66,8 +66,9 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "balancer.pullSecrets" -}}
-{{- with .Values.images.pullSecrets }}
-imagePullSecrets: {{ range . }}
+{{- with .Values.images.pullSecrets -}}
+imagePullSecrets:
+{{- range . }}
 - name: {{ . }}
 {{- end }}
 {{- end }}
