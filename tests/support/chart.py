@@ -18,7 +18,7 @@ CHART = ROOT / "deploy" / "chart"
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
 OPERATORS = ("cert-manager.io/v1", "monitoring.coreos.com/v1", "keda.sh/v1alpha1")
 """API versions of a cluster that has all that the chart knows."""
-RELEASE, NAMESPACE = "fleet", "inference"
+RELEASE, NAMESPACE = "fleet", "serving"
 _HELM = Path(sys.executable).with_name("helm")
 
 Object = dict[str, Any]
@@ -64,6 +64,15 @@ def objects(text: str) -> list[Object]:
 def rendered(*files: Path, values: Mapping[str, Any] | None = None, apis: Iterable[str] = OPERATORS) -> list[Object]:
     """All objects; AssertionError where helm refuses."""
     done = template(*files, values=values, apis=apis)
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+def role(namespace: str) -> list[Object]:
+    """The balancer's service account, its role and the binding of both, for Tritons in the account's namespace."""
+    only = ("--show-only", "templates/rbac.yaml", "--values", str(EXAMPLES["others"]))
+    where = ("--namespace", namespace, "--set", "discovery.namespace=")
+    done = helm("template", RELEASE, str(CHART), *only, *where)
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
 
