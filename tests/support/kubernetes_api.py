@@ -102,7 +102,8 @@ class KubernetesApi:
         headers = {"Authorization": f"Bearer {token or self._token}", "Content-Type": kind}
         assert self._session is not None, "outside of `session`"
         async with self._session.request(method, self.url + path, json=body, headers=headers) as answer:
-            return answer.status, await answer.json(content_type=None)
+            # A path that the server does not know is answered in plain text.
+            return answer.status, await (answer.json() if "json" in answer.content_type else answer.text())
 
     async def do(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """The answer of a call that must succeed."""
@@ -125,8 +126,11 @@ class KubernetesApi:
             groups = (await self.do("GET", "/apis"))["groups"]
             if not {*kinds} <= {version["groupVersion"] for group in groups for version in group["versions"]}:
                 return False
-            lists = {version: (await self.do("GET", f"/apis/{version}"))["resources"] for version in kinds}
-            return all({*kinds[version]} <= {each["kind"] for each in found} for version, found in lists.items())
+            lists = {version: await self.ask("GET", f"/apis/{version}") for version in kinds}
+            return all(
+                status == 200 and {*kinds[version]} <= {each["kind"] for each in found["resources"]}
+                for version, (status, found) in lists.items()
+            )
 
         await eventually(served, "the API serves the kinds")
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.chart import CHART, EXAMPLES, OPERATORS, RELEASE, Object, helm, objects, of_kind, rendered
+from support.chart import CHART, EXAMPLES, OPERATORS, RELEASE, Object, helm, named, objects, of_kind, rendered
 from support.kubernetes_api import KubernetesApi, Namespace
+from support.pods import until_stopped
+from support.waiting import eventually
+
+from balancer.discovery.pods.api import Access
+from balancer.discovery.pods.source import PodSource
+from balancer.discovery.pods.watch import PodsWanted
+from balancer.discovery.workers import WorkerSpec
 
 pytestmark = pytest.mark.integration
 
@@ -89,6 +98,36 @@ async def test_a_field_that_the_server_does_not_know_would_be_noticed(kubernetes
     gateway["spec"]["template"]["spec"]["terminationGraceSeconds"] = 3
     with pytest.raises(AssertionError, match="terminationGraceSeconds"):
         await take(kubernetes, namespace.name, [gateway])
+
+
+async def test_discovery_reads_of_a_pod_what_the_chart_says_of_it(kubernetes: KubernetesApi, tmp_path: Path) -> None:
+    """As the chart's service account, by the chart's selector, of a pod as its StatefulSet makes it."""
+    namespace = await kubernetes.namespace("chart-pod")
+    found = Helm(namespace).rendered("fleet")
+    await namespace.create_all(each for each in found if each["kind"] in {"ServiceAccount", "Role", "RoleBinding"})
+    pool = named(found, "StatefulSet", "fleet-balancer-triton-l4")
+    template = pool["spec"]["template"]
+    metadata = {**template["metadata"], "name": "fleet-balancer-triton-l4-0"}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | {"nodeName": "node-0"}}
+    await namespace.create_all([made])
+    await namespace.status(metadata["name"], address="10.0.0.7")
+    config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
+    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("fleet-balancer"))
+    wanted = config["discovery"]["kubernetes"]
+    source = PodSource(PodsWanted(Access(wanted["label_selector"], wanted["namespace"], kubeconfig=file)))
+    stop = asyncio.Event()
+    seen: list[WorkerSpec] = []
+
+    async def follow() -> None:
+        async for workers in source.updates(stop):
+            seen[:] = workers
+
+    async with until_stopped(follow(), stop):
+        await eventually(lambda: seen, "the pod is listed")
+    (worker,) = seen
+    assert (worker.name, worker.grpc_endpoint) == ("fleet-balancer-triton-l4-0", "10.0.0.7:8001")
+    assert (worker.weight, worker.device, worker.memory_bytes) == (0.4, "L4", 24 * 2**30)
+    assert source.counts.complaints == {}
 
 
 async def get(namespace: Namespace, version: str, kind: str, name: str) -> Object:
