@@ -111,7 +111,7 @@ def test_the_balancer_takes_the_config(name: str) -> None:
 
 def restart_stamp(values: dict[str, Any]) -> str:
     (gateway,) = of_kind(rendered(TRY, values=values), "Deployment")
-    return str(gateway["spec"]["template"]["metadata"]["annotations"]["balancer/restart-fields"])
+    return str(gateway["spec"]["template"]["metadata"]["annotations"]["balancer-chart/restart-fields"])
 
 
 def test_pods_are_replaced_for_what_a_running_balancer_does_not_take_over_and_for_nothing_else() -> None:
