@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 GATEWAY, POOL, BALANCERS = "fleet-balancer", "fleet-balancer-triton-cpu", "fleet-balancer-balancers"
 TOKEN = "a token of the admin pages"
-IMAGE = {"inputs": [{"name": "IMAGE", "shape": [1, 64], "datatype": "FP32", "data": [0.0] * 64}]}
+PAGE = (chart.ROOT / "docs" / "operate" / "kubernetes.md").read_text()
+(IMAGE,) = (json.loads(body) for body in re.findall(r"curl \S+/infer --data '(.*)'", PAGE))
+"""The request that the page shows: a zero."""
 
 
 @dataclass
@@ -72,11 +75,12 @@ class Fleet:
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.ports['gateway.ports.clients']}"
 
-    async def infer(self, body: Any = IMAGE) -> aiohttp.ClientResponse:
+    async def infer(self) -> aiohttp.ClientResponse:
         async with aiohttp.ClientSession() as session:
             url = f"{self.url}/v2/models/digits/infer"
-            async with session.post(url, json=body, ssl=self.trusted, server_hostname="balancer.internal") as response:
-                await response.read()
+            async with session.post(url, json=IMAGE, ssl=self.trusted, server_hostname="balancer.internal") as response:
+                outputs = {each["name"]: each["data"] for each in (await response.json())["outputs"]}
+                assert outputs["LABEL"] == [0]
                 return response
 
 
