@@ -31,13 +31,16 @@ class Pick:
 class Picker:
     """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0") -> None:
-        """`process` and `run` as in `responses.decision`."""
+    def __init__(
+        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", audited: bool = False
+    ) -> None:
+        """`process` and `run` as in `responses.decision`; `audited`: Envoy's audit log tells of each pick."""
         self.router = router
         self.addresses = Addresses()
         self._clock = clock
         self._process = process
         self._run = run
+        self._audited = audited
         self._refused = responses.decision(process, run, None)
 
     def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
@@ -54,10 +57,12 @@ class Picker:
         try:
             decision = self._route(call, allowed)
         except RoutingError as error:
-            return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
+            refused = responses.refusal(error, call.grpc) + self._refused
+            return Pick(refused + self._audit(call), error=error)
         addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
         answer = responses.destination(addresses, call.request.sequence, header)
-        return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
+        answer += responses.decision(self._process, self._run, decision.number)
+        return Pick(answer + self._audit(call, decision.policy), decision)
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         """Refuse a request that is out of bounds."""
@@ -66,6 +71,9 @@ class Picker:
     def failed(self, grpc: bool) -> Pick:
         """Refuse a request that a mistake of ours kept from being decided."""
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _MISTAKE, grpc) + self._refused)
+
+    def _audit(self, call: Call, policy: str = "") -> bytes:
+        return responses.audit(call.request.model, policy) if self._audited else b""
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
         now_s = self._clock()

@@ -17,11 +17,14 @@ from google.protobuf import struct_pb2
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.gateway.names import (
+    AUDIT_NAMESPACE,
     DECISION_NAMESPACE,
     DESTINATION,
     DESTINATION_NAMESPACE,
     MAX_RETRIES,
+    MODEL_KEY,
     NUMBER_KEY,
+    POLICY_KEY,
     PROCESS_KEY,
     RUN_SEPARATOR,
 )
@@ -89,6 +92,15 @@ def _decision(process: str, number: str) -> bytes:
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields[PROCESS_KEY].string_value = process
     fields[NUMBER_KEY].string_value = number
+    return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+@lru_cache(maxsize=4096)  # of at most half a kilobyte each
+def audit(model: str, policy: str) -> bytes:
+    """The part that Envoy's audit log tells; an empty text is left out."""
+    readable = model.encode(errors="replace").decode()
+    metadata = struct_pb2.Struct()
+    metadata.update({AUDIT_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

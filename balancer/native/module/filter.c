@@ -125,6 +125,23 @@ static int ask_balancer(void *filter) {
   return HEADERS_CONTINUE;
 }
 
+/* For Envoy's logs. */
+static void tell(void *filter, const struct request *request) {
+  if (!request->source->told) return;
+  const struct decision *decision = &request->decision;
+  struct header all[] = {
+    {DESTINATION, {decision->words, decision->answer == TURNED_AWAY ? 0 : decision->length}},
+    {TRITON_ID, request->ask.id},
+    {TEXT(NAME_MODEL), request->ask.model},
+    {TEXT(NAME_POLICY), {decision->policy, strnlen(decision->policy, sizeof decision->policy)}},
+  };
+  struct header told[sizeof all / sizeof *all];
+  size_t count = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].value.length) told[count++] = all[i];
+  if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+}
+
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
 static void name_workers(void *filter, const struct request *request) {
   const struct decision *decision = &request->decision;
@@ -138,9 +155,6 @@ static void name_workers(void *filter, const struct request *request) {
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
-  if (!request->source->told) return;
-  struct header told[] = {{DESTINATION, all}, {TRITON_ID, request->ask.id}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
 }
 
 /* True: the request goes on. */
@@ -152,6 +166,7 @@ static bool settle(void *filter, struct request *request) {
     ask_balancer(filter);
     return true;
   }
+  tell(filter, request);
   struct text words = {decision->words, decision->length};
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
   request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
