@@ -78,6 +78,10 @@ _control = click.option(
 @click.option("--tls-name", metavar="NAME", help="Name in the balancers' certificates; with --tls-ca.")
 @click.option("--tls-cert", type=_FILE, help="Certificate to show, where the balancers ask for one.")
 @click.option("--tls-key", type=_FILE, help="Its private key.")
+@click.option("--triton-tls-ca", type=_FILE, help="What signed Triton's certificate; given, its gRPC is asked by TLS.")
+@click.option("--triton-tls-name", metavar="NAME", help="Name in Triton's certificate; with --triton-tls-ca.")
+@click.option("--triton-tls-cert", type=_FILE, help="Certificate to show, where Triton asks for one.")
+@click.option("--triton-tls-key", type=_FILE, help="Its private key.")
 @_control
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -97,6 +101,10 @@ def agent(
     tls_name: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    triton_tls_ca: Path | None,
+    triton_tls_name: str | None,
+    triton_tls_cert: Path | None,
+    triton_tls_key: Path | None,
     control: Path,
     log_level: str,
 ) -> None:
@@ -117,7 +125,8 @@ def agent(
         report_hz=report_hz,
         device=device,
         memory_bytes=memory_bytes,
-        tls=_tls(tls_ca, tls_name, tls_cert, tls_key),
+        tls=_tls("--tls", tls_ca, tls_name, tls_cert, tls_key),
+        triton_tls=_tls("--triton-tls", triton_tls_ca, triton_tls_name, triton_tls_cert, triton_tls_key),
         control=control if control.name else None,
     )
     configure(LogSection.model_validate({"level": log_level}))
@@ -146,14 +155,17 @@ def drain(control: Path, timeout_s: float) -> None:
     click.echo("drained: every connected balancer knows, and nothing is left at this worker's Triton")
 
 
-def _tls(ca: Path | None, name: str | None, certificate: Path | None, key: Path | None) -> BalancerTls | None:
+def _tls(
+    options: str, ca: Path | None, name: str | None, certificate: Path | None, key: Path | None
+) -> BalancerTls | None:
+    """`options`: how those of this server begin."""
     if (ca is None) != (name is None):
-        raise click.UsageError("--tls-ca and --tls-name go together; give both, or neither for plain text")
+        raise click.UsageError(f"{options}-ca and {options}-name go together; give both, or neither for plain text")
     if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together; give both or neither")
+        raise click.UsageError(f"{options}-cert and {options}-key go together; give both or neither")
     if ca is None or name is None:
         if certificate is not None:
-            raise click.UsageError("--tls-cert needs --tls-ca and --tls-name")
+            raise click.UsageError(f"{options}-cert needs {options}-ca and {options}-name")
         return None
     return BalancerTls(ca, name, certificate, key)
 

@@ -38,8 +38,8 @@ def _service(address: str) -> str:
 
 
 class ServerTrustSection(StrictModel):
-    """What Envoy trusts and shows towards servers of one kind, in PEM files. Envoy reads them, maybe on another machine:
-    give absolute paths."""
+    """What Envoy trusts and shows towards servers of one kind, in PEM files. Envoy reads them, maybe on another
+    machine: give absolute paths."""
 
     ca_file: str
     """Authority that the server's certificate must come from."""
@@ -65,8 +65,8 @@ class TritonTlsSection(ServerTrustSection):
     """TLS from Envoy to the workers. All of them have a certificate with the same name, beside names of their own."""
 
     rest: bool = True
-    """Whether REST goes by TLS too. Triton has TLS at its gRPC port only, so REST needs a proxy beside it that ends TLS; false:
-    REST goes in plain text."""
+    """Whether REST goes by TLS too. Triton has TLS at its gRPC port only, so REST needs a proxy beside it that ends
+    TLS; false: REST goes in plain text."""
 
     def triton_options(self) -> TritonTls:
         """For the bootstrap."""
@@ -74,16 +74,16 @@ class TritonTlsSection(ServerTrustSection):
 
 
 class JwtSection(StrictModel):
-    """Tokens (JWT) that clients must show, as `authorization: Bearer TOKEN`. Envoy verifies signature, issuer, audience and
-    times, and takes the token out of the request. Tokens without an expiry are refused."""
+    """Tokens (JWT) that clients must show, as `authorization: Bearer TOKEN`. Envoy verifies signature, issuer, audience
+    and times, and takes the token out of the request. Tokens without an expiry are refused."""
 
     issuer: Annotated[str, Field(min_length=1)]
     """The claim `iss`, exactly."""
     audiences: Annotated[tuple[str, ...], Field(min_length=1)]
     """One of these must be in the claim `aud`."""
     jwks_file: str | None = None
-    """The issuer's public keys (JWKS). Relative to the folder of the config file. `balancer envoy` reads it; where it wrote
-    into a folder (`--secrets`), run it again when the keys have changed, and Envoy takes them without a restart."""
+    """File of the issuer's public keys (JWKS), relative to the folder of the config file. `balancer envoy` reads it;
+    where that wrote into a folder (`--secrets`), run it again when the keys have changed: Envoy needs no restart."""
     jwks_url: str | None = None
     """Where the issuer publishes them, in place of `jwks_file`; Envoy asks there at its start and every 5 minutes."""
     jwks_ca_file: str = SYSTEM_AUTHORITIES
@@ -91,7 +91,8 @@ class JwtSection(StrictModel):
     principal_claim: Claim = "sub"
     """The claim that says who sends a request."""
     tenant_claim: Claim | None = None
-    """The claim that names the tenant; it replaces the header `requests.tenant_header`. null: the principal is the tenant."""
+    """The claim that names the tenant; it replaces the header `requests.tenant_header`. null: the principal is the
+    tenant."""
 
     @field_validator("jwks_file")
     @classmethod
@@ -137,8 +138,8 @@ class ApiKeysSection(StrictModel):
     """API keys that clients must show in a header; Envoy takes it out of the request. The client is the principal."""
 
     file: str
-    """YAML, `CLIENT: KEY` or `CLIENT: [KEY, KEY]`: 16 characters or more each. Relative to the folder of the config file.
-    `balancer envoy FILE --secrets FOLDER` reads it, and writes what Envoy reads; run it again when it has changed."""
+    """YAML, `CLIENT: KEY` or `CLIENT: [KEY, KEY]`, 16 characters or more each; relative to the folder of the config
+    file. `balancer envoy FILE --secrets FOLDER` reads it and writes what Envoy reads: run it again when keys change."""
     header: HeaderName = "x-api-key"
     """The header that has the key."""
 
@@ -153,11 +154,12 @@ class ApiKeysSection(StrictModel):
 
 
 class LocalRateLimitSection(StrictModel):
-    """Requests that each Envoy lets pass, by a token bucket for each of whom it counts; more get 429, RESOURCE_EXHAUSTED."""
+    """Requests that each Envoy lets pass, by a token bucket for each of whom it counts; more get 429,
+    RESOURCE_EXHAUSTED."""
 
     per: Per
-    """`principal`: who sends, and `tenant`: for whom, as Envoy verified it; `address`: the client's (of IPv6, the first 64
-    bits)."""
+    """`principal`: who sends, and `tenant`: for whom, as Envoy verified it; `address`: the client's (of IPv6, the
+    first 64 bits)."""
     requests: int = Field(ge=1, lt=2**31)
     """That may pass in `every_s`."""
     every_s: Annotated[float, Field(ge=0.05, le=86_400)] = 1.0
@@ -165,7 +167,7 @@ class LocalRateLimitSection(StrictModel):
     burst: int | None = Field(default=None, ge=1, lt=2**31)
     """Requests at once, at most; null: as many as `requests`."""
     max_counted: int = Field(default=10_000, ge=1, le=1_000_000)
-    """That are counted apart at a time. For one more, the one that was seen least recently begins with a full bucket."""
+    """That are counted apart at a time. For one more, the one seen least recently begins with a full bucket."""
 
     def options(self) -> LocalLimit:
         """For the bootstrap."""
@@ -173,7 +175,8 @@ class LocalRateLimitSection(StrictModel):
 
 
 class RateLimitSection(StrictModel):
-    """Requests that all Envoys together let pass, as a rate limit service (RLS v3) says; more get 429, RESOURCE_EXHAUSTED."""
+    """Requests that all Envoys together let pass, as a rate limit service (RLS v3) says; more get 429,
+    RESOURCE_EXHAUSTED."""
 
     service: Annotated[str, AfterValidator(_service)]
     """The service's gRPC address: `host:port`, or `unix:/path`."""

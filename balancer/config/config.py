@@ -46,11 +46,11 @@ from policies.base import Policy
 logger = logging.getLogger(__name__)
 
 
-OptionsT = TypeVar("OptionsT", covariant=True)
+OptionsT_co = TypeVar("OptionsT_co", covariant=True)
 
 
-class _Convertible(Protocol[OptionsT]):
-    def options(self) -> OptionsT: ...
+class _Convertible(Protocol[OptionsT_co]):
+    def options(self) -> OptionsT_co: ...
 
 
 def _path(name: str | None) -> Path | None:
@@ -63,7 +63,7 @@ def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
     return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
 
 
-def _options(section: _Convertible[OptionsT] | None) -> OptionsT | None:
+def _options(section: _Convertible[OptionsT_co] | None) -> OptionsT_co | None:
     return None if section is None else section.options()
 
 

@@ -326,8 +326,8 @@ class EnvoySection(StrictModel):
     api_keys: ApiKeysSection | None = None
     """API keys that clients must show; null: none."""
     open_health: bool = False
-    """Whether health calls (REST `/v2/health/live` and `ready`, gRPC `ServerLive`, `ServerReady` and `grpc.health.v1.Health`)
-    need no token and no key."""
+    """Whether health calls need no token and no key: REST `/v2/health/live` and `/v2/health/ready`, gRPC `ServerLive`,
+    `ServerReady` and `grpc.health.v1.Health`."""
     local_rate_limit: LocalRateLimitSection | None = None
     """A limit that each Envoy keeps; null: none."""
     rate_limit: RateLimitSection | None = None

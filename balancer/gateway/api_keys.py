@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from balancer.errors import OperatorError
-from balancer.files.yaml_document import read_document, read_file
+from balancer.files.yaml_document import ConfigError, read_document, read_file
 
 MOST_KEYS = 10_000
 _CLIENT = re.compile(r"[A-Za-z0-9._@:/-]{1,128}")
@@ -22,7 +21,14 @@ def read_keys(path: Path) -> list[tuple[str, str]]:
     Raises:
         OperatorError: it cannot be read or used; the message names the client, and never a key.
     """
-    document = read_document(read_file(path), str(path))
+    content = read_file(path)
+    try:
+        document = read_document(content, str(path))
+    except ConfigError as error:
+        # Without its words, which quote the file.
+        lines = sorted({problem.line for problem in error.problems if problem.line})
+        where = f"{path}:{lines[0]}" if lines else str(path)
+        raise OperatorError(f"{where}: is no mapping of clients to keys; write `CLIENT: KEY`, a line each") from None
     if not document.data:
         raise OperatorError(f"{path}: has no key; write `CLIENT: KEY`, a line each")
     pairs = [pair for client, value in document.data.items() for pair in _of_client(path, client, value)]
@@ -40,8 +46,9 @@ def _of_client(path: Path, client: object, value: object) -> list[tuple[str, str
     if not isinstance(client, str) or not _CLIENT.fullmatch(client):
         rule = "has 1 to 128 letters, digits or . _ @ : / -"
         raise OperatorError(f"{path}: a client's name {rule}; {_named(client)} has not")
-    keys = value if isinstance(value, list) else [value]
-    if isinstance(value, Mapping) or not keys or not all(isinstance(k, str) and _KEY.fullmatch(k) for k in keys):
+    given = value if isinstance(value, list) else [value]
+    keys = [key for key in given if isinstance(key, str) and _KEY.fullmatch(key)]
+    if not keys or len(keys) < len(given):
         rule = "16 to 256 visible ASCII characters in quotes"
         raise OperatorError(f"{path}: {client} needs a key, or a list of keys, of {rule}; one of its own is none")
     return [(client, key) for key in keys]

@@ -139,7 +139,7 @@ def render_with_secrets(options: BootstrapOptions, folder: Path) -> tuple[str, d
 
 
 def write_secrets(folder: Path, files: Mapping[str, str]) -> None:
-    """Write such files, which owner and group may read. An Envoy that runs reads what has changed at once, and whole."""
+    """Write such files, which owner and group may read. An Envoy that runs reads each whole, and at once."""
     for name, content in files.items():
         new = folder / f".{name}.new"
         new.unlink(missing_ok=True)

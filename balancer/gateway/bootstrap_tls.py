@@ -82,9 +82,7 @@ class Secrets:
         """
         if self._folder is None:
             if secret:
-                raise OperatorError(
-                    f"{secret}: keys do not stand in a bootstrap; name a folder for them with --secrets"
-                )
+                raise OperatorError(f"{secret}: no key stands in a bootstrap; name a folder for them with --secrets")
             return {"name": name, "typed_config": config}
         content = {"@type": FILTER_OF_FILE_TYPE, "name": name, "typed_config": config}
         self.files[f"{name}.yaml"] = {"resources": [content]}

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
-from integration.envoy.test_envoy_tls import client_credentials, write
 from support.both_fronts import BothFronts
+from support.certificates import Authority
 from support.guarded_listener import grpc_status, rest_status
 from support.waiting import eventually
 
@@ -67,17 +66,15 @@ async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_se
 
 
 async def test_a_certificate_names_the_principal(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    chain, key = write(authority.issue_cert("127.0.0.1"), tmp_path, "listener")
-    ca = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(ca))
+    authority = Authority(tmp_path / "certificates")
+    own = authority.issue("listener", dns="localhost")
     rig = audited(tmp_path, native=True, client_certificates=True)
-    rig.channel_credentials = client_credentials(authority, authority.issue_cert("alice.example"))
-    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(chain, key, client_ca=ca))
+    rig.channel_credentials = authority.issue("alice", uri="spiffe://clients/alice").credentials(authority)
+    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(own.cert, own.key, authority.file))
     async with rig.running():
         assert (await grpc_status(rig, x_gateway_principal="root"))[1] == ""
         await eventually(lambda: lines(tmp_path / "audit.log"))
-    assert [line["principal"] for line in lines(tmp_path / "audit.log")] == ["alice.example"]
+    assert [line["principal"] for line in lines(tmp_path / "audit.log")] == ["spiffe://clients/alice"]
 
 
 async def test_a_share_is_drawn_by_lot_and_not_by_what_clients_send(tmp_path: Path) -> None:
