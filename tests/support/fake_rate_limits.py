@@ -19,6 +19,8 @@ class FakeRateLimitService:
 
     limits: dict[str, int] = field(default_factory=dict)
     asked: Counter[Counted] = field(default_factory=Counter)
+    credentials: grpc.ServerCredentials | None = None
+    """None: plain text."""
     port: int = 0
     _server: grpc.aio.Server | None = None
 
@@ -35,7 +37,10 @@ class FakeRateLimitService:
         )
         service = "envoy.service.ratelimit.v3.RateLimitService"
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ShouldRateLimit": handler}),))
-        self.port = server.add_insecure_port("127.0.0.1:0")
+        if self.credentials is None:
+            self.port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = server.add_secure_port("127.0.0.1:0", self.credentials)
         await server.start()
         self._server = server
 

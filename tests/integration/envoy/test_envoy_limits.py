@@ -12,10 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
+from support.certificates import Authority
 from support.fake_rate_limits import FakeRateLimitService
 from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
 
+from balancer.balancer_tls import BalancerTls
 from balancer.gateway.bootstrap_access import Access, ApiKeys, GlobalLimit, Jwt, LocalLimit
 
 pytestmark = pytest.mark.integration
@@ -122,6 +124,22 @@ async def test_while_the_service_is_away_requests_pass_or_not_as_configured(
         assert code == (grpc.StatusCode.UNAVAILABLE if refuse else OK)
         assert ("does not answer" in words) == refuse
         assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == (503 if refuse else 200)
+
+
+@pytest.mark.parametrize(("name", "code"), [("limits.example", OK), ("another", grpc.StatusCode.UNAVAILABLE)])
+async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str, code: grpc.StatusCode) -> None:
+    authority = Authority(tmp_path / "certificates")
+    client = authority.issue("envoy", dns="envoy")
+    trust = BalancerTls(authority.file, "limits.example", client.cert, client.key)
+    service = FakeRateLimitService(credentials=authority.issue("limits", dns=name).server(authority)[0])
+    await service.start()
+    try:
+        limit = dataclasses.replace(kept_by(service, refuse=True), tls=trust)
+        async with guarded("pick", tmp_path, asked(tmp_path, global_limit=limit)).running() as rig:
+            assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == code
+            assert service.asked.total() == (code == OK)
+    finally:
+        await service.stop()
 
 
 async def test_one_connection_more_than_allowed_is_closed_and_the_others_live_on(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""Through a real Envoy: TLS to the workers, fake ones. Triton has TLS at its gRPC port only, so for REST they stand for a
-proxy beside it. How it goes with Triton's own is in tests/integration/telemetry/test_agent_and_triton.py.
+"""Through a real Envoy: TLS to the workers, which are fake ones.
+
+Triton has TLS at its gRPC port only, so for REST they stand for a proxy beside it. How it goes with Triton's own is in
+tests/integration/telemetry/test_agent_and_triton.py.
 """
 
 from __future__ import annotations
