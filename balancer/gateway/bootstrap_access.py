@@ -137,6 +137,8 @@ def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
         if access.health_is_open:
             _leave_health_open(manager)
     filters.append(_principal_filter(access))
+    if access.jwt is not None or access.client_certificates:
+        filters.append(_names_filter(access))
     if access.local_limit is not None:
         filters.append(_local_limit_filter(access.local_limit, access))
     if access.global_limit is not None:
@@ -240,6 +242,19 @@ def _principal_filter(access: Access) -> Node:
     return {"name": names.PRINCIPAL_FILTER, "typed_config": typed}
 
 
+def _names_filter(access: Access) -> Node:
+    """Refuses names with control characters: no worker takes such a header, and it would look like the worker's fault.
+
+    Those of API keys are checked in their file; those of tokens are often what users call themselves.
+    """
+    control = {"safe_regex": {"regex": r"(?s).*[\x00-\x1f\x7f].*"}}
+    named = (names.PRINCIPAL_HEADER, *([access.tenant_header] if access.names_tenants else []))
+    rules = [{"header": {"name": header, "string_match": control}} for header in named]
+    unreadable = {"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": True}]}
+    typed = {"@type": _type("rbac.v3.RBAC"), "rules": {"action": "DENY", "policies": {"unreadable": unreadable}}}
+    return {"name": names.NAMES_FILTER, "typed_config": typed}
+
+
 def _counted(per: Per, access: Access) -> tuple[str, Node]:
     """The key of what is counted, and how Envoy finds its value."""
     if per == "address":
@@ -323,16 +338,19 @@ def _cluster(name: str, server: str) -> Node:
 def _refusals() -> list[Node]:
     """What the filters say: for REST in Triton's JSON, and of limits in words."""
     rest = {"header_filter": {"header": _GRPC | {"invert_match": True}}}
-    own = {"@type": names.CEL_FILTER_TYPE, "expression": "response.code_details == 'local_rate_limited'"}
-    by_itself = {"extension_filter": {"name": names.CEL_FILTER, "typed_config": own}}
-    limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, by_itself]}}
+    own = _cel("response.code_details == 'local_rate_limited'")
+    limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, own]}}
+    unreadable = _cel("response.code_details.startsWith('rbac_access_denied')")
     away = {"response_flag_filter": {"flags": ["RLSE"]}}
     unknown = {"or_filter": {"filters": [_status(401), _status(403)]}}
     json = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
     too_often = "rate limit: more requests than are allowed here; send fewer, or try again later"
     no_service = "rate limit: its service does not answer, and nothing passes without; try again later"
+    no_name = (
+        "principal: it or the tenant, as token or certificate name them, has control characters, which are refused"
+    )
     mappers: list[Node] = []
-    for which, words in ((limited, too_often), (away, no_service)):
+    for which, words in ((limited, too_often), (away, no_service), (unreadable, no_name)):
         said = {"body": {"inline_string": words}}
         mappers.append({"filter": _both(which, rest), **said, "body_format_override": json})
         mappers.append({"filter": which, **said})
@@ -340,6 +358,11 @@ def _refusals() -> list[Node]:
 
 
 _GRPC: Node = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
+
+
+def _cel(expression: str) -> Node:
+    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
+    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
 
 
 def _both(one: Node, other: Node) -> Node:

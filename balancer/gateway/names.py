@@ -82,6 +82,7 @@ INTERNAL_LISTENERS_TYPE = f"{_EXTENSIONS}bootstrap.internal_listener.v3.Internal
 JWT_FILTER = "envoy.filters.http.jwt_authn"
 API_KEYS_FILTER = "envoy.filters.http.api_key_auth"
 PRINCIPAL_FILTER = "envoy.filters.http.header_mutation"
+NAMES_FILTER = "envoy.filters.http.rbac"
 LOCAL_RATE_LIMIT_FILTER = "envoy.filters.http.local_ratelimit"
 RATE_LIMIT_FILTER = "envoy.filters.http.ratelimit"
 HTTP_FILTERS_TYPE = f"{_EXTENSIONS}filters.http."

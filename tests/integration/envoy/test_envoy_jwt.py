@@ -140,3 +140,26 @@ async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) ->
             assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
     finally:
         await runner.cleanup()
+
+
+@both_fronts
+async def test_a_claim_that_no_worker_would_take_in_a_header_is_refused_before_any_is_asked(
+    tmp_path: Path, issuer: Issuer, front: str
+) -> None:
+    """Subjects are often what users call themselves. At a worker it would look like the worker's fault."""
+    jwt = asked(tmp_path / "keys", issuer, tenant_claim="org")
+    async with guarded(front, tmp_path, Access(jwt=jwt)).running() as rig:
+
+        async def ends(**claims: str) -> tuple[grpc.StatusCode, int]:
+            token = bearer(issuer.token(**claims))
+            code, words = await grpc_status(rig, authorization=token)
+            status, _ = await rest_status(rig, {"authorization": token})
+            assert code == OK or "control characters" in words
+            return code, status
+
+        for text in ("a\r\nx-evil: 1", "a\nb", "\0", "b\x7f"):
+            refused = (grpc.StatusCode.PERMISSION_DENIED, 403)
+            assert await ends(subject=text, org="acme") == await ends(subject="alice", org=text) == refused
+        assert not any(worker.headers or worker.http_requests for worker in rig.workers)
+        for text in ("", "ä€", 'a"b', "a,b", "x" * 250):
+            assert await ends(subject=text, org=text) == (OK, 200)

@@ -80,8 +80,11 @@ def test_clients_are_asked_first_and_where_they_come_in_and_nowhere_else(
         for listener in bootstrap["static_resources"]["listeners"]
     ]
     asked = "envoy.filters.http.jwt_authn" if tokens else "envoy.filters.http.api_key_auth"
-    guards = [asked, *(f"envoy.filters.http.{each}" for each in ("header_mutation", "local_ratelimit", "ratelimit"))]
-    assert outer[:4] == guards
+    guards = [
+        asked,
+        *(f"envoy.filters.http.{each}" for each in ("header_mutation", "rbac", "local_ratelimit", "ratelimit")),
+    ]
+    assert outer[:5] == guards
     assert len(inner) == native
     assert not any(name in guards for names in inner for name in names)
 
