@@ -88,7 +88,8 @@ class App:
         self.router = router_of(config, self._seed)
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
-        self._picker = Picker(self.router, self._clock, number, self._run, config.envoy.traces is not None)
+        told = config.envoy.audit_log is not None or config.envoy.traces is not None
+        self._picker = Picker(self.router, self._clock, number, self._run, told)
         self.metrics = Metrics(self.router, self._clock, number)
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
         self._drains = Drains(self.router, self._clock, self._discovered)

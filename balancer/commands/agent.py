@@ -73,7 +73,8 @@ _control = click.option(
 )
 @click.option("--device", default="", help="Device kind, such as A100 [default: as NVML says].")
 @click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
-@tls_options("reports")
+@tls_options("reports travel")
+@tls_options("its gRPC is asked", "--triton-tls", "Triton's certificate", "Triton asks")
 @_control
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -93,6 +94,10 @@ def agent(
     tls_name: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    triton_tls_ca: Path | None,
+    triton_tls_name: str | None,
+    triton_tls_cert: Path | None,
+    triton_tls_key: Path | None,
     control: Path,
     log_level: str,
 ) -> None:
@@ -114,6 +119,7 @@ def agent(
         device=device,
         memory_bytes=memory_bytes,
         tls=tls_of(tls_ca, tls_name, tls_cert, tls_key),
+        triton_tls=tls_of(triton_tls_ca, triton_tls_name, triton_tls_cert, triton_tls_key, "--triton-tls"),
         control=control if control.name else None,
     )
     configure(LogSection.model_validate({"level": log_level}))

@@ -66,7 +66,7 @@ def _admin_options(command: Command) -> Command:
             "of a balancer has a port of its own.",
         ),
         click.option("--token-file", type=FILE, help="Holds the token of admin.token_file."),
-        tls_options("questions"),
+        tls_options("questions travel"),
     )
     for option in reversed(options):
         command = option(command)

@@ -10,7 +10,7 @@ import click
 
 from balancer.config import config as configs
 from balancer.errors import OperatorError
-from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets
+from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
 
 _EPILOG = """\b
 Examples:
@@ -51,8 +51,7 @@ def envoy(file: Path | None, libraries: Path | None, secrets: Path | None) -> No
     bootstrap, files = render_with_secrets(options, secrets.absolute())
     try:
         secrets.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (secrets / name).write_text(content, encoding="utf-8")
+        write_secrets(secrets, files)
     except OSError as error:
         raise OperatorError(f"--secrets: cannot write into {secrets}: {error.strerror}; name another folder") from error
     click.echo(bootstrap, nl=False)

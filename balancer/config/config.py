@@ -8,17 +8,15 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from balancer.balancer_tls import BalancerTls
 from balancer.config.discovery import DiscoverySection
 from balancer.config.listen import ListenSection, TlsSection, is_unix
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
-    BalancerTlsSection,
     DecisionLogSection,
     EnvoySection,
     EnvoyTlsSection,
@@ -29,7 +27,6 @@ from balancer.config.sections import (
     PolicySection,
     RequestsSection,
     TelemetrySection,
-    TracesSection,
     ZonesSection,
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
@@ -40,13 +37,21 @@ from balancer.files.yaml_document import ConfigError, Document, dump, read_docum
 from balancer.front import module
 from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_access import Access
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
-from balancer.gateway.bootstrap_traces import TraceOptions
+from balancer.gateway.kserve import HeaderNames
 from balancer.native import library as kernel
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
+
+
+OptionsT_co = TypeVar("OptionsT_co", covariant=True)
+
+
+class _Convertible(Protocol[OptionsT_co]):
+    def options(self) -> OptionsT_co: ...
 
 
 def _path(name: str | None) -> Path | None:
@@ -59,16 +64,8 @@ def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
     return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
 
 
-def _traces(traces: TracesSection | None) -> TraceOptions | None:
-    if traces is None:
-        return None
-    return TraceOptions(traces.collector, traces.share, traces.service, traces.follow_clients)
-
-
-def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
-    if tls is None:
-        return None
-    return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
+def _options(section: _Convertible[OptionsT_co] | None) -> OptionsT_co | None:
+    return None if section is None else section.options()
 
 
 def _reachable(address: str) -> str:
@@ -259,10 +256,26 @@ class Config(StrictModel):
             max_connections=self.envoy.max_connections,
             max_heap_bytes=int(self.envoy.max_heap_bytes),
             access_log=self.envoy.access_log or "",
-            traces=_traces(self.envoy.traces),
+            traces=_options(self.envoy.traces),
             listener_tls=_listener_tls(self.envoy.tls),
-            balancer_tls=_balancer_tls(self.envoy.balancer_tls),
+            balancer_tls=_options(self.envoy.balancer_tls),
+            triton_tls=None if self.envoy.triton_tls is None else self.envoy.triton_tls.triton_options(),
+            audit_log=_options(self.envoy.audit_log),
+            access=self._access(),
             native=self._native(),
+        )
+
+    def _access(self) -> Access:
+        envoy = self.envoy
+        return Access(
+            jwt=_options(envoy.jwt),
+            api_keys=_options(envoy.api_keys),
+            client_certificates=envoy.tls is not None and envoy.tls.client_ca_file is not None,
+            health_is_open=envoy.open_health,
+            local_limit=_options(envoy.local_rate_limit),
+            global_limit=_options(envoy.rate_limit),
+            tenant_header=self.requests.tenant_header or HeaderNames().tenant or "",
+            named=envoy.audit_log is not None,
         )
 
     @property

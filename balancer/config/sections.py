@@ -22,15 +22,26 @@ from pydantic import (
     model_validator,
 )
 
+from balancer.config.clients import (
+    ApiKeysSection,
+    AuditLogSection,
+    JwtSection,
+    LocalRateLimitSection,
+    RateLimitSection,
+    ServerTrustSection,
+    TritonTlsSection,
+)
 from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
+from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
 from balancer.discovery.workers import ZONE
 from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
-from balancer.gateway.bootstrap import BootstrapOptions, check_balancers
+from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_addresses import check_balancers
 from balancer.gateway.kserve import HeaderNames
 from policies.base import Policy
 
@@ -220,7 +231,8 @@ class RequestsSection(StrictModel):
     deadline_header: HeaderName | None = _NAMES.deadline
     """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
     tenant_header: HeaderName | None = _NAMES.tenant
-    """Header with the tenant's name."""
+    """Header with the tenant's name. Where Envoy verifies who sends (`envoy.jwt`, `envoy.api_keys`) it sets this header
+    itself: print its bootstrap anew when the name changes."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=bounds.MAX_FALLBACKS)
@@ -268,38 +280,9 @@ class EnvoyTlsSection(StrictModel):
     """Authority that clients' certificates must come from; null: clients need none."""
 
 
-class BalancerTlsSection(StrictModel):
+class BalancerTlsSection(ServerTrustSection):
     """What Envoy trusts and shows towards the balancer, in PEM files. Envoy reads them, maybe on another machine: give
     absolute paths."""
-
-    ca_file: str
-    """Authority that the balancer's certificate must come from."""
-    server_name: Annotated[str, Field(min_length=1)]
-    """A name in the balancer's certificate; sent as SNI and required."""
-    cert_file: str | None = None
-    """Certificate chain that Envoy shows, where the balancer asks for one; with `key_file`."""
-    key_file: str | None = None
-    """Its private key."""
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together; give both or neither")
-        return self
-
-
-class TracesSection(StrictModel):
-    """Traces of requests, which Envoy sends to a collector over OTLP, and the worker's Triton goes on with."""
-
-    collector: Address
-    """Where OTLP over gRPC is taken, in plain text: a collector on the same machine, by custom at port 4317."""
-    share: Fraction = 0.01
-    """The share of requests that are traced, of those without a trace of their own: 0 is none, 1 all."""
-    service: Annotated[str, Field(min_length=1, max_length=256)] = "gateway"
-    """Envoy's `service.name`."""
-    follow_clients: bool = True
-    """Whether a client's `traceparent` is gone on with, and says whether the request is traced; false: it is removed,
-    so that nobody outside has requests traced."""
 
 
 class EnvoySection(StrictModel):
@@ -353,6 +336,35 @@ class EnvoySection(StrictModel):
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
+    triton_tls: TritonTlsSection | None = None
+    """TLS towards the workers; null: plain text."""
+    jwt: JwtSection | None = None
+    """Tokens that clients must show; null: none. Not beside `api_keys`."""
+    api_keys: ApiKeysSection | None = None
+    """API keys that clients must show; null: none."""
+    open_health: bool = False
+    """Whether health calls need no token and no key: REST `/v2/health/live` and `/v2/health/ready`, gRPC `ServerLive`,
+    `ServerReady` and `grpc.health.v1.Health`."""
+    local_rate_limit: LocalRateLimitSection | None = None
+    """A limit that each Envoy keeps; null: none."""
+    rate_limit: RateLimitSection | None = None
+    """A limit that a service keeps for all Envoys; null: none."""
+    audit_log: AuditLogSection | None = None
+    """Who asked for what; null: nothing is told."""
+
+    @model_validator(mode="after")
+    def _principals_are_verified(self) -> Self:
+        if self.jwt is not None and self.api_keys is not None:
+            rule = "cannot stand beside envoy.jwt, which names principals too; keep one of them"
+            raise field_error(("api_keys",), self.api_keys.model_dump(), rule)
+        verified = self.jwt or self.api_keys or (self.tls and self.tls.client_ca_file)
+        for name, limit in (("local_rate_limit", self.local_rate_limit), ("rate_limit", self.rate_limit)):
+            if limit is not None and limit.per != "address" and not verified:
+                rule = (
+                    "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file; set one of them, or count per address"
+                )
+                raise field_error((name, "per"), limit.per, rule)
+        return self
 
     @property
     def on_this_machine(self) -> bool:

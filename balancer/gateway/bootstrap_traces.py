@@ -51,13 +51,7 @@ def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
         "client_sampling": {"value": 0},
         # The way to the worker, each attempt by itself.
         "spawn_upstream_span": True,
-        "custom_tags": [
-            _from_metadata("balancer.policy", names.DECISION_NAMESPACE, names.POLICY_KEY),
-            _from_metadata("balancer.decision", names.DECISION_NAMESPACE, names.NUMBER_KEY),
-            _from_metadata("balancer.picked", names.DESTINATION_NAMESPACE, names.DESTINATION),
-            _from_metadata("balancer.picked_in_envoy", names.DECISION_NAMESPACE, names.DESTINATION),
-            _from_metadata("balancer.pick_us", names.DECISION_NAMESPACE, names.PICK_US_KEY),
-        ],
+        "custom_tags": decision_tags(names.TOLD_NAMESPACE, names.DESTINATION_NAMESPACE),
     }
     if not traces.follow_clients:
         (extension,) = manager["early_header_mutation_extensions"]
@@ -78,6 +72,16 @@ def _sampler(share: float) -> Node:
         "name": f"{names.TRACER}.samplers.parent_based",
         "typed_config": {"@type": f"{names.SAMPLER_TYPE}ParentBasedSamplerConfig", "wrapped_sampler": of_new},
     }
+
+
+def decision_tags(told: str, destination: str) -> list[Node]:
+    """Attributes of the decision; `told`, `destination`: the namespaces with the policy, and with the endpoints."""
+    return [
+        _from_metadata("balancer.policy", told, names.POLICY_KEY),
+        _from_metadata("balancer.decision", names.DECISION_NAMESPACE, names.NUMBER_KEY),
+        _from_metadata("balancer.picked", destination, names.DESTINATION),
+        _from_metadata("balancer.pick_us", names.DECISION_NAMESPACE, names.PICK_US_KEY),
+    ]
 
 
 def _from_metadata(tag: str, namespace: str, key: str) -> Node:

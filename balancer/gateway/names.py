@@ -23,8 +23,6 @@ DECISION_NAMESPACE = "balancer"
 PROCESS_KEY = "process"
 NUMBER_KEY = "number"
 """Of a decision: its run and count; empty for a refusal."""
-POLICY_KEY = "policy"
-"""That decided. For traces, and left where there are any."""
 PICK_US_KEY = "pick_us"
 """Left by the module: from the headers of the request to the decision, in microseconds."""
 RUN_SEPARATOR = "."
@@ -39,6 +37,14 @@ REQUEST_ID_HEADER = "x-request-id"
 """The client's own where it sends one; Triton gets the same header."""
 GATEWAY_REQUEST_ID_HEADER = "x-gateway-request-id"
 """Set by our Envoy, over whatever the client sent: an x-request-id may be used twice."""
+PRINCIPAL_HEADER = "x-gateway-principal"
+"""Who sent a request, as Envoy verified it; a client's own is removed."""
+
+# What a pick leaves in Envoy for its audit log and traces.
+TOLD_NAMESPACE = "balancer.told"
+"""The balancer's; the module uses the decision's."""
+POLICY_KEY = "policy"
+MODEL_KEY = "model"
 
 # Clusters.
 GRPC_CLUSTER = "triton_grpc"
@@ -47,6 +53,11 @@ BALANCER_CLUSTER = "balancer"
 """All processes: picks."""
 ENDPOINTS_CLUSTER = "balancer_endpoints"
 """All processes: the workers' endpoints."""
+
+RATE_LIMIT_CLUSTER = "rate_limit"
+"""The rate limit service."""
+JWKS_CLUSTER = "jwks"
+"""Where the keys of tokens are published."""
 
 
 def process_cluster(process: int) -> str:
@@ -68,6 +79,19 @@ ASKING_HEADER = f"{DESTINATION}-{ASKING}"
 """Set by the module: the balancer is to be asked. No client's header begins so, since Envoy removes them."""
 INTERNAL_LISTENERS = "envoy.bootstrap.internal_listener"
 INTERNAL_LISTENERS_TYPE = f"{_EXTENSIONS}bootstrap.internal_listener.v3.InternalListener"
+
+# Filters that stand before the decision, each where its section of the config is set.
+JWT_FILTER = "envoy.filters.http.jwt_authn"
+API_KEYS_FILTER = "envoy.filters.http.api_key_auth"
+PRINCIPAL_FILTER = "envoy.filters.http.header_mutation"
+NAMES_FILTER = "envoy.filters.http.rbac"
+LOCAL_RATE_LIMIT_FILTER = "envoy.filters.http.local_ratelimit"
+RATE_LIMIT_FILTER = "envoy.filters.http.ratelimit"
+HTTP_FILTERS_TYPE = f"{_EXTENSIONS}filters.http."
+FILTER_OFF_TYPE = "type.googleapis.com/envoy.config.route.v3.FilterConfig"
+FILTER_OF_FILE_TYPE = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+CEL_FILTER = "envoy.access_loggers.extension_filters.cel"
+CEL_FILTER_TYPE = f"{_EXTENSIONS}access_loggers.filters.cel.v3.ExpressionFilter"
 
 # Parts of the bootstrap that are filled in.
 PICKS_FILTER = "envoy.filters.http.ext_proc"

@@ -21,10 +21,12 @@ from balancer.gateway.names import (
     DESTINATION,
     DESTINATION_NAMESPACE,
     MAX_RETRIES,
+    MODEL_KEY,
     NUMBER_KEY,
     POLICY_KEY,
     PROCESS_KEY,
     RUN_SEPARATOR,
+    TOLD_NAMESPACE,
 )
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
@@ -61,38 +63,44 @@ def destination(endpoints: tuple[str, ...], once: bool, header: bool) -> bytes:
     return _bytes(ext_proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata))
 
 
-def decision(process: str, run: str, number: int | None, policy: str = "") -> bytes:
+def decision(process: str, run: str, number: int | None) -> bytes:
     """The part that says who decided what: it comes back in Envoy's access log.
 
     Args:
         process: Its number, by which Envoy finds the process that is to hear of the outcome.
         run: Tells this run of the process from the ones before, which counted from 0 as well.
         number: Of the decision; None: to refuse.
-        policy: That decided, for traces; empty: not told.
     """
     if number is None:
         return _decision(process, "")
     digits = b"%d" % number
-    before, after = _around_number(process, run, len(digits), policy)
+    before, after = _around_number(process, run, len(digits))
     return before + digits + after
 
 
 @cache
-def _around_number(process: str, run: str, digits: int, policy: str) -> tuple[bytes, bytes]:
+def _around_number(process: str, run: str, digits: int) -> tuple[bytes, bytes]:
     """What precedes and follows a number of so many digits: protobuf writes lengths, but not what the digits are."""
     start = f"{run}{RUN_SEPARATOR}"
     placeholder = start + "#" * digits
-    before, after = _decision(process, placeholder, policy).split(placeholder.encode())
+    before, after = _decision(process, placeholder).split(placeholder.encode())
     return before + start.encode(), after
 
 
-def _decision(process: str, number: str, policy: str = "") -> bytes:
+def _decision(process: str, number: str) -> bytes:
     metadata = struct_pb2.Struct()
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields[PROCESS_KEY].string_value = process
     fields[NUMBER_KEY].string_value = number
-    if policy:
-        fields[POLICY_KEY].string_value = policy
+    return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+@lru_cache(maxsize=4096)  # of at most half a kilobyte each
+def told(model: str, policy: str) -> bytes:
+    """The part that Envoy's audit log and traces tell; an empty text is left out."""
+    readable = model.encode(errors="replace").decode()
+    metadata = struct_pb2.Struct()
+    metadata.update({TOLD_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

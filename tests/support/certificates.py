@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,14 @@ class Identity:
     def credentials(self, authority: Authority) -> grpc.ChannelCredentials:
         """For a client that shows this certificate, and trusts what `authority` signed."""
         return grpc.ssl_channel_credentials(authority.pem, self.key.read_bytes(), self.cert.read_bytes())
+
+    def server(self, authority: Authority) -> tuple[grpc.ServerCredentials, ssl.SSLContext]:
+        """For servers of gRPC and HTTP that show this certificate, and ask for one that `authority` signed."""
+        pair = (self.key.read_bytes(), self.cert.read_bytes())
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(self.cert, self.key)
+        return grpc.ssl_server_credentials([pair], authority.pem, require_client_auth=True), context
 
     def section(self, authority: Authority) -> dict[str, str]:
         """The part of section `tls` for a listener with this certificate, whose clients `authority` signed."""

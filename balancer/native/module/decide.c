@@ -304,9 +304,11 @@ static void decide_by_books(struct source *source, struct attached *attached, co
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
+    if (out->answer == TAKEN && source->told) {
+      const struct directory *directory = attached->directory;
+      copy(out->policy, sizeof out->policy, directory_text(directory, directory->head.deciders[out->decider].name));
+    }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
-    if (out->answer == TAKEN && source->told)
-      copy(out->policy, sizeof out->policy, directory_text(attached->directory, attached->directory->head.deciders[out->decider].name));
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
     if (out->answer != BALANCER_DECIDES)
       journal_commit(&attached->writer);

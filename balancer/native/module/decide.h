@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { MOST_MESSAGE = 2048, MOST_POLICY = 65 };
+enum { MOST_MESSAGE = 2048 };
 
 /* What is asked for, within the bounds of balancer/core/bounds.py. */
 struct ask {
@@ -37,11 +37,11 @@ struct decision {
   bool sequence;
   bool owed; /* the number is the balancer's */
   bool told; /* of the decision, so that its end is told of too */
+  char policy[64]; /* that picked, where Envoy's logs tell it: whole or cut, and ended by zeros where there is room */
   /* Where a worker is named: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;
   uint32_t http_status, grpc_status;
-  char policy[MOST_POLICY]; /* where taken, and decisions are told: who decided */
 };
 
 /* From `from_ns` on; not a number: there is no such moment. */

@@ -126,21 +126,27 @@ static int ask_balancer(void *filter) {
   return HEADERS_CONTINUE;
 }
 
-/* For Envoy's log and traces. `all`: the workers named. */
-static void tell_envoy(void *filter, const struct request *request, struct text all) {
+/* For Envoy's logs and traces. */
+static void tell(void *filter, const struct request *request) {
+  if (!request->source->told) return;
   const struct decision *decision = &request->decision;
-  struct header told[5] = {{DESTINATION, all}};
+  bool taken = decision->answer == TAKEN;
   char number[24], pick_us[24];
-  size_t count = 1;
-  if (request->ask.id.length) told[count++] = (struct header){TEXT(NAME_TRITON_ID), request->ask.id};
-  if (decision->answer == TAKEN) {
-    int length = snprintf(number, sizeof number, "%" PRIu64, decision->number);
-    told[count++] = (struct header){TEXT(NAME_NUMBER), {number, (size_t)length}};
-    length = snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s);
-    told[count++] = (struct header){TEXT(NAME_PICK_US), {pick_us, (size_t)length}};
-    told[count++] = (struct header){TEXT(NAME_POLICY), {decision->policy, strlen(decision->policy)}};
-  }
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+  int digits = taken ? snprintf(number, sizeof number, "%" PRIu64, decision->number) : 0;
+  int letters = taken ? snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s) : 0;
+  struct header all[] = {
+    {DESTINATION, {decision->words, decision->answer == TURNED_AWAY ? 0 : decision->length}},
+    {TEXT(NAME_TRITON_ID), request->ask.id},
+    {TEXT(NAME_MODEL), request->ask.model},
+    {TEXT(NAME_POLICY), {decision->policy, strnlen(decision->policy, sizeof decision->policy)}},
+    {TEXT(NAME_NUMBER), {number, (size_t)digits}},
+    {TEXT(NAME_PICK_US), {pick_us, (size_t)letters}},
+  };
+  struct header told[sizeof all / sizeof *all];
+  size_t count = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].value.length) told[count++] = all[i];
+  if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
 }
 
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
@@ -156,7 +162,6 @@ static void name_workers(void *filter, const struct request *request) {
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
-  if (request->source->told) tell_envoy(filter, request, all);
 }
 
 /* True: the request goes on. */
@@ -172,6 +177,7 @@ static bool settle(void *filter, struct request *request) {
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
   request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
   if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
+  tell(filter, request);
   if (decision->answer == TURNED_AWAY) {
     request->stage = ENDED;
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
