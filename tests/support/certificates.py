@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,7 @@ class Authority:
         *,
         uri: str | None = None,
         dns: str | None = None,
+        ip: str | None = None,
         since: datetime.timedelta = -_HOUR,
         until: datetime.timedelta = _HOUR,
     ) -> Identity:
@@ -76,7 +78,8 @@ class Authority:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         uris = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
-        names = [*uris, *([] if dns is None else [x509.DNSName(dns)])]
+        addresses = [] if ip is None else [x509.IPAddress(ipaddress.ip_address(ip))]
+        names = [*uris, *([] if dns is None else [x509.DNSName(dns)]), *addresses]
         builder = self._builder(file_stem, key.public_key(), since, until)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
             self._key, hashes.SHA256()

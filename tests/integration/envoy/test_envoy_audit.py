@@ -67,7 +67,7 @@ async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_se
 
 async def test_a_certificate_names_the_principal(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "certificates")
-    own = authority.issue("listener", dns="localhost")
+    own = authority.issue("listener", ip="127.0.0.1")
     rig = audited(tmp_path, native=True, client_certificates=True)
     rig.channel_credentials = authority.issue("alice", uri="spiffe://clients/alice").credentials(authority)
     rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(own.cert, own.key, authority.file))
