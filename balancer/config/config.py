@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.listen import ListenSection, TlsSection, is_unix
 from balancer.config.policy_options import policy_class
@@ -308,13 +309,6 @@ class Config(StrictModel):
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
 
 
-RESTART_FIELDS = (
-    *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
-    *("tls", "processes", "first_process", "envoy"),
-)
-"""Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
-
-
 def parse(content: bytes | str, source: str) -> Config:
     """The config that a file's content says.
 
@@ -349,19 +343,9 @@ def effective_yaml(config: Config) -> str:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The dotted fields that differ and are taken over by a restart only, sorted; empty where all can be swapped."""
-    before, after = _leaves(old.model_dump(mode="json")), _leaves(new.model_dump(mode="json"))
+    before, after = leaves(old.model_dump(mode="json")), leaves(new.model_dump(mode="json"))
     differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return sorted(name for name in differing if any(f"{name}.".startswith(f"{field}.") for field in RESTART_FIELDS))
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
+    return sorted(filter(waits_for_restart, differing))
 
 
 __all__ = [

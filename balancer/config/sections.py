@@ -258,6 +258,8 @@ class AdminSection(StrictModel):
     """Connections at once; for one more, the one that has kept its place longest is cut off."""
     request_timeout_s: Annotated[float, Field(gt=0, le=300)] = 5.0
     """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
+    max_watchers: int = Field(default=8, ge=1, le=64)
+    """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
     token_file: str | None = None
     """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
     answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""

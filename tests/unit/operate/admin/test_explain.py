@@ -11,7 +11,7 @@ from support.fleets import make_router, model, report
 from balancer.core.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
 from balancer.core.events import WorkerAdded
 from balancer.core.settings import ModelSettings, Settings, ZoneSettings
-from balancer.operate.admin.explain import explain, read_question
+from balancer.operate.explain import explain, read_question
 from policies.base import Request
 
 
@@ -71,6 +71,10 @@ def test_where_nobody_is_eligible_each_worker_has_its_probability_and_what_is_se
         assert worker["sees"]["completion_s"] > 0
     eligible = explain(make_router(2), Request("m"), 0.1)["workers"][0]
     assert page["workers"][0].keys() == eligible.keys()
+
+
+def test_it_tells_what_the_policy_reads() -> None:
+    assert explain(make_router(2), Request("m"), 0.1)["reads"] == ["in_flight"]
 
 
 def test_a_version_that_nobody_has_says_who_has_which() -> None:
