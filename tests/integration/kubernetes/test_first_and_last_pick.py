@@ -14,7 +14,8 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.balancer_alone import BalancerAlone
-from support.kubernetes_api import ROOT, KubernetesApi
+from support.chart import role
+from support.kubernetes_api import KubernetesApi
 from support.waiting import eventually
 
 from balancer.gateway.names import PICKS_SERVICE
@@ -81,8 +82,8 @@ async def test_from_ready_to_the_first_pick_and_from_deletion_to_the_last(
     kubernetes: KubernetesApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = await kubernetes.namespace("first-and-last-pick")
-    await namespace.apply(ROOT / "deploy" / "kubernetes" / "rbac.yaml", "ServiceAccount", "Role", "RoleBinding")
-    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("balancer"))
+    await namespace.create_all(role(namespace.name))
+    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("fleet-balancer"))
     for name, address in STEADY.items():
         await namespace.ready(name, address=address)
     balancer = BalancerAlone(
