@@ -26,7 +26,7 @@ from balancer.config.policy_options import build_policy, checked_options, policy
 from balancer.config.profile_file import load_profile
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
-from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
+from balancer.files.schema import Address, Bytes, Fraction, HeaderName, Positive, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions, check_balancers
 from balancer.gateway.kserve import HeaderNames
@@ -39,9 +39,7 @@ _TOKENS = TokenSettings()
 _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
-Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 BufferBytes = Annotated[ByteSize, Field(gt=0, lt=2**32)]
 
 
