@@ -4,14 +4,14 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fuzz wheel soak scoreboard fidelity switchback held-out docs dashboard proto clean
+.PHONY: help setup demo test lint bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback held-out docs dashboard proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
 setup: .venv/ready balancer/native/kernel.so balancer/native/module.so ## everything that is needed, into .venv
 
-.venv/ready: pyproject.toml deploy/setup triton/requirements.txt
+.venv/ready: pyproject.toml deploy/setup triton/requirements.txt $(wildcard deploy/lock/*.txt)
 	@PYTHON=$(PYTHON) deploy/setup
 
 # Of the same sources as the serving process: another one is not loaded.
@@ -50,6 +50,21 @@ wheel: setup ## a package with kernel and module in it, for machines without a c
 	rm -rf build
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir out/wheel .
 	rm -rf build
+
+manifests: setup ## the chart as plain manifests, out/manifests.yaml: VALUES="--values FILE ..." APIS="--api-versions monitoring.coreos.com/v1 ..." NAMESPACE=...
+	@mkdir -p out
+	$(BIN)/helm template balancer deploy/chart --namespace $(or $(NAMESPACE),default) $(APIS) $(or $(VALUES),--values deploy/chart/examples/try.yaml) > out/manifests.yaml
+	@echo "Written: out/manifests.yaml"
+
+lock: setup ## the versions that set-up, CI and images install, anew within what is locked; UPGRADE=1: the newest that pyproject.toml allows
+	deploy/lock/lock $(if $(UPGRADE),--upgrade)
+
+newest: ## all tests over the newest of all that pyproject.toml allows, in an environment of its own, out/newest
+	@mkdir -p out
+	VENV=out/newest NEWEST=1 PYTHON=$(PYTHON) deploy/setup
+	out/newest/bin/python -m balancer.native.build
+	out/newest/bin/python -m balancer.front.build
+	out/newest/bin/pytest -n 2
 
 soak: setup ## 1,000,000 requests while parts die, hang and change, 25 minutes; report in out/soak
 	$(BIN)/python -m benchmarks.soak

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
+from balancer.config.listen import is_local
+from balancer.config.overrides import Overrides
 from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
@@ -31,15 +32,18 @@ from balancer.operate import logs
 from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
+from balancer.operate.drains import Drains
+from balancer.operate.journal import Journal
 from balancer.operate.listener_probe import ListenerProbe
+from balancer.operate.lookout import Lookout
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.native_recording import recording_of
 from balancer.operate.news import News
-from balancer.operate.recent import Summary
+from balancer.operate.recent import Recent
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
-from balancer.operate.worker_source import follows_source, no_list_yet, source_of
+from balancer.operate.worker_source import endpoint_states, follows_source, no_list_yet, source_of
 from balancer.security import identity
 from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
@@ -47,7 +51,6 @@ from policies.base import Policy
 
 logger = logging.getLogger(__name__)
 
-_MOST_STRANGERS = 1000
 _TICK_S = 0.05
 _LAST_WRITE_S = 5.0
 _SETTLE_S = 2.0
@@ -62,7 +65,7 @@ class App:
         config: Config,
         source: Path | None,
         process: int = 0,
-        overrides: Callable[[Config], Config] = lambda config: config,
+        overrides: Overrides | None = None,
         serving: Callable[[], None] = lambda: None,
     ) -> None:
         """`source`: the config file, watched if there is one; `process`: the number of this process, from 0;
@@ -70,10 +73,11 @@ class App:
         thread; `serving`: called once all listeners are open. Reads the certificates: ConfigError where one cannot be
         used, or where the source of workers needs what is not installed.
         """
-        self.state = ConfigState(config, str(source) if source else "defaults", time.time())
+        self._overrides = overrides or Overrides({})
+        named = str(source) if source else "defaults"
+        self.state = ConfigState(config, named, time.time(), overrides=self._overrides.values)
         self._source = source
         self._process = process
-        self._overrides = overrides
         self._serving = serving
         self._clock = time.monotonic
         self._started_s = self._clock()
@@ -86,10 +90,15 @@ class App:
         self.router = router_of(config, self._seed)
         # Numbers of decisions begin anew with each process; outcomes of those of the one before may still come.
         self._run = secrets.token_hex(8)
-        self._picker = Picker(self.router, self._clock, number, self._run)
+        told = config.envoy.audit_log is not None or config.envoy.traces is not None
+        self._picker = Picker(self.router, self._clock, number, self._run, told)
         self.metrics = Metrics(self.router, self._clock, number)
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
-        self._news = News(self.metrics)
+        self._drains = Drains(self.router, self._clock, self._discovered)
+        self.metrics.registry.register(self._drains)
+        journal = Journal()
+        self._news = News(self.metrics, journal)
+        self._lookout = Lookout(self.router, self.metrics, journal)
         self._recorder = Recorder(self.router, self._picker, self.metrics, self._clock, number)
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
@@ -104,8 +113,6 @@ class App:
         self._settled = False
         self._tells_endpoints = False
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
-        self._strangers: set[str] = set()
-        """Workers that reported and are not listed; each is warned of once."""
         self._listener = ListenerProbe(config)
         self._listeners = Listeners(config, process, self.metrics)
         self.admin = Admin(
@@ -114,9 +121,13 @@ class App:
             self._clock,
             readiness=lambda: self.not_ready() or self._listener.not_ready(),
             recent=self._recent,
-            config=self.state.as_json,
+            config=self.state,
+            journal=journal,
+            process=process,
             section=config.admin,
             client_san=self._listeners.role("admin"),
+            drains=self._drains,
+            local=is_local(config.admin_address(process)),
         )
         self._apply(config)
 
@@ -205,21 +216,18 @@ class App:
         """Asked for each request, so what was found at the last tick holds; only from not ready to ready at once."""
         return bool(self._was_ready) or not self.not_ready()
 
-    def _recent(self) -> Summary:
+    def _recent(self) -> Recent:
         """The traffic until now."""
         if self._native is not None:
             self._native.catch_up()
-        return self._recorder.recent.summary(self._clock())
+        return self._recorder.recent
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, Report) and event.worker not in self.router.fleet.index:
-            self._warn_of_stranger(event.worker)
+        if isinstance(event, Report):
+            if event.worker not in self.router.fleet.index:
+                self._news.stranger(event.worker)
+            self._drains.observe(event)
         self.router.observe(event, self._clock())
-
-    def _warn_of_stranger(self, worker: str) -> None:
-        if worker not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
-            self._strangers.add(worker)
-            logger.warning("an agent reports on %r, which discovery does not list: is --worker spelt right?", worker)
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
@@ -290,16 +298,11 @@ class App:
             self._apply(config)
             if self._worker_source is None and not follows_source(config):
                 self._discovered(tuple(config.discovery.workers))
-            self.metrics.config_loads.labels("applied").inc()
-            extra: dict[str, Any] = {"policy": config.policy.name, "config_hash": config.hash}
-            logger.info("config applied", extra=extra)
-            if waiting := self.state.waiting_for_restart:
-                logger.warning("these fields change with a restart only: %s", ", ".join(waiting))
+            self._news.config_applied(self.state)
 
     def _refuse(self, error: ConfigError) -> None:
         self.state.refuse(error, time.time())
-        self.metrics.config_loads.labels("refused").inc()
-        logger.error("config refused, the last good one stays in force: %s", error)
+        self._news.config_refused(error)
 
     async def _follow_config(self, source: Path, stop: asyncio.Event) -> None:
         running = self.state.config
@@ -318,8 +321,9 @@ class App:
         self._list_refused = True
         logger.error("discovery.file: the list of workers is refused, %s: %s", now, error)
 
-    def _discovered(self, workers: tuple[WorkerSpec, ...]) -> None:
-        """A new list of workers: router, addresses and Envoy learn of it in one step."""
+    def _discovered(self, listed: Sequence[WorkerSpec]) -> None:
+        """A new list of workers, or other ones drained: router, addresses and Envoy learn of it in one step."""
+        workers = self._drains.over(tuple(listed))
         if workers == self._workers:
             return
         old = self._workers or ()
@@ -331,20 +335,15 @@ class App:
         self._workers = workers
         self._endpoint_states = ()
         self._tell_envoy()
-        self.metrics.forget({worker.name for worker in old} - {worker.name for worker in workers})
-        logger.info("workers discovered", extra={"workers": len(workers)})
+        before, now = {worker.name for worker in old}, {worker.name for worker in workers}
+        self.metrics.forget(before - now)
+        self._news.workers(before, now)
 
     def _tell_envoy(self) -> None:
         """Endpoints with what Envoy's own fallback should avoid, sent where they changed."""
         if self._workers is None:
             return
-        fleet = self.router.fleet
-        ready = dict(zip(fleet.names, fleet.servable("", "").tolist(), strict=True))
-        # Silence is a reason for Envoy to avoid a worker once its agent has had time to report, and while there are
-        # better ones: where no agent is heard at all, any listed worker is better than none.
-        silent = {worker.name for worker in fleet.workers if worker.number < 0}
-        spared = set() if self._settled and any(ready.values()) else silent
-        states = tuple(_state(each, ready[each.name] or each.name in spared) for each in self._workers)
+        states = endpoint_states(self._workers, self.router.fleet, settled=self._settled)
         if states == self._endpoint_states:
             return
         self._endpoint_states = states
@@ -369,6 +368,7 @@ class App:
         self._recorder.tick(now_s)
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
+        self._lookout.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()
         if not self.not_ready():
@@ -385,10 +385,4 @@ class App:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", "readiness", PICKS_SERVICE):
             await self._health.set(service, status)
-        logger.info("ready" if ready else "not ready: %s", *([] if ready else [self.not_ready()]))
-
-
-def _state(worker: WorkerSpec, usable: bool) -> State:
-    if worker.draining:
-        return "draining"
-    return "healthy" if usable else "unhealthy"
+        self._news.readiness(self.not_ready())

@@ -13,7 +13,10 @@ _COMMANDS = {
     "up": ("tools.stack.command", "Start the whole stack on this machine."),
     "serve": ("balancer.commands.serve", "Run the balancer alone."),
     "agent": ("balancer.commands.agent", "Run beside a Triton, and report on it."),
-    "check": ("balancer.commands.check", "Validate a config file, print the effective one."),
+    "drain": ("balancer.commands.drain", "Give a worker nothing new, by hand."),
+    "undrain": ("balancer.commands.drain", "Take that back."),
+    "check": ("balancer.commands.check", "Validate a config file; what it amounts to, or changes."),
+    "top": ("balancer.commands.top", "Watch a balancer's workers, traffic and events."),
     "policies": ("balancer.commands.policies", "List the policies and their options."),
     "envoy": ("balancer.commands.envoy", "Print the Envoy bootstrap for a config."),
     "load": ("tools.load.command", "Drive a listener and measure."),
@@ -97,6 +100,7 @@ def _unavailable(name: str, missing: str) -> click.Command:
 Examples:
   balancer up                                everything on this machine, requests to port 8080
   balancer check balancer.yaml               is this config good, and what does it amount to?
+  balancer top                               what it does now, each second
   balancer envoy balancer.yaml > envoy.yaml  Envoy's bootstrap for it
   balancer serve --config balancer.yaml      the balancer alone
   balancer load --model digits --rate 100    send requests to port 8080

@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
+from balancer.config.config import Config
+from balancer.config.watch import ConfigState
 from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.core.router import Router
 from balancer.operate.admin import Admin
@@ -80,7 +82,7 @@ async def _beside(*arguments: object) -> dict[str, Any]:
 
 async def _measure(seconds: float) -> list[dict[str, Any]]:
     router, metrics = _fleet()
-    admin = Admin(router, metrics, time.monotonic, lambda: "", lambda: Recent().summary(time.monotonic()), lambda: {})
+    admin = Admin(router, metrics, time.monotonic, lambda: "", Recent, ConfigState(Config(), "defaults", 0.0))
     port = await admin.start("127.0.0.1:0")
     picks = await asyncio.get_running_loop().create_server(lambda: _Picks(router), "127.0.0.1", 0)
     pick_port = picks.sockets[0].getsockname()[1]

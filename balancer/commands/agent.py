@@ -10,14 +10,13 @@ import click
 import uvloop
 
 from balancer import heap
-from balancer.balancer_tls import BalancerTls
+from balancer.commands.tls_options import tls_of, tls_options
 from balancer.config.sections import LogSection
 from balancer.operate.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
 from balancer.telemetry.control import MAX_TIMEOUT_S, default_path
 from balancer.telemetry.control import drain as ask_to_drain
 
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _DEFAULTS = AgentOptions(worker="any", balancers=("127.0.0.1:9102",))
 
 _EPILOG = """\b
@@ -74,10 +73,8 @@ _control = click.option(
 )
 @click.option("--device", default="", help="Device kind, such as A100 [default: as NVML says].")
 @click.option("--memory-bytes", type=click.IntRange(min=0), default=0, help="Device memory [default: as NVML says].")
-@click.option("--tls-ca", type=_FILE, help="What signed the balancers' certificates; given, reports travel by TLS.")
-@click.option("--tls-name", metavar="NAME", help="Name in the balancers' certificates; with --tls-ca.")
-@click.option("--tls-cert", type=_FILE, help="Certificate to show, where the balancers ask for one.")
-@click.option("--tls-key", type=_FILE, help="Its private key.")
+@tls_options("reports travel")
+@tls_options("its gRPC is asked", "--triton-tls", "Triton's certificate", "Triton asks")
 @_control
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -97,6 +94,10 @@ def agent(
     tls_name: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    triton_tls_ca: Path | None,
+    triton_tls_name: str | None,
+    triton_tls_cert: Path | None,
+    triton_tls_key: Path | None,
     control: Path,
     log_level: str,
 ) -> None:
@@ -117,7 +118,8 @@ def agent(
         report_hz=report_hz,
         device=device,
         memory_bytes=memory_bytes,
-        tls=_tls(tls_ca, tls_name, tls_cert, tls_key),
+        tls=tls_of(tls_ca, tls_name, tls_cert, tls_key),
+        triton_tls=tls_of(triton_tls_ca, triton_tls_name, triton_tls_cert, triton_tls_key, "--triton-tls"),
         control=control if control.name else None,
     )
     configure(LogSection.model_validate({"level": log_level}))
@@ -144,18 +146,6 @@ def drain(control: Path, timeout_s: float) -> None:
     if why := asyncio.run(ask_to_drain(control, timeout_s)):
         raise click.ClickException(why)
     click.echo("drained: every connected balancer knows, and nothing is left at this worker's Triton")
-
-
-def _tls(ca: Path | None, name: str | None, certificate: Path | None, key: Path | None) -> BalancerTls | None:
-    if (ca is None) != (name is None):
-        raise click.UsageError("--tls-ca and --tls-name go together; give both, or neither for plain text")
-    if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together; give both or neither")
-    if ca is None or name is None:
-        if certificate is not None:
-            raise click.UsageError("--tls-cert needs --tls-ca and --tls-name")
-        return None
-    return BalancerTls(ca, name, certificate, key)
 
 
 async def _run(options: AgentOptions) -> None:

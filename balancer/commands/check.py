@@ -1,21 +1,33 @@
-"""`balancer check`: is a config file good, and what does it amount to?"""
+"""`balancer check`: is a config file good, what does it amount to, and what would it change at a balancer?"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from balancer.commands import admin_pages
+from balancer.commands.admin_pages import PagesError, Who
 from balancer.config import config as configs
+from balancer.config.changes import changes
+from balancer.config.config import Config
+from balancer.config.overrides import Overrides
+from balancer.files.yaml_document import ConfigError
 from balancer.operate.preflight import check_files
 from balancer.security import exposure
+
+CHANGES, RESTARTS = 3, 4
+"""Exit statuses of `--against`; 1 and 2 are those of errors."""
 
 _EPILOG = """\b
 Examples:
   balancer check balancer.yaml
   balancer check balancer.yaml > /dev/null && kubectl apply ...
   echo '{}' | balancer check -               all defaults
+  balancer check balancer.yaml --against http://127.0.0.1:8090
 
 Every field is explained in docs/config.md.
 """
@@ -23,18 +35,63 @@ Every field is explained in docs/config.md.
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def check(file: Path) -> None:
+@click.option(
+    "--against",
+    "url",
+    metavar="URL",
+    help="Print what FILE would change of the config in force at the balancer whose admin pages are there.",
+)
+@admin_pages.options
+def check(
+    file: Path,
+    url: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    cert_file: Path | None,
+    key_file: Path | None,
+) -> None:
     """Validate the config FILE (- for stdin) and print it with all defaults filled in.
 
     Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
     are opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and
     the list of workers where there is one; so are the certificates that Envoy would read. Certificates that expire soon
     and listeners that are open to strangers are warned of.
+
+    With --against, prints what it would change in place of the whole, a line a field, and exits with 0 where that is
+    nothing, with 3 where all of it is taken over at once, with 4 where some of it needs a restart, and with 1 where
+    the balancer does not answer. What that balancer's command line sets (serve --set) stays as it is. Names of files
+    are taken from the folder of FILE.
     """
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     for note in check_files(config, file):
         click.echo(note, err=True)
     for warning in exposure.warnings(config):
         click.echo(f"warning: {warning}", err=True)
+    if url is not None:
+        sys.exit(_against(config, url, Who(token_file, ca_file, cert_file, key_file)))
     click.echo(f"# {file}, hash {config.hash}")
     click.echo(configs.effective_yaml(config), nl=False)
+
+
+def _against(config: Config, url: str, who: Who) -> int:
+    """Print what the config changes at a balancer; the exit status that says so."""
+    in_force, overrides = _in_force(url, who)
+    found = changes(in_force, overrides(config).model_dump(mode="json"))
+    for change in found:
+        click.echo(change.words)
+    if not found:
+        click.echo("nothing changes")
+        return 0
+    return RESTARTS if any(change.restart for change in found) else CHANGES
+
+
+def _in_force(url: str, who: Who) -> tuple[dict[str, Any], Overrides]:
+    """The config in force there, and what its command line sets over every file."""
+    try:
+        shown = json.loads(admin_pages.get(url, "config", who))
+        in_force, values = shown["config"], shown["overrides"]
+        if not isinstance(in_force, dict) or not isinstance(values, dict):
+            raise TypeError
+        return in_force, Overrides(values)
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise PagesError(f"{url}/config is not that of a balancer of this version") from error

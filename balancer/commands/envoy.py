@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import click
 
 from balancer.config import config as configs
 from balancer.errors import OperatorError
-from balancer.gateway.bootstrap import render, render_with_secrets
+from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, write_secrets
 
 _EPILOG = """\b
 Examples:
@@ -23,26 +25,46 @@ What each part of it is for is explained in envoy/README.md and the comments of 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @click.option(
+    "--libraries",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Copy what Envoy loads to decide by itself into this folder, and have it loaded from there: for an Envoy in "
+    "another container, which sees this folder by the same path.",
+)
+@click.option(
     "--secrets",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write files into this folder through which Envoy reads certificates anew when they are replaced. Without it "
     "Envoy reads them at its start only.",
 )
-def envoy(file: Path | None, secrets: Path | None) -> None:
+def envoy(file: Path | None, libraries: Path | None, secrets: Path | None) -> None:
     """Print the Envoy bootstrap for the config FILE; without one, for the defaults.
 
     Listener, TLS, timeouts and the balancer's addresses come from the config's sections envoy, listen and processes.
     """
     config = configs.load(file) if file is not None else configs.Config()
     options = config.bootstrap_options()
+    if libraries is not None:
+        options = _loaded_from(libraries.absolute(), options)
     if secrets is None:
         click.echo(render(options), nl=False)
         return
     bootstrap, files = render_with_secrets(options, secrets.absolute())
     try:
         secrets.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (secrets / name).write_text(content, encoding="utf-8")
+        write_secrets(secrets, files)
     except OSError as error:
         raise OperatorError(f"--secrets: cannot write into {secrets}: {error.strerror}; name another folder") from error
     click.echo(bootstrap, nl=False)
+
+
+def _loaded_from(folder: Path, options: BootstrapOptions) -> BootstrapOptions:
+    """With the module and the kernel in `folder`; where Envoy is to load none, as they are."""
+    if (native := options.native) is None:
+        return options
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        module, kernel = (Path(shutil.copy2(library, folder)) for library in (native.module, native.kernel))
+    except OSError as error:
+        why = error.strerror or error
+        raise OperatorError(f"--libraries: cannot write into {folder}: {why}; name another folder") from error
+    return dataclasses.replace(options, native=dataclasses.replace(native, module=module, kernel=kernel))

@@ -8,17 +8,16 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from balancer.balancer_tls import BalancerTls
+from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.listen import ListenSection, TlsSection, is_unix
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
-    BalancerTlsSection,
     DecisionLogSection,
     EnvoySection,
     EnvoyTlsSection,
@@ -29,21 +28,31 @@ from balancer.config.sections import (
     PolicySection,
     RequestsSection,
     TelemetrySection,
+    ZonesSection,
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
-from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings, ZoneSettings
 from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
 from balancer.front import module
 from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_access import Access
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.gateway.kserve import HeaderNames
 from balancer.native import library as kernel
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
+
+
+OptionsT_co = TypeVar("OptionsT_co", covariant=True)
+
+
+class _Convertible(Protocol[OptionsT_co]):
+    def options(self) -> OptionsT_co: ...
 
 
 def _path(name: str | None) -> Path | None:
@@ -56,10 +65,8 @@ def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
     return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
 
 
-def _balancer_tls(tls: BalancerTlsSection | None) -> BalancerTls | None:
-    if tls is None:
-        return None
-    return BalancerTls(Path(tls.ca_file), tls.server_name, _path(tls.cert_file), _path(tls.key_file))
+def _options(section: _Convertible[OptionsT_co] | None) -> OptionsT_co | None:
+    return None if section is None else section.options()
 
 
 def _reachable(address: str) -> str:
@@ -88,6 +95,8 @@ class Config(StrictModel):
     """The model table, by model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()
     """When requests are turned away."""
+    zones: ZonesSection = ZonesSection()
+    """Which workers are near, and how far they are preferred."""
     estimators: EstimatorsSection = EstimatorsSection()
     """Time constants and priors."""
     requests: RequestsSection = RequestsSection()
@@ -207,11 +216,13 @@ class Config(StrictModel):
                 for name, row in self.models.items()
             },
             limits=Limits(**limits),
+            zones=ZoneSettings(self.zones.own or "", self.zones.bound_s),
             estimators=self.estimators.settings(),
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,
             sticky_keys=self.requests.sticky_keys,
             max_fallbacks=self.requests.max_fallbacks,
+            slow_start_s=self.discovery.slow_start_s,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
 
@@ -246,9 +257,26 @@ class Config(StrictModel):
             max_connections=self.envoy.max_connections,
             max_heap_bytes=int(self.envoy.max_heap_bytes),
             access_log=self.envoy.access_log or "",
+            traces=_options(self.envoy.traces),
             listener_tls=_listener_tls(self.envoy.tls),
-            balancer_tls=_balancer_tls(self.envoy.balancer_tls),
+            balancer_tls=_options(self.envoy.balancer_tls),
+            triton_tls=None if self.envoy.triton_tls is None else self.envoy.triton_tls.triton_options(),
+            audit_log=_options(self.envoy.audit_log),
+            access=self._access(),
             native=self._native(),
+        )
+
+    def _access(self) -> Access:
+        envoy = self.envoy
+        return Access(
+            jwt=_options(envoy.jwt),
+            api_keys=_options(envoy.api_keys),
+            client_certificates=envoy.tls is not None and envoy.tls.client_ca_file is not None,
+            health_is_open=envoy.open_health,
+            local_limit=_options(envoy.local_rate_limit),
+            global_limit=_options(envoy.rate_limit),
+            tenant_header=self.requests.tenant_header or HeaderNames().tenant or "",
+            named=envoy.audit_log is not None,
         )
 
     @property
@@ -279,13 +307,6 @@ class Config(StrictModel):
     def decision_log_folder(self, config_path: Path) -> Path | None:
         """Where decisions are recorded, for a config file at `config_path`; None: nowhere."""
         return config_path.parent / self.decision_log.folder if self.decision_log.folder is not None else None
-
-
-RESTART_FIELDS = (
-    *("discovery.kubernetes", "discovery.dns", "discovery.file", "listen", "admin"),
-    *("tls", "processes", "first_process", "envoy"),
-)
-"""Fields and sections that a running balancer does not take over; all others are swapped while requests flow."""
 
 
 def parse(content: bytes | str, source: str) -> Config:
@@ -322,19 +343,9 @@ def effective_yaml(config: Config) -> str:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The dotted fields that differ and are taken over by a restart only, sorted; empty where all can be swapped."""
-    before, after = _leaves(old.model_dump(mode="json")), _leaves(new.model_dump(mode="json"))
+    before, after = leaves(old.model_dump(mode="json")), leaves(new.model_dump(mode="json"))
     differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return sorted(name for name in differing if any(f"{name}.".startswith(f"{field}.") for field in RESTART_FIELDS))
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
+    return sorted(filter(waits_for_restart, differing))
 
 
 __all__ = [

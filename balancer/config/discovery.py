@@ -7,12 +7,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from balancer.core.settings import Settings
 from balancer.discovery.dns import NameWanted
 from balancer.discovery.pods.api import Access
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.discovery.workers import Port, WorkerList
 from balancer.files.schema import StrictModel, field_error
 
+_SETTINGS = Settings()
 _PODS = PodsWanted(Access(""))
 _NAME = NameWanted("")
 _Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -84,6 +86,9 @@ class DiscoverySection(StrictModel):
     """A YAML or JSON file with `workers:`, the list below; watched. Relative to the folder of the config file."""
     workers: WorkerList = ()
     """The workers, where nothing else tells of them."""
+    slow_start_s: Annotated[float, Field(ge=0, le=3600)] = _SETTINGS.slow_start_s
+    """Seconds over which the share of a worker that joins others grows to all that the policy would give it; it ends as
+    soon as the worker's service times are known. 0: it gets all at once."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

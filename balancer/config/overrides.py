@@ -22,16 +22,16 @@ class Overrides:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         """`values` by dotted field, such as `listen.admin`; ConfigError where there is no such field."""
-        self._values = dict(values)
+        self.values = dict(values)
         if problems := [_unknown(field, value) for field, value in values.items() if not _exists(field)]:
             raise ConfigError(problems)
 
     def __call__(self, config: Config) -> Config:
         """The config with the overrides in place; ConfigError where they do not fit."""
-        if not self._values:
+        if not self.values:
             return config
         data, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
-        for field, value in self._values.items():
+        for field, value in self.values.items():
             if _get(data, field) not in (value, _get(defaults, field)):
                 logger.warning("%s is set on the command line; what the file says of it is not used", field)
             _set(data, field, value)
@@ -42,7 +42,7 @@ class Overrides:
 
     def _blamed(self, problem: Problem) -> Problem:
         """With the option that the problem is with, where it is with one; the option names its field already."""
-        for field, value in self._values.items():
+        for field, value in self.values.items():
             if f"{problem.field}.".startswith(f"{field}.") or f"{field}.".startswith(f"{problem.field}."):
                 within = "" if problem.field == field else problem.field
                 return dataclasses.replace(problem, source=_option(field, value), field=within)

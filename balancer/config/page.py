@@ -14,7 +14,8 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from balancer.config.config import RESTART_FIELDS, Config
+from balancer.config.changes import waits_for_restart
+from balancer.config.config import Config
 from balancer.config.policy_options import options_model
 from policies import BUILTIN
 
@@ -78,7 +79,7 @@ def _table(model: type[BaseModel], section: str) -> str:
     rows = ["| field | type | default | |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         dotted = f"{section}.{name}" if section else name
-        restart = any(f"{dotted}.".startswith(f"{live}.") for live in RESTART_FIELDS)
+        restart = waits_for_restart(dotted)
         text = " ".join((field.description or "").replace("|", "\\|").split()) + (" *restart*" if restart else "")
         rows.append(f"| `{name}` | {_type(field.annotation, field.metadata)} | {_default(field)} | {text} |")
     return "\n".join(rows) + "\n"

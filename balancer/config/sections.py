@@ -16,19 +16,32 @@ from pydantic import (
     ByteSize,
     Field,
     PrivateAttr,
+    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from balancer.config.clients import (
+    ApiKeysSection,
+    AuditLogSection,
+    JwtSection,
+    LocalRateLimitSection,
+    RateLimitSection,
+    ServerTrustSection,
+    TritonTlsSection,
+)
 from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
+from balancer.config.traces import TracesSection
 from balancer.core import bounds
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
+from balancer.discovery.workers import ZONE
 from balancer.files.schema import Address, Bytes, Fraction, HeaderName, Positive, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
-from balancer.gateway.bootstrap import BootstrapOptions, check_balancers
+from balancer.gateway.bootstrap import BootstrapOptions
+from balancer.gateway.bootstrap_addresses import check_balancers
 from balancer.gateway.kserve import HeaderNames
 from policies.base import Policy
 
@@ -36,6 +49,7 @@ _SETTINGS = Settings()
 _LIMITS = Limits()
 _ESTIMATORS = EstimatorSettings()
 _TOKENS = TokenSettings()
+_ZONES = ZoneSettings()
 _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
@@ -122,6 +136,16 @@ class LimitsSection(StrictModel):
     """Whether to shed a request whose deadline no worker is expected to meet."""
 
 
+class ZonesSection(StrictModel):
+    """Workers of the balancer's own zone first. A request goes to another one where that is done sooner by more than a
+    bound, or where no near worker may serve it. Keys and sequences belong to one worker, wherever that stands."""
+
+    own: Annotated[str, StringConstraints(pattern=ZONE, min_length=1)] | None = None
+    """The balancer's zone, in the words of `discovery.workers[].zone`; null: zones do not matter."""
+    bound_s: float = Field(default=_ZONES.bound_s, ge=0, le=3600)
+    """Seconds: a near worker is preferred while it is expected to be done so much later than the best at most."""
+
+
 class TokensSection(StrictModel):
     """The token bucket that every worker has; the policy `token_bucket` picks by it."""
 
@@ -205,7 +229,8 @@ class RequestsSection(StrictModel):
     deadline_header: HeaderName | None = _NAMES.deadline
     """Header with the milliseconds that the client will still wait; gRPC's own `grpc-timeout` is read anyway."""
     tenant_header: HeaderName | None = _NAMES.tenant
-    """Header with the tenant's name."""
+    """Header with the tenant's name. Where Envoy verifies who sends (`envoy.jwt`, `envoy.api_keys`) it sets this header
+    itself: print its bootstrap anew when the name changes."""
     sticky_keys: bool = _SETTINGS.sticky_keys
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=bounds.MAX_FALLBACKS)
@@ -224,12 +249,15 @@ class TelemetrySection(StrictModel):
 
 
 class AdminSection(StrictModel):
-    """What the admin pages at `listen.admin` allow. They are only read, and each connection carries one request."""
+    """What the admin pages at `listen.admin` allow. They are only read, but for `balancer drain`; each connection
+    carries one request."""
 
     max_connections: int = Field(default=64, ge=1, le=4096)
     """Connections at once; for one more, the one that has kept its place longest is cut off."""
     request_timeout_s: Annotated[float, Field(gt=0, le=300)] = 5.0
     """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
+    max_watchers: int = Field(default=8, ge=1, le=64)
+    """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
     token_file: str | None = None
     """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
     answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
@@ -252,24 +280,9 @@ class EnvoyTlsSection(StrictModel):
     """Authority that clients' certificates must come from; null: clients need none."""
 
 
-class BalancerTlsSection(StrictModel):
+class BalancerTlsSection(ServerTrustSection):
     """What Envoy trusts and shows towards the balancer, in PEM files. Envoy reads them, maybe on another machine: give
     absolute paths."""
-
-    ca_file: str
-    """Authority that the balancer's certificate must come from."""
-    server_name: Annotated[str, Field(min_length=1)]
-    """A name in the balancer's certificate; sent as SNI and required."""
-    cert_file: str | None = None
-    """Certificate chain that Envoy shows, where the balancer asks for one; with `key_file`."""
-    key_file: str | None = None
-    """Its private key."""
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together; give both or neither")
-        return self
 
 
 class EnvoySection(StrictModel):
@@ -299,6 +312,8 @@ class EnvoySection(StrictModel):
     access_log: str | None = None
     """File, or `/dev/stdout`, for one JSON object a request; null: none. To rotate a file, move it and POST
     `/reopen_logs` to Envoy's admin interface."""
+    traces: TracesSection | None = None
+    """Traces of requests; null: none."""
     frontend: Literal["pick", "native"] | None = None
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
@@ -321,6 +336,35 @@ class EnvoySection(StrictModel):
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
     """TLS towards the balancer; needed exactly where `tls.envoy` is set."""
+    triton_tls: TritonTlsSection | None = None
+    """TLS towards the workers; null: plain text."""
+    jwt: JwtSection | None = None
+    """Tokens that clients must show; null: none. Not beside `api_keys`."""
+    api_keys: ApiKeysSection | None = None
+    """API keys that clients must show; null: none."""
+    open_health: bool = False
+    """Whether health calls need no token and no key: REST `/v2/health/live` and `/v2/health/ready`, gRPC `ServerLive`,
+    `ServerReady` and `grpc.health.v1.Health`."""
+    local_rate_limit: LocalRateLimitSection | None = None
+    """A limit that each Envoy keeps; null: none."""
+    rate_limit: RateLimitSection | None = None
+    """A limit that a service keeps for all Envoys; null: none."""
+    audit_log: AuditLogSection | None = None
+    """Who asked for what; null: nothing is told."""
+
+    @model_validator(mode="after")
+    def _principals_are_verified(self) -> Self:
+        if self.jwt is not None and self.api_keys is not None:
+            rule = "cannot stand beside envoy.jwt, which names principals too; keep one of them"
+            raise field_error(("api_keys",), self.api_keys.model_dump(), rule)
+        verified = self.jwt or self.api_keys or (self.tls and self.tls.client_ca_file)
+        for name, limit in (("local_rate_limit", self.local_rate_limit), ("rate_limit", self.rate_limit)):
+            if limit is not None and limit.per != "address" and not verified:
+                rule = (
+                    "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file; set one of them, or count per address"
+                )
+                raise field_error((name, "per"), limit.per, rule)
+        return self
 
     @property
     def on_this_machine(self) -> bool:

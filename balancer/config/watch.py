@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from balancer.config.changes import changes, words_of
 from balancer.config.config import Config, ConfigError, needs_restart, parse
 from balancer.files.off_loop import OffLoop
 from balancer.files.watch import versions
 from balancer.files.yaml_document import Problem
 
+_MOST_KEPT = 20
 _PARSE_LIMIT_S = 60.0
 """For a file of the largest size, with the profiles and weights that it names."""
 
@@ -62,6 +65,17 @@ async def _parsed(parser: OffLoop[Config], content: bytes, path: Path, overrides
         raise ConfigError([Problem(str(path), None, "", message)]) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A config that came into force."""
+
+    at_s: float
+    """Unix time."""
+    hash: str
+    changes: tuple[str, ...]
+    """Of the one before it, in words; none: it is the first."""
+
+
 @dataclass(slots=True)
 class ConfigState:
     """The config in force, where it came from, and how the last attempts to replace it went."""
@@ -78,17 +92,33 @@ class ConfigState:
     """Why the newest file is not in force; None where it is."""
     last_error_at_s: float = 0.0
     """Unix time at which `last_error` was found."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What the command line sets over every file, by dotted field."""
     started: Config = field(init=False)
     """The config that the process started with, which still holds for `config.RESTART_FIELDS`."""
+    waiting_changes: list[str] = field(default_factory=list, init=False)
+    """What a restart would take over, in words."""
+    history: deque[Applied] = field(init=False)
+    """The last configs in force, the oldest first."""
 
     def __post_init__(self) -> None:
         self.started = self.config
+        self.history = deque([Applied(self.loaded_at_s, self.config.hash, ())], _MOST_KEPT)
+
+    @property
+    def hash(self) -> str:
+        """Of the config in force; costs nothing."""
+        return self.history[-1].hash
 
     def accept(self, config: Config, now_s: float) -> bool:
         """Take note that the newest file is good; whether its config differs from that in force, and now is it."""
         self.last_error = None
         if config == self.config:
             return False
+        changed = words_of(changes(self.config.model_dump(mode="json"), config.model_dump(mode="json")))
+        self.history.append(Applied(now_s, config.hash, tuple(changed)))
+        found = changes(self.started.model_dump(mode="json"), config.model_dump(mode="json"))
+        self.waiting_changes = words_of([change for change in found if change.restart])
         self.config, self.loaded_at_s = config, now_s
         self.applied += 1
         return True
@@ -108,7 +138,7 @@ class ConfigState:
         error = self.last_error
         return {
             "source": self.source,
-            "hash": self.config.hash,
+            "hash": self.hash,
             "loaded_at_s": self.loaded_at_s,
             "applied": self.applied,
             "refused": self.refused,
@@ -117,5 +147,6 @@ class ConfigState:
             if error is None
             else {"at_s": self.last_error_at_s, "problems": [str(problem) for problem in error.problems]},
             "waiting_for_restart": self.waiting_for_restart,
+            "overrides": dict(self.overrides),
             "config": self.config.model_dump(mode="json"),
         }

@@ -21,6 +21,8 @@ class WorkerAdded:
     memory_bytes: int = 0
     """Device memory; 0: unknown until a report says it."""
     draining: bool = False
+    zone: str = ""
+    """Where it stands; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,8 +324,8 @@ class Router:
         return picking.pending_limit(self.fleet, 0, float(request.priority))
 
     def _within_limits(self, request: Request, view: LiveView) -> LiveView:
-        """The view less the workers that are full, or would be late where that sheds."""
-        if self.settings.limits.any:
+        """The view less the workers that are full, or would be late where that sheds, or have just come."""
+        if self.settings.narrows:
             found = self.fleet.kernel.keep_within_limits(self.fleet, request, view)
             view.mask = found.left
             if found.refused:

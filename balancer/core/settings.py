@@ -42,6 +42,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ZoneSettings:
+    """Which workers are near, and for how long a request waits for one of them."""
+
+    own: str = ""
+    """Of the balancer; empty: zones do not matter."""
+    bound_s: float = 0.02
+    """A near worker is preferred while it is expected to be done so much later than the best at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """The token bucket that every worker has."""
 
@@ -90,6 +100,7 @@ class Settings:
 
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     limits: Limits = Limits()
+    zones: ZoneSettings = ZoneSettings()
     estimators: EstimatorSettings = EstimatorSettings()
     reports_required: bool = True
     """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""
@@ -99,8 +110,16 @@ class Settings:
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = 2
     """Workers named after the pick, for Envoy to try where nothing was executed."""
+    slow_start_s: float = 0.0
+    """How long a worker that joins others gets part of its requests only, while its service times are not known; 0: it
+    gets all at once."""
     outcome_timeout_s: float = 300.0
     """A request whose outcome was not heard for so long no longer counts as in flight."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether not every eligible worker may be picked for every request."""
+        return self.limits.any or self.slow_start_s > 0 or bool(self.zones.own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def snapshot(router: Router, now_s: float) -> list[dict[str, Any]]:
             "ready": worker.ready,
             "draining": worker.draining or worker.stopping,
             "device": worker.device,
+            "zone": worker.zone,
             "memory_bytes": worker.memory_bytes,
             "memory_used_bytes": worker.memory_used_bytes,
             "utilisation": worker.utilisation,

@@ -16,6 +16,7 @@ class Worker:
     weight: float = 1.0
     device: str = ""
     memory_bytes: int = 0
+    zone: str = ""
     draining: bool = False
     """Discovery says so."""
     stopping: bool = False
@@ -31,6 +32,11 @@ class Worker:
     """Ready versions of each loaded model."""
     batches: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
     """The cumulative counters last seen for each (model, version, rows)."""
+
+
+def is_far(zone: str, settings: Settings) -> bool:
+    """Whether a worker of that zone stands in another one than the balancer; what is unknown is near."""
+    return bool(zone and settings.zones.own) and zone != settings.zones.own
 
 
 def objections(worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False) -> Iterator[str]:

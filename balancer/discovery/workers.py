@@ -35,6 +35,8 @@ def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ports = tuple[int, int]
 """gRPC and HTTP."""
+ZONE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+"""As a label's value in Kubernetes."""
 TRITON_PORTS: Ports = 8001, 8000
 """Triton's own defaults."""
 
@@ -56,6 +58,8 @@ class WorkerSpec(StrictModel):
     """Device kind, such as `A100`; empty: what its agent reports."""
     memory_bytes: Bytes = ByteSize(0)
     """Device memory; 0: what its agent reports."""
+    zone: Annotated[str, StringConstraints(pattern=ZONE)] = ""
+    """Where it stands, in the words of `zones.own`; empty: unknown, which counts as near."""
     draining: bool = False
     """Whether it finishes what it has and is given nothing new."""
 
@@ -71,7 +75,7 @@ class WorkerSpec(StrictModel):
 
     def added(self) -> WorkerAdded:
         """What the router is told of it."""
-        return WorkerAdded(self.name, self.weight, self.device, int(self.memory_bytes), self.draining)
+        return WorkerAdded(self.name, self.weight, self.device, int(self.memory_bytes), self.draining, self.zone)
 
 
 WorkerList = Annotated[tuple[WorkerSpec, ...], AfterValidator(_distinct)]

@@ -37,6 +37,8 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 
 logger = logging.getLogger(__name__)
+_IDLE_S = 0.1
+"""Until it is looked again whether there is a policy to publish."""
 _DIRECTORIES_KEPT = 1000
 """Of which it is known who decided; each lasts as long as nothing changes."""
 
@@ -350,7 +352,9 @@ class SharedRouter(Router):
         """Ask a policy that is not compiled, and have Envoys decide by its answers; returns when to do so again, in
         seconds.
         """
-        if not len(self.tables) or not self.publishes:
+        if not self.publishes:
+            return _IDLE_S
+        if not len(self.tables):
             return PERIOD_S
         with self._alone():
             self.tables.read(self.fleet, now_s)

@@ -60,7 +60,8 @@ class Snapshot:
         """As the policy is shown it; None where the limits leave nobody."""
         # Of the fleet a view reads what is here as well.
         view = LiveView(cast(Fleet, self), eligible, column, float(request.rows), self.at_s)
-        if self.settings.limits.any:
+        # A slow start is left to each request's own lot.
+        if self.settings.limits.any or self.settings.zones.own:
             found = self.kernel.keep_within_limits(self, request, view)
             if found.refused:
                 return None

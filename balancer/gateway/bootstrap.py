@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.resources
-import ipaddress
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,10 +20,21 @@ import yaml
 
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
-from balancer.files.schema import UNIX, split_address
 from balancer.gateway import names
+from balancer.gateway.bootstrap_access import NOTHING_ASKED, Access, guard_listener
+from balancer.gateway.bootstrap_addresses import address_of, check_balancers, discovery_type
+from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
-from balancer.gateway.bootstrap_tls import ListenerTls, Node, Secrets, balancer_socket, listener_socket
+from balancer.gateway.bootstrap_tls import (
+    ListenerTls,
+    Node,
+    Secrets,
+    TritonTls,
+    balancer_socket,
+    listener_socket,
+    triton_sockets,
+)
+from balancer.gateway.bootstrap_traces import TraceOptions, add_traces
 
 _HEADER = """\
 # Printed by `balancer envoy`; envoy/bootstrap.yaml in the source is the same with comments.
@@ -66,8 +78,14 @@ class BootstrapOptions:
     """Memory at which Envoy is full; it sheds from 80% of it on."""
     access_log: str = ""
     """File (or /dev/stdout) for one JSON object per request; empty: none."""
+    traces: TraceOptions | None = None
+    """Requests that are traced; None: none."""
+    audit_log: AuditLog | None = None
     listener_tls: ListenerTls | None = None
     balancer_tls: BalancerTls | None = None
+    triton_tls: TritonTls | None = None
+    access: Access = NOTHING_ASKED
+    """What is asked of clients; by default nothing."""
     native: NativeOptions | None = None
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
 
@@ -123,14 +141,27 @@ def render_with_secrets(options: BootstrapOptions, folder: Path) -> tuple[str, d
     return bootstrap, {name: _dump(content) for name, content in secrets.files.items()}
 
 
+def write_secrets(folder: Path, files: Mapping[str, str]) -> None:
+    """Write such files, which owner and group may read. An Envoy that runs reads each whole, and at once."""
+    for name, content in files.items():
+        new = folder / f".{name}.new"
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
+            file.write(content)
+        new.replace(folder / name)
+
+
 def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     bootstrap = copy.deepcopy(_parsed_template())
     bootstrap["node"]["id"] = options.node_id
     _set_address(bootstrap["admin"], options.admin_address, options.admin_port)
     _fill_listener(bootstrap["static_resources"]["listeners"][0], options, secrets)
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
+    if options.traces is not None:
+        add_traces(bootstrap, options.traces)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
+    guard_listener(bootstrap, options.access, secrets)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]
     }
@@ -155,51 +186,6 @@ def _parsed_template() -> Node:
     return cast(Node, yaml.safe_load(template()))
 
 
-def check_balancers(balancers: tuple[str, ...]) -> None:
-    """Whether Envoy can reach these addresses.
-
-    Raises:
-        ValueError: it cannot; the message names the address and the remedy.
-    """
-    for balancer in balancers:
-        _address(balancer)
-    _discovery_type(balancers)
-
-
-def _address(balancer: str) -> Node:
-    """Envoy's address of a balancer process."""
-    if balancer.startswith(UNIX):
-        path = balancer.removeprefix(UNIX)
-        if not path.startswith("/"):
-            raise ValueError(f"{balancer!r} has no absolute path; write unix:/run/balancer/0.sock")
-        return {"pipe": {"path": path}}
-    try:
-        host, port = split_address(balancer)
-    except ValueError as error:
-        raise ValueError(f"{balancer!r} is no address; {error}, or unix:/path") from error
-    if port == 0:
-        raise ValueError(f"{balancer!r} has port 0; give the port that the balancer listens on")
-    return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _discovery_type(balancers: tuple[str, ...]) -> str:
-    """How Envoy finds these: it resolves names, or takes Unix sockets, but not both in one cluster."""
-    if not any(balancer.startswith(UNIX) for balancer in balancers):
-        return "STRICT_DNS"
-    for balancer in balancers:
-        if not (balancer.startswith(UNIX) or _is_ip(split_address(balancer)[0])):
-            raise ValueError(f"{balancer!r} is a name, which cannot stand beside a Unix socket; give its IP address")
-    return "STATIC"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _set_address(holder: Node, address: str, port: int) -> None:
     holder["address"]["socket_address"] = {"address": address, "port_value": port}
 
@@ -220,7 +206,9 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     first_logger["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(options.flush_interval_s)
     manager["access_log"] = [_outcome_logger(first_logger, process) for process in range(len(options.balancers))]
     if options.access_log:
-        manager["access_log"].append(_json_logger(options.access_log))
+        manager["access_log"].append(access_logger(options.access_log))
+    if options.audit_log is not None:
+        manager["access_log"].append(audit_logger(options.audit_log))
     ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
     (host,) = manager["route_config"]["virtual_hosts"]
@@ -235,43 +223,6 @@ def _outcome_logger(first: Node, process: int) -> Node:
         process
     )
     return logger
-
-
-def _json_logger(path: str) -> Node:
-    return {
-        "name": names.FILE_LOG,
-        "typed_config": {
-            "@type": names.FILE_LOG_TYPE,
-            "path": path,
-            "log_format": {
-                "json_format": {
-                    "time": "%START_TIME%",
-                    "request_id": f"%REQ({names.REQUEST_ID_HEADER.upper()})%",
-                    "gateway_request_id": f"%REQ({names.GATEWAY_REQUEST_ID_HEADER.upper()})%",
-                    "triton_request_id": f"%CEL(metadata.filter_metadata['{names.EXTRACTION}']['id'][0])%",
-                    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
-                    "method": "%REQ(:METHOD)%",
-                    "path": "%REQ(:PATH)%",
-                    "status": "%RESPONSE_CODE%",
-                    "grpc_status": "%GRPC_STATUS_NUMBER%",
-                    "flags": "%RESPONSE_FLAGS%",
-                    "details": "%RESPONSE_CODE_DETAILS%",
-                    "duration_ms": "%DURATION%",
-                    "received_ms": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:ms)%",
-                    "pick_us": f"%FILTER_STATE({names.PICKS_FILTER}:FIELD:request_header_latency_us)%",
-                    "worker_first_byte_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_BEG:ms)%",
-                    "worker_ms": "%COMMON_DURATION(US_TX_BEG:US_RX_END:ms)%",
-                    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-                    "picked": f"%DYNAMIC_METADATA({names.DESTINATION_NAMESPACE}:{names.DESTINATION})%",
-                    "picked_in_envoy": f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{names.DESTINATION})%",
-                    "worker": "%UPSTREAM_HOST_NAME_WITHOUT_PORT%",
-                    "served": "%UPSTREAM_HOST%",
-                    "request_bytes": "%BYTES_RECEIVED%",
-                    "response_bytes": "%BYTES_SENT%",
-                }
-            },
-        },
-    }
 
 
 def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Secrets) -> None:
@@ -289,10 +240,15 @@ def _fill_clusters(clusters: list[Node], options: BootstrapOptions, secrets: Sec
     if options.balancer_tls is not None:
         for cluster in ours:
             cluster["transport_socket"] = balancer_socket(options.balancer_tls, secrets)
+    if options.triton_tls is not None:
+        sockets = triton_sockets(options.triton_tls, secrets)
+        for cluster in clusters:
+            if cluster["name"] in sockets:
+                cluster["transport_socket"] = sockets[cluster["name"]]
 
 
 def _set_endpoints(cluster: Node, name: str, balancers: tuple[str, ...]) -> None:
     cluster["name"] = name
-    cluster["type"] = _discovery_type(balancers)
-    endpoints = [{"endpoint": {"address": _address(balancer)}} for balancer in balancers]
+    cluster["type"] = discovery_type(balancers)
+    endpoints = [{"endpoint": {"address": address_of(balancer)}} for balancer in balancers]
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from balancer.gateway import names
 from balancer.gateway.bootstrap_tls import Node
+from balancer.gateway.bootstrap_traces import decision_tags
 
 _ROOM_KB = 1
 _ROOM_HEADERS = 16
@@ -43,9 +44,11 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     manager = _manager(listener)
     router = manager["http_filters"][-1]
     logs = [log for log in manager["access_log"] if log["name"] == names.FILE_LOG]
-    manager["http_filters"] = [_module_filter(native, told=bool(logs)), router]
+    manager["http_filters"] = [_module_filter(native, told=bool(logs) or "tracing" in manager), router]
     _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
+    if "tracing" in manager:
+        manager["tracing"]["custom_tags"] = decision_tags(names.DECISION_NAMESPACE, names.DECISION_NAMESPACE)
     (host,) = manager["route_config"]["virtual_hosts"]
     for route in host["routes"]:
         # For filters that are not there.
@@ -118,7 +121,7 @@ _ASKED_ROUTE: Node = {
 
 
 def _module_filter(native: NativeOptions, told: bool) -> Node:
-    """`told`: what was decided is left in metadata, for Envoy's log; each request would pay for it."""
+    """`told`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
     value = f"{native.kernel}\n{native.folder}\n{names.TOLD if told else ''}"
     text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
     return {
@@ -136,9 +139,14 @@ def _of_what_was_settled(log: Node) -> Node:
     """The log of requests that the internal listener does not see, so that each has one line."""
     log = copy.deepcopy(log)
     fields = log["typed_config"]["log_format"]["json_format"]
-    fields["triton_request_id"] = f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{names.TRITON_ID_KEY})%"
-    del fields["gateway_request_id"]  # a client's, where none is made
-    return {**log, "filter": {"header_filter": {"header": {**_ASKED, "invert_match": True}}}}
+    if "triton_request_id" in fields:
+        fields["triton_request_id"] = f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{names.TRITON_ID_KEY})%"
+    for key in (names.MODEL_KEY, names.POLICY_KEY):
+        if key in fields:
+            fields[key] = f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{key})%"
+    fields.pop("gateway_request_id", None)  # a client's, where none is made
+    settled = {"header_filter": {"header": {**_ASKED, "invert_match": True}}}
+    return {**log, "filter": {"and_filter": {"filters": [settled, log["filter"]]}} if "filter" in log else settled}
 
 
 _ALL_STATUSES = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"]

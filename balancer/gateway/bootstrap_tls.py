@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from balancer.balancer_tls import BalancerTls
-from balancer.gateway.names import TLS_SOCKET, TLS_TYPE
+from balancer.errors import OperatorError
+from balancer.gateway.names import FILTER_OF_FILE_TYPE, GRPC_CLUSTER, HTTP_CLUSTER, TLS_SOCKET, TLS_TYPE
 
 Node = dict[str, Any]
 """A mapping of the bootstrap, as YAML gives it."""
@@ -23,6 +24,16 @@ class ListenerTls:
     """PEM."""
     client_ca: Path | None = None
     """PEM; clients must then show a certificate that it signed (mTLS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTls:
+    """TLS from Envoy to the workers. Paths are read by Envoy."""
+
+    trust: BalancerTls
+    """What is trusted of every worker, and shown to it."""
+    rest: bool = True
+    """Whether to their HTTP ports too; Triton itself has TLS at its gRPC port only."""
 
 
 class Secrets:
@@ -58,6 +69,27 @@ class Secrets:
             }
         }
 
+    def filter(self, name: str, config: Node, secret: str = "") -> Node:
+        """An HTTP filter that Envoy takes anew when its file in the folder is replaced.
+
+        Args:
+            name: The filter's.
+            config: Its typed config.
+            secret: The field of the config for whose sake it must not stand in the bootstrap; empty: it may.
+
+        Raises:
+            OperatorError: it must not, and there is no folder.
+        """
+        if self._folder is None:
+            if secret:
+                raise OperatorError(f"{secret}: no key stands in a bootstrap; name a folder for them with --secrets")
+            return {"name": name, "typed_config": config}
+        content = {"@type": FILTER_OF_FILE_TYPE, "name": name, "typed_config": config}
+        self.files[f"{name}.yaml"] = {"resources": [content]}
+        source = {"path_config_source": {"path": str(self._folder / f"{name}.yaml")}, "resource_api_version": "V3"}
+        types = [config["@type"]]
+        return {"name": name, "config_discovery": {"config_source": source, "type_urls": types}}
+
     def _watched(self, name: str, kind: str, content: Node, file: Path) -> Node:
         assert self._folder is not None
         secret = {
@@ -81,16 +113,37 @@ def listener_socket(tls: ListenerTls, secrets: Secrets) -> Node:
     return {"name": TLS_SOCKET, "typed_config": socket}
 
 
-def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
-    """The transport socket of the clusters of balancer processes; the server name is sent as SNI too."""
+def server_socket(tls: BalancerTls, secrets: Secrets, authority: str, certificate: str, protocol: str = "h2") -> Node:
+    """The transport socket of a cluster of servers that must have `tls.server_name`, which is sent as SNI too.
+
+    Args:
+        tls: What is trusted and shown.
+        secrets: Takes the files.
+        authority: Name for what is trusted.
+        certificate: Name for what is shown.
+        protocol: ALPN's name; gRPC servers insist on theirs.
+    """
     names = [{"san_type": "DNS", "matcher": {"exact": tls.server_name}}]
-    context = secrets.authority("balancer_authority", tls.ca, names)
-    # gRPC servers insist on it.
-    context["alpn_protocols"] = ["h2"]
+    context = secrets.authority(authority, tls.ca, names)
+    context["alpn_protocols"] = [protocol]
     if tls.certificate is not None and tls.private_key is not None:
-        context |= secrets.certificate("gateway_certificate", tls.certificate, tls.private_key)
+        context |= secrets.certificate(certificate, tls.certificate, tls.private_key)
     typed = {"@type": f"{TLS_TYPE}UpstreamTlsContext", "sni": tls.server_name, "common_tls_context": context}
     return {"name": TLS_SOCKET, "typed_config": typed}
+
+
+def balancer_socket(tls: BalancerTls, secrets: Secrets) -> Node:
+    """The transport socket of the clusters of balancer processes."""
+    return server_socket(tls, secrets, "balancer_authority", "gateway_certificate")
+
+
+def triton_sockets(tls: TritonTls, secrets: Secrets) -> dict[str, Node]:
+    """The transport sockets of the workers' clusters, by the cluster's name."""
+    protocols = {GRPC_CLUSTER: "h2"} | ({HTTP_CLUSTER: "http/1.1"} if tls.rest else {})
+    return {
+        cluster: server_socket(tls.trust, secrets, "triton_authority", "triton_client_certificate", protocol)
+        for cluster, protocol in protocols.items()
+    }
 
 
 def _file(path: Path) -> Node:

@@ -31,13 +31,17 @@ class Pick:
 class Picker:
     """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0") -> None:
-        """`process` and `run` as in `responses.decision`."""
+    def __init__(
+        self, router: Router, clock: Callable[[], float], process: str = "0", run: str = "0", told: bool = False
+    ) -> None:
+        """`process` and `run` as in `responses.decision`; `told`: Envoy is told model and policy, for its audit
+        log and traces."""
         self.router = router
         self.addresses = Addresses()
         self._clock = clock
         self._process = process
         self._run = run
+        self._told = told
         self._refused = responses.decision(process, run, None)
 
     def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
@@ -54,10 +58,12 @@ class Picker:
         try:
             decision = self._route(call, allowed)
         except RoutingError as error:
-            return Pick(responses.refusal(error, call.grpc) + self._refused, error=error)
+            refused = responses.refusal(error, call.grpc) + self._refused
+            return Pick(refused + self._tell(call), error=error)
         addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
         answer = responses.destination(addresses, call.request.sequence, header)
-        return Pick(answer + responses.decision(self._process, self._run, decision.number), decision)
+        answer += responses.decision(self._process, self._run, decision.number)
+        return Pick(answer + self._tell(call, decision.policy), decision)
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         """Refuse a request that is out of bounds."""
@@ -66,6 +72,9 @@ class Picker:
     def failed(self, grpc: bool) -> Pick:
         """Refuse a request that a mistake of ours kept from being decided."""
         return Pick(responses.immediate(*responses.INTERNAL_CODES, _MISTAKE, grpc) + self._refused)
+
+    def _tell(self, call: Call, policy: str = "") -> bytes:
+        return responses.told(call.request.model, policy) if self._told else b""
 
     def _route(self, call: Call, allowed: Collection[str] | None) -> Decision:
         now_s = self._clock()

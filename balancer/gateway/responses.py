@@ -21,9 +21,12 @@ from balancer.gateway.names import (
     DESTINATION,
     DESTINATION_NAMESPACE,
     MAX_RETRIES,
+    MODEL_KEY,
     NUMBER_KEY,
+    POLICY_KEY,
     PROCESS_KEY,
     RUN_SEPARATOR,
+    TOLD_NAMESPACE,
 )
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
@@ -89,6 +92,15 @@ def _decision(process: str, number: str) -> bytes:
     fields = metadata.fields[DECISION_NAMESPACE].struct_value.fields
     fields[PROCESS_KEY].string_value = process
     fields[NUMBER_KEY].string_value = number
+    return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+@lru_cache(maxsize=4096)  # of at most half a kilobyte each
+def told(model: str, policy: str) -> bytes:
+    """The part that Envoy's audit log and traces tell; an empty text is left out."""
+    readable = model.encode(errors="replace").decode()
+    metadata = struct_pb2.Struct()
+    metadata.update({TOLD_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 

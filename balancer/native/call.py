@@ -15,8 +15,8 @@ from balancer.native.record import Record
 (
     MODEL, ROWS, KEY, KEYED, DEADLINE_S, PRIORITY, NUMBER, NOW_S, SEED, WHOLE,
     PICKED, SERVED, LATENCY_S, OK, SHARE, LINES, BATCHES, BALANCERS,
-    REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
-) = range(23)  # fmt: skip
+    BID, REFUSED_AT, PROPENSITY, AMONG, NAMED, FALLBACKS,
+) = range(24)  # fmt: skip
 DECLARED = {
     "MODEL": ("q", "column of the request's model, below `models`"),
     "ROWS": ("d", "of its inputs; for a request that is counted, those that it was counted in with"),
@@ -39,6 +39,7 @@ DECLARED = {
     "LINES": ("q", "how many of the lines hold"),
     "BATCHES": ("q", "how many of the batches hold"),
     "BALANCERS": ("q", "that the worker's agent counts"),
+    "BID": ("d", "written: what the worker `picked` bids for the key; the least one has the sequence"),
     "REFUSED_AT": ("d", "written: of FULL, how many pending are too many; of LATE, the seconds that it takes at best"),
     "PROPENSITY": ("d", "written: the probability with which the worker was picked"),
     "AMONG": ("q", "written: how many workers could have been picked"),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from balancer.core.bounds import MAX_FALLBACKS
 from balancer.core.kernel import counting, eligibility, picking, reports
 from balancer.core.kernel.answers import PROGRAM, Compiler, answering, by_program
@@ -14,6 +16,7 @@ from balancer.native.call import (
     AMONG,
     BALANCERS,
     BATCHES,
+    BID,
     DEADLINE_S,
     FALLBACKS,
     FULL,
@@ -48,7 +51,7 @@ from balancer.native.call import (
 from balancer.native.compiling import from_source, inlined
 from policies import BUILTIN
 from policies.base import Policy
-from policies.hashing import mix_array
+from policies.hashing import lot_of, mix_array, rendezvous_cost
 
 Entry = Callable[[Books, Options, Call], int]
 
@@ -63,6 +66,7 @@ _draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.unif
 _name_fallbacks = from_source(picking.name_fallbacks)
 _among, _best_s = from_source(picking.among), from_source(picking.best_s)
 _pending_limit = from_source(picking.pending_limit)
+_lot_of, _rendezvous_cost = from_source(lot_of), from_source(rendezvous_cost)
 
 
 @inlined
@@ -152,11 +156,20 @@ def take_report(x: Books, options: Options, call: Call) -> int:
     return 0
 
 
+def bid(x: Books, options: Options, call: Call) -> int:
+    """Write over `BID` what the worker `PICKED` bids for the key, as `consistent_hash` has it. Needs no lock: what it
+    reads changes with the list of workers only, and nothing but the call is written."""
+    w = call.wholes[PICKED]
+    lot = _lot_of(x.desk.name_hash[0, w], np.uint64(_ask(call).mixed_key))
+    call.numbers[BID] = _rendezvous_cost(lot, x.desk.weight[0, w])
+    return 0
+
+
 PUBLISHED = symbol_of("published")
 """By probabilities that another process computed, see `balancer.front.tables`."""
 FIXED: tuple[Entry, ...] = (
     *(keep_fresh, fresh_until_s, keep_within_limits, pick),
-    *(count_in, count_out, finish, learn_of_pick, fade, take_report),
+    *(count_in, count_out, finish, learn_of_pick, fade, take_report, bid),
 )
 
 

@@ -15,7 +15,8 @@ _TIMEOUT_S = 1.0
 class ListenerProbe:
     """Asks the listener for a server's readiness until that has been had once.
 
-    Where it asks clients for certificates, of which this process has none, a connection has to do.
+    Where it asks clients for certificates, of which this process has none, a connection has to do; where for tokens or
+    keys, being turned away.
     """
 
     def __init__(self, config: Config) -> None:
@@ -23,6 +24,8 @@ class ListenerProbe:
         tls = config.envoy.tls
         self._scheme = "http" if tls is None else "https"
         self._asks_certificates = tls is not None and tls.client_ca_file is not None
+        asks = config.envoy.jwt is not None or config.envoy.api_keys is not None
+        self._good = (200, 401) if asks else (200,)
         host, self._port = split_address(config.envoy.listen)
         self._host = reachable(host)
 
@@ -45,6 +48,6 @@ class ListenerProbe:
                 url = f"{self._scheme}://{join_address(self._host, self._port)}/v2/health/ready"
                 # Whether anybody answers is asked, not who: the certificate's names are those that clients use.
                 async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
-                    return response.status == 200
+                    return response.status in self._good
         except (OSError, TimeoutError, aiohttp.ClientError):
             return False

@@ -50,9 +50,10 @@ class NativeOutcomes:
 
     def _ended(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
         picked = told.source == Source.BY_POLICY
+        policy = self._policy(told) if picked else ""
         if picked:
-            self._tally.decided(self._policy(told), rows["decision_s"].tolist())
-        ended = _ended_as(told, models, self._router.worker_at(_text(told.endpoint)))
+            self._tally.decided(policy, rows["decision_s"].tolist())
+        ended = _ended_as(told, models, self._router.worker_at(_text(told.endpoint)), policy)
         if not told.endpoint:
             self._tally.unserved(ended, rows["at_s"].tolist())
             return
@@ -84,7 +85,7 @@ def _text(told: bytes) -> str:
     return told.decode("utf-8", "replace")
 
 
-def _ended_as(told: Any, models: dict[int, str], worker: str) -> Ended:
+def _ended_as(told: Any, models: dict[int, str], worker: str, policy: str = "") -> Ended:
     return Ended(
         model=models.get(told.column, OTHER),
         worker=worker,
@@ -95,4 +96,5 @@ def _ended_as(told: Any, models: dict[int, str], worker: str) -> Ended:
         ok=bool(told.ok),
         void=VOIDS[told.void_kind],
         by=ENDERS[told.aborted],
+        policy=policy,
     )

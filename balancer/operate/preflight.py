@@ -13,7 +13,10 @@ from pathlib import Path
 from balancer.config.config import Config
 from balancer.discovery.file import load_workers
 from balancer.discovery.pods.api import MISSING, is_installed
+from balancer.errors import OperatorError
 from balancer.files.yaml_document import ConfigError, Problem
+from balancer.gateway.api_keys import read_keys
+from balancer.gateway.jwks import read_jwks
 from balancer.operate.admin.token import TokenError, read_token
 from balancer.security import expiry
 from balancer.security.certificates import read_fitting, tls_files
@@ -37,6 +40,7 @@ def check_files(config: Config, config_path: Path) -> list[str]:
         *_discovery(config, config_path, notes),
         *_certificates(config, now, notes),
         *_envoys_certificates(config, now, notes),
+        *_credentials(config, notes),
         *_token(config),
         *_decision_log(config, config_path),
     ]
@@ -76,8 +80,14 @@ def _certificates(config: Config, now: datetime.datetime, notes: list[str]) -> I
 
 def _envoys_certificates(config: Config, now: datetime.datetime, notes: list[str]) -> Iterator[Problem]:
     """Envoy may have a machine of its own, and a relative path is from the folder where Envoy is started."""
-    for name in ("tls", "balancer_tls"):
-        tls = getattr(config.envoy, name)
+    envoy, limit = config.envoy, config.envoy.rate_limit
+    sections = {
+        "tls": envoy.tls,
+        "balancer_tls": envoy.balancer_tls,
+        "triton_tls": envoy.triton_tls,
+        "rate_limit.tls": None if limit is None else limit.tls,
+    }
+    for name, tls in sections.items():
         if tls is None:
             continue
         files = tls_files(tls)
@@ -103,6 +113,24 @@ def _fit_and_valid(
             yield Problem("", None, field, message)
         else:
             notes.append(f"warning: {field}: {message}")
+
+
+def _credentials(config: Config, notes: list[str]) -> Iterator[Problem]:
+    """What `balancer envoy` reads to write what Envoy reads, maybe on another machine."""
+    keys, jwt = config.envoy.api_keys, config.envoy.jwt
+    for field, file, read in (
+        ("envoy.api_keys.file", keys and keys.file, read_keys),
+        ("envoy.jwt.jwks_file", jwt and jwt.jwks_file, read_jwks),
+    ):
+        if not file:
+            continue
+        if not os.path.exists(file):
+            notes.append(f"warning: {field}: {file} is not here, so not checked; `balancer envoy` needs it")
+            continue
+        try:
+            read(Path(file))
+        except OperatorError as error:
+            yield Problem("", None, field, str(error))
 
 
 def _token(config: Config) -> Iterator[Problem]:

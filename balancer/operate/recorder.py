@@ -43,8 +43,8 @@ class Recorder:
         self._process = process
         self.mistakes = Mistakes(metrics.handler_errors, clock)
         self._failures = 0
-        self._unheard: dict[str, tuple[int, float]] = {}
-        """Decision numbers, and when they were made, by the gateway's own id of the request, oldest first."""
+        self._unheard: dict[str, tuple[int, float, str]] = {}
+        """Number, time and policy of each decision, by the gateway's own id of the request, oldest first."""
         self.decision_lines = DecisionLines(0.0)
         self._recording: Recording | None = None
         self.recent = Recent()
@@ -65,7 +65,7 @@ class Recorder:
         if decision is not None:
             self.tally.decided(decision.policy, (seconds,))
             if call.gateway_id:
-                self._remember(call.gateway_id, decision.number, decision.at_s)
+                self._remember(call.gateway_id, decision.number, decision.at_s, decision.policy)
             if self._recording is not None and call.kind in _QUESTIONS:
                 self._recording.no_inference(decision.number)
         else:
@@ -90,16 +90,16 @@ class Recorder:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
         self.mistakes.caught("pick", error)
 
-    def _remember(self, gateway_id: str, number: int, at_s: float) -> None:
+    def _remember(self, gateway_id: str, number: int, at_s: float, policy: str) -> None:
         """Keep a pick while its outcome is awaited: Envoy may tell of it under the request's id alone."""
-        self._unheard[gateway_id] = number, at_s
+        self._unheard[gateway_id] = number, at_s, policy
         if len(self._unheard) > _MOST_UNHEARD:
             del self._unheard[next(iter(self._unheard))]
 
     def tick(self, now_s: float) -> None:
         """Let go of picks whose outcome is awaited no more, as the router does."""
         timeout_s = self._router.settings.outcome_timeout_s
-        for gateway_id, (_, at_s) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
+        for gateway_id, (_, at_s, _) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
             if now_s - at_s < timeout_s:
                 break
             del self._unheard[gateway_id]
@@ -146,6 +146,7 @@ class Recorder:
             ok=ok,
             void=void,
             by=by,
+            policy=dropped[2] if dropped is not None and number >= 0 else "",
         )
         if not outcome.upstream and number >= 0:
             self._observe(Withdrawn(number), now_s)
@@ -176,6 +177,7 @@ class Recorder:
             picked=True,
             ok=ok,
             void=void,
+            policy=decision.policy,
         )
         now_s = self._clock()
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None

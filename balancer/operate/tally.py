@@ -11,7 +11,7 @@ from balancer.core.events import Void
 from balancer.gateway.verdict import By, verdict
 from balancer.operate.logs import Reason
 from balancer.operate.metrics import Metrics
-from balancer.operate.recent import Recent
+from balancer.operate.recent import Of, Recent
 
 REASONS: dict[type[RoutingError], Reason] = {
     UnknownModel: "unknown_model",
@@ -39,6 +39,8 @@ class Ended(NamedTuple):
     ok: bool
     void: Void
     by: By = ""
+    policy: str = ""
+    """Whose pick it was; empty: nobody's of this process."""
 
     @property
     def status(self) -> str:
@@ -85,7 +87,8 @@ class Tally:
         """No worker got them: they were refused, their clients left, or Envoy knew of no worker."""
         ok, void = verdict(ended.grpc_status, ended.http_status)
         if ended.inference and not ok and void in _FAILURES:
-            self._recent.add(at_s, [nan] * len(at_s), False, ended.picked)
+            of = Of(self._metrics.model_label(ended.model), "", ended.policy)
+            self._recent.add(at_s, [nan] * len(at_s), False, ended.picked, of)
         self._metrics.requests_of(ended.model, "", ended.status).inc(len(at_s))
         self._aborted(ended, len(at_s))
 
@@ -96,7 +99,7 @@ class Tally:
         fault = not ok and ended.void in _FAILURES
         if ended.inference:
             latency_s = measured.latency_s if ok else [nan] * count
-            self._recent.add(measured.at_s, latency_s, not fault, ended.picked)
+            self._recent.add(measured.at_s, latency_s, not fault, ended.picked, Of(model, worker, ended.policy))
         metrics.requests_of(model, worker, ended.status).inc(count)
         metrics.moved(model, measured.bytes_in, measured.bytes_out)
         if fault:

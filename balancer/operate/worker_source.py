@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from balancer.config.config import Config
+from balancer.core.fleet import Fleet
 from balancer.discovery.dns import DnsSource
 from balancer.discovery.file import FileSource
 from balancer.discovery.pods.api import MISSING, is_installed
 from balancer.discovery.pods.source import PodSource
 from balancer.discovery.pods.watch import WatchCounts
-from balancer.discovery.workers import WorkerSource
+from balancer.discovery.workers import WorkerSource, WorkerSpec
 from balancer.files.yaml_document import ConfigError, Problem
+from balancer.gateway.endpoints import State
 from balancer.operate.metrics import Metrics
 
 
@@ -54,6 +56,24 @@ def no_list_yet(config: Config, *, refused: bool) -> str:
     if config.discovery.file is None:
         return "discovery: no worker is listed yet"
     return f"discovery.file: no list of workers was read yet{'; the log says why' if refused else ''}"
+
+
+def endpoint_states(workers: Sequence[WorkerSpec], fleet: Fleet, *, settled: bool) -> tuple[State, ...]:
+    """What Envoy's own fallback is told of each worker; `settled`: their agents have had time to report.
+
+    Silence is a reason to avoid a worker only then, and while there are better ones: where no agent is heard at all,
+    any listed worker is better than none.
+    """
+    ready = dict(zip(fleet.names, fleet.servable("", "").tolist(), strict=True))
+    silent = {worker.name for worker in fleet.workers if worker.number < 0}
+    spared = set() if settled and any(ready.values()) else silent
+    return tuple(_state(each, ready[each.name] or each.name in spared) for each in workers)
+
+
+def _state(worker: WorkerSpec, usable: bool) -> State:
+    if worker.draining:
+        return "draining"
+    return "healthy" if usable else "unhealthy"
 
 
 class _Pods(Collector):

@@ -8,7 +8,7 @@ from balancer.config.listen import is_local
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
     "reports": "report in any worker's name, and so draw requests to it or away from it",
-    "admin": "read the fleet, the config and the metrics",
+    "admin": "read the fleet, the config and the metrics, though drain no worker",
 }
 
 

@@ -47,7 +47,9 @@ class AgentOptions:
     memory_bytes: int = 0
     """Device memory; 0: as NVML says."""
     tls: BalancerTls | None = None
-    """None: plain text."""
+    """Towards the balancers; None: plain text."""
+    triton_tls: BalancerTls | None = None
+    """Towards Triton's gRPC port; None: plain text. Its metrics port has no TLS."""
     control: Path | None = None
     """The socket by which the agent is told to drain; None: none."""
 
@@ -88,8 +90,9 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
     Raises:
         OperatorError: if a TLS file cannot be read now.
     """
-    if options.tls is not None:
-        await asyncio.to_thread(credentials, options.tls)
+    for tls in (options.tls, options.triton_tls):
+        if tls is not None:
+            await asyncio.to_thread(credentials, tls)
     agent = _Agent(options)
     async with control.listening(options.control, agent.drained):
         await agent.run(stop)
@@ -98,7 +101,7 @@ async def run_agent(options: AgentOptions, stop: asyncio.Event) -> None:
 class _Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
-        self._source = TritonSource(options.triton_grpc, options.triton_metrics)
+        self._source = TritonSource(options.triton_grpc, options.triton_metrics, options.triton_tls)
         self._device = Device(options.device, options.memory_bytes)
         self._replicas = Replicas(options.balancers, options.tls)
         self._port = TritonPort(options.triton_http) if options.triton_http else None

@@ -6,16 +6,13 @@ import asyncio
 import logging
 import math
 
-from balancer.core.events import ModelReport
+from balancer.telemetry.quiet import ended, is_busy, quiet_s
 from balancer.telemetry.streams import Replicas
 from balancer.telemetry.triton_source import TritonState
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-_LEAST_QUIET_S = 0.3
-_MOST_QUIET_S = 10.0
-_QUIET_SERVICE_TIMES = 2.0
 _RECONNECT_S = 2.0
 """Without any balancer connected for so long, there is none to tell."""
 
@@ -27,9 +24,7 @@ class DrainError(Exception):
 class Drain:
     """Whether an agent's worker drains, and how far that has got.
 
-    Triton does not say which requests execute: its counters move when one ends. So nothing is left once nothing is
-    queued, the estimate of what executes is zero, and no request ended for twice the longest mean time of a batch
-    (0.3 to 10 s): whatever began before would have ended since.
+    Nothing is left once nothing is queued, the estimate of what executes is zero, and no request ended for `quiet_s`.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -38,7 +33,7 @@ class Drain:
         self._incarnation = -1
         self._finished = -1
         self._busy_s = -math.inf
-        self._quiet_needed_s = _LEAST_QUIET_S
+        self._quiet_needed_s = quiet_s(())
 
     @property
     def asked(self) -> bool:
@@ -57,14 +52,13 @@ class Drain:
             if self._asked:
                 logger.info("Triton started anew: the worker drains no more")
             self._incarnation, self._asked, self._finished = triton.incarnation, False, -1
-        finished = sum(model.succeeded + model.failed for model in triton.models)
-        busy = any(model.pending > 0 or model.executing > 0 for model in triton.models)
+        finished, busy = ended(triton.models), is_busy(triton.models)
         unknown = not triton.reached and not triton.gone
         if busy or unknown or (triton.reached and finished != self._finished):
             self._busy_s = now_s
         if triton.reached:
             self._finished = finished
-            self._quiet_needed_s = _quiet_s(triton.models)
+            self._quiet_needed_s = quiet_s(triton.models)
 
     async def drained(self) -> None:
         """Wait until every connected balancer knows, and then until nothing is left.
@@ -96,12 +90,3 @@ class Drain:
             elif loop.time() - alone_since_s > _RECONNECT_S:
                 raise DrainError("no balancer is connected, so none knows that this worker drains; see the agent's log")
             await asyncio.sleep(_POLL_S)
-
-
-def _quiet_s(models: tuple[ModelReport, ...]) -> float:
-    """How long nothing may end before nothing executes."""
-    longest_s = max(
-        (seconds / executions for model in models for _, executions, seconds in model.batches if executions),
-        default=0.0,
-    )
-    return min(max(_LEAST_QUIET_S, _QUIET_SERVICE_TIMES * longest_s), _MOST_QUIET_S)

@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from balancer.balancer_tls import BalancerTls
 from balancer.core.events import ModelReport
 from balancer.telemetry.batch_totals import Batches, BatchTotals
 from balancer.telemetry.executing import ExecutingEstimate
 from balancer.telemetry.metrics_page import MetricsPage, MetricsUnavailableError
 from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
+from balancer.telemetry.streams import credentials
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,12 @@ class TritonSource:
     as the clock is not set back.
     """
 
-    def __init__(self, grpc_address: str, metrics_address: str) -> None:
-        """Addresses are `host:port`; nothing is opened yet."""
+    def __init__(self, grpc_address: str, metrics_address: str, tls: BalancerTls | None = None) -> None:
+        """Addresses are `host:port`; `tls`: of the gRPC port, None where it has none. Nothing is opened yet."""
         self._page = MetricsPage(metrics_address, _METRICS_TIMEOUT_S)
         self._parser = MetricsParser()
         self._grpc_address = grpc_address
+        self._tls = tls
         self._incarnation = _next_incarnation(0)
         self._index: dict[ModelKey, bool] = {}
         self._index_answered = False
@@ -82,11 +85,18 @@ class TritonSource:
 
     async def watch(self) -> None:
         """Keep the index and the statistics fresh, until cancelled."""
-        async with grpc.aio.insecure_channel(self._grpc_address, options=_CHANNEL_OPTIONS) as channel:
+        async with await self._channel() as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_index(stub))
                 group.create_task(self._watch_statistics(stub))
+
+    async def _channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self._grpc_address, options=_CHANNEL_OPTIONS)
+        name = ("grpc.ssl_target_name_override", self._tls.server_name)
+        trusted = await asyncio.to_thread(credentials, self._tls)
+        return grpc.aio.secure_channel(self._grpc_address, trusted, options=(*_CHANNEL_OPTIONS, name))
 
     async def read(self) -> TritonState:
         """Fetch the metrics page and return all that is known; not ready where Triton does not answer."""

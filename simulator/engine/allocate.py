@@ -196,7 +196,7 @@ def reset(sim: Sim, e: int) -> None:
     for kind, estimator in _ESTIMATORS.items():
         for f in dataclasses.fields(kind):
             getattr(getattr(sim, estimator), f.name)[parts["r"]] = f.metadata["fill"]
-    sim.desk.reported_s[parts["r"]] = -np.inf
+    sim.desk.reported_s[parts["r"]] = sim.desk.since_s[parts["r"]] = -np.inf
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf

@@ -25,7 +25,8 @@ from simulator.engine.knowledge import balancers, forget_eligible, row
 from simulator.engine.layout import Sim
 from simulator.engine.requests import uniform
 
-take_report, is_warm, is_fresh = map(from_source, (reports.take_report, reports.is_warm, eligibility.is_fresh))
+take_report, is_warm = map(from_source, (reports.take_report, reports.is_warm))
+is_fresh, heard = map(from_source, (eligibility.is_fresh, eligibility.heard))
 
 
 @inlined
@@ -207,4 +208,4 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     take_report(sim, e, r, known.lines[e], lines, known.batches[e], noted, balancers(sim, e), now_s)
     if not is_fresh(sim, e, r, now_s):
         forget_eligible(sim, e, b)
-    sim.desk.reported_s[r] = now_s
+    heard(sim, r, now_s)

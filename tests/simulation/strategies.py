@@ -146,6 +146,7 @@ settings = st.builds(
     stale_after_s=st.sampled_from([1.0, 0.1, 0.03]),
     sticky_keys=st.booleans(),
     max_fallbacks=st.integers(0, 3),
+    slow_start_s=st.sampled_from([0.0, 0.0, 0.5, 4.0]),
 )
 
 reports = st.builds(

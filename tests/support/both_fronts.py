@@ -52,6 +52,7 @@ class BothFronts(NativeRig):
     """`NativeRig`, whose router also picks where the module is told to ask."""
 
     native: bool = True
+    audited: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +66,7 @@ class BothFronts(NativeRig):
             WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
             for each in self.workers
         ]
-        picker = Picker(self.router, time.monotonic)
+        picker = Picker(self.router, time.monotonic, told=self.audited)
         picker.addresses = Addresses(listed)
         self.metrics = Metrics(self.router, time.monotonic)
         self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)

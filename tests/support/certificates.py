@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,14 @@ class Identity:
     def credentials(self, authority: Authority) -> grpc.ChannelCredentials:
         """For a client that shows this certificate, and trusts what `authority` signed."""
         return grpc.ssl_channel_credentials(authority.pem, self.key.read_bytes(), self.cert.read_bytes())
+
+    def server(self, authority: Authority) -> tuple[grpc.ServerCredentials, ssl.SSLContext]:
+        """For servers of gRPC and HTTP that show this certificate, and ask for one that `authority` signed."""
+        pair = (self.key.read_bytes(), self.cert.read_bytes())
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(self.cert, self.key)
+        return grpc.ssl_server_credentials([pair], authority.pem, require_client_auth=True), context
 
     def section(self, authority: Authority) -> dict[str, str]:
         """The part of section `tls` for a listener with this certificate, whose clients `authority` signed."""
@@ -59,6 +69,7 @@ class Authority:
         *,
         uri: str | None = None,
         dns: str | None = None,
+        ip: str | None = None,
         since: datetime.timedelta = -_HOUR,
         until: datetime.timedelta = _HOUR,
     ) -> Identity:
@@ -67,7 +78,8 @@ class Authority:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         uris = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
-        names = [*uris, *([] if dns is None else [x509.DNSName(dns)])]
+        addresses = [] if ip is None else [x509.IPAddress(ipaddress.ip_address(ip))]
+        names = [*uris, *([] if dns is None else [x509.DNSName(dns)]), *addresses]
         builder = self._builder(file_stem, key.public_key(), since, until)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
             self._key, hashes.SHA256()

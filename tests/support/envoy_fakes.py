@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -204,20 +205,23 @@ class FakeWorker:
     http_port: int = 0
     http_status: int = 200
     http_body: str = ""
+    tls: tuple[grpc.ServerCredentials, ssl.SSLContext] | None = None
+    """Of both ports; None: plain text."""
     _server: grpc.aio.Server | None = None
     _runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         server = grpc.aio.server(options=[*_UNLIMITED, ("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRITON, self._handlers()),))
-        self.grpc_port = server.add_insecure_port(f"127.0.0.1:{self.grpc_port}")
+        address = f"127.0.0.1:{self.grpc_port}"
+        self.grpc_port = server.add_secure_port(address, self.tls[0]) if self.tls else server.add_insecure_port(address)
         await server.start()
         self._server = server
         app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{path:.*}", self._http)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.http_port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.http_port, ssl_context=self.tls[1] if self.tls else None)
         await site.start()
         self.http_port = self._runner.addresses[0][1]
 

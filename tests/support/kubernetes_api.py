@@ -14,7 +14,7 @@ import shutil
 import signal
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from tools.stack.ports import free_port_range
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT.parent / "shared" / "kube" / "apiserver"
-_RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_AT = {
-    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
-    "Role": _RBAC + "/namespaces/{}/roles",
-    "RoleBinding": _RBAC + "/namespaces/{}/rolebindings",
-}
 _MERGE = "application/merge-patch+json"
 
 
@@ -108,13 +102,37 @@ class KubernetesApi:
         headers = {"Authorization": f"Bearer {token or self._token}", "Content-Type": kind}
         assert self._session is not None, "outside of `session`"
         async with self._session.request(method, self.url + path, json=body, headers=headers) as answer:
-            return answer.status, await answer.json(content_type=None)
+            # A path that the server does not know is answered in plain text.
+            return answer.status, await (answer.json() if "json" in answer.content_type else answer.text())
 
     async def do(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """The answer of a call that must succeed."""
         status, answer = await self.ask(method, path, body, kind)
         assert 200 <= status < 300, (method, path, status, answer)
         return answer
+
+    async def collection(self, version: str, kind: str, namespace: str = "") -> str:
+        """The path of all objects of a kind, by what the server says that it serves."""
+        group = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        served = {
+            each["kind"]: each["name"] for each in (await self.do("GET", group))["resources"] if "/" not in each["name"]
+        }
+        return f"{group}/namespaces/{namespace}/{served[kind]}" if namespace else f"{group}/{served[kind]}"
+
+    async def serves(self, kinds: Mapping[str, Iterable[str]]) -> None:
+        """Return once the server serves these, by version."""
+
+        async def served() -> bool:
+            groups = (await self.do("GET", "/apis"))["groups"]
+            if not {*kinds} <= {version["groupVersion"] for group in groups for version in group["versions"]}:
+                return False
+            lists = {version: await self.ask("GET", f"/apis/{version}") for version in kinds}
+            return all(
+                status == 200 and {*kinds[version]} <= {each["kind"] for each in found["resources"]}
+                for version, (status, found) in lists.items()
+            )
+
+        await eventually(served, "the API serves the kinds")
 
     async def namespace(self, name: str) -> Namespace:
         """A new one."""
@@ -191,13 +209,11 @@ class Namespace:
         path = f"/api/v1/namespaces/{self.name}/serviceaccounts/{account}/token"
         return str((await self.api.do("POST", path, {"spec": {"expirationSeconds": 3600}}))["status"]["token"])
 
-    async def apply(self, manifest: Path, *kinds: str) -> None:
-        """Create what a manifest has of these kinds, all for this namespace."""
-        for found in yaml.safe_load_all(manifest.read_text()):
-            if found["kind"] in kinds:
-                for subject in found.get("subjects", ()):
-                    subject["namespace"] = self.name
-                await self.api.do("POST", _AT[found["kind"]].format(self.name), found)
+    async def create_all(self, wanted: Iterable[dict[str, Any]]) -> None:
+        """Objects of this namespace."""
+        for each in wanted:
+            path = await self.api.collection(each["apiVersion"], each["kind"], self.name)
+            await self.api.do("POST", path, each)
 
     async def kubeconfig(self, file: Path, token: str) -> Path:
         """A kubeconfig for whoever has the token."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, WorkerAdded
 from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings
+from balancer.core.settings import Limits, Settings, ZoneSettings
 from policies.base import Request
 from support.busy import MODELS, busy_report
 
 WORKERS, REQUESTS, SEED = 21, 400, 5
 CODES = {UnknownModel: (404, 5), NoEligibleWorker: (503, 14), Shed: (429, 8)}
-TAKEN, TURNED_AWAY = 2, 3
+LEAST_REQUEST, TAKEN, TURNED_AWAY = 1, 2, 3
 SETTINGS = {
     "as they come": Settings(),
     "limits": Settings(
@@ -22,12 +22,13 @@ SETTINGS = {
     ),
     "late": Settings(limits=Limits(shed_late=True)),
     "sticky": Settings(sticky_keys=True, max_fallbacks=5),
+    "zones": Settings(zones=ZoneSettings("a", 0.005), slow_start_s=5.0),
 }
 
 
 def begin(router: Router, now_s: float) -> None:
     for number in range(WORKERS):
-        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3), now_s)
+        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3, zone="ab"[number % 2]), now_s)
     for k in range(1, 4):
         for number in range(WORKERS):
             report = busy_report(number, k, executing=0.5 * (number % 3), everywhere=False)

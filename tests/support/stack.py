@@ -62,8 +62,12 @@ class Stack:
     """Of every worker. Each takes a second of the start on a small machine."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
+    triton_arguments: tuple[str, ...] = ()
+    """Further ones, for every server."""
     agent_arguments: tuple[str, ...] = ()
     """Further ones, for every agent."""
+    envoy_arguments: tuple[str, ...] = ()
+    """Further ones, for Envoy."""
     policy: Mapping[str, Any] = field(default_factory=lambda: {"name": "round_robin"})
     tritons: list[TritonServer] = field(default_factory=list, init=False)
     agents: list[Child] = field(default_factory=list, init=False)
@@ -100,7 +104,7 @@ class Stack:
         self.list_workers(*self.specs)
         self.write_config(self.policy)
         self.config = load(self.config_path)
-        self.envoy = EnvoyProcess(options=self.config.bootstrap_options(), log_path=self.directory / "envoy.log")
+        self.envoy = self._new_envoy()
         self.balancer = self._serve()
         await self.balancer.start()
         await asyncio.gather(*(part.start() for part in (*self.tritons, self.envoy)))
@@ -166,7 +170,7 @@ class Stack:
 
     def write_config(self, policy: Mapping[str, Any], **sections: Any) -> None:
         """Write the config file as an editor would: whole, by renaming over the old one."""
-        self.write_text(dump(_merged({"policy": dict(policy)}, self.settings, self._addresses, sections)))
+        self.write_text(dump(merged({"policy": dict(policy)}, self.settings, self._addresses, sections)))
 
     def write_text(self, text: str) -> None:
         """Put any text in place of the config file."""
@@ -185,6 +189,12 @@ class Stack:
         self.balancer = self._serve()
         await self.balancer.start()
 
+    async def start_envoy(self) -> None:
+        """Start one in place of one that has ended; it listens when this returns."""
+        self.envoy = self._new_envoy()
+        await self.envoy.start()
+        await self.envoy.wait_ready()
+
     async def restart_triton(self, number: int) -> None:
         """Start a server in place of one that has ended, on the same ports."""
         old = self.tritons[number]
@@ -196,8 +206,23 @@ class Stack:
             metrics_port=old.metrics_port,
             log_path=old.log_path,
             environment=old.environment,
+            extra_args=old.extra_args,
         )
         await self.tritons[number].start()
+
+    async def replace_worker(self, number: int, name: str) -> None:
+        """Start a worker of that name on other ports in place of one that has ended; it serves once it has reported."""
+        gpu = self.tritons[number].environment["EMULATED_GPU"]
+        self._add_worker(name, gpu, *free_ports(3))
+        self.tritons[number], self.specs[number] = self.tritons.pop(), self.specs.pop()
+        await self.tritons[number].start()
+        self.agents[number] = self._agent(number)
+        await self.agents[number].start()
+        self.list_workers(*self.specs)
+
+    def _new_envoy(self) -> EnvoyProcess:
+        log_path = self.directory / "envoy.log"
+        return EnvoyProcess(options=self.config.bootstrap_options(), log_path=log_path, extra_args=self.envoy_arguments)
 
     def _serve(self) -> Child:
         return Child(["serve", "--config", str(self.config_path)], log_path=self.directory / "balancer.log")
@@ -212,6 +237,7 @@ class Stack:
                 metrics_port=metrics_port,
                 log_path=self.directory / f"{name}.log",
                 environment={"EMULATED_GPU": gpu},
+                extra_args=self.triton_arguments,
             )
         )
         self.specs.append(
@@ -232,7 +258,7 @@ class Stack:
         return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log")))
 
 
-def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Sections of later layers over those of earlier ones, field by field."""
     config: dict[str, Any] = {}
     for layer in layers:

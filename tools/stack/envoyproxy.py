@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from balancer.errors import OperatorError
 from balancer.files.schema import join_address, reachable
-from balancer.gateway.bootstrap import BootstrapOptions, render_with_secrets
+from balancer.gateway.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
 from tools.stack.process import LocalProcess, ProcessExitedError
 
 
@@ -71,9 +71,18 @@ class EnvoyProcess(LocalProcess):
         self._directory = tempfile.TemporaryDirectory(prefix="envoy-")
         folder = Path(self._directory.name)
         text, files = render_with_secrets(self.options, folder)
-        for name, content in (files | {"bootstrap.yaml": self.bootstrap or text}).items():
-            (folder / name).write_text(content, encoding="utf-8")
+        write_secrets(folder, files | {"bootstrap.yaml": self.bootstrap or text})
         await self._spawn(*self._command(executable, folder / "bootstrap.yaml"))
+
+    def renew_secrets(self) -> None:
+        """Write the files of secrets anew, as what they are made from has changed; Envoy reads them soon.
+
+        Raises:
+            OperatorError: they cannot be made; those before stay.
+        """
+        assert self._directory is not None
+        folder = Path(self._directory.name)
+        write_secrets(folder, render_with_secrets(self.options, folder)[1])
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Return once the listener serves: endpoints have arrived, or were waited for in vain (5 s).

@@ -218,6 +218,7 @@ class _Up:
         for name, value in (
             ("ready", f"workers: {len(self._specs)}, policy: {config.policy.name}, decided by: {self._decided_by}"),
             ("gRPC and HTTP", f"localhost:{port}, e.g. tritonclient.grpc.InferenceServerClient('localhost:{port}')"),
+            ("page", " ".join(f"{url}/" for url in self._admin_urls())),
             ("fleet", f"{self._admin_urls()[0]}/workers"),
             ("why", f"{self._admin_urls()[0]}/explain?model=digits"),
             ("metrics", " ".join(f"{url}/metrics" for url in self._admin_urls())),

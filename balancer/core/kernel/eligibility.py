@@ -1,10 +1,20 @@
-"""Who may serve, by the age of what is known: workers without fresh reports only where no fresh one is left."""
+"""Who may serve, by the age of what is known: workers without fresh reports only where no fresh one is left, and one
+that joins the others for part of the requests at first."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.kernel.state import REPORTS_REQUIRED, STALE_AFTER_S, AnyArray, Books
+from balancer.core.estimators.service import WELL_KNOWN
+from balancer.core.kernel.state import REPORTS_REQUIRED, SLOW_START_S, STALE_AFTER_S, AnyArray, Ask, Books
+from policies.hashing import lot_of, mix_array
+
+
+def heard(x: Books, r: int, now_s: float) -> None:
+    """A report of the worker in row `r` was taken in."""
+    x.desk.reported_s[r] = now_s
+    if x.desk.since_s[r] == -np.inf:
+        x.desk.since_s[r] = now_s
 
 
 def is_fresh(x: Books, e: int, r: int, now_s: float) -> bool:
@@ -35,3 +45,27 @@ def fresh_until_s(x: Books, e: int, first: int, workers: int, now_s: float) -> f
         if is_fresh(x, e, r, now_s):
             oldest_s = min(oldest_s, x.desk.reported_s[r])
     return float(oldest_s + x.desk.settings[e, STALE_AFTER_S])
+
+
+def leave_out_newcomers(x: Books, e: int, first: int, ask: Ask, now_s: float) -> None:
+    """Leave in `Desk.mask` a worker whose service time with the model is not known yet for part of the requests only.
+
+    That part grows from nothing to all over `SLOW_START_S`, or over the time for which the oldest of them has been
+    there, if that is shorter: who came together shares alike. So the oldest always stays. Which requests they are is
+    told by a lot of worker and key, or number: those that a newcomer once got it gets from then on, by every balancer.
+    """
+    over_s = x.desk.settings[e, SLOW_START_S]
+    if over_s <= 0:
+        return
+    mask, oldest_s = x.desk.mask[e], 0.0
+    for w in range(len(mask)):
+        if mask[w]:
+            oldest_s = max(oldest_s, now_s - x.desk.since_s[first + w])
+    over_s = min(over_s, oldest_s)
+    for w in range(len(mask)):
+        r = first + w
+        age_s = now_s - x.desk.since_s[r]
+        if mask[w] and age_s < over_s and x.service.weight[r, ask.model] < WELL_KNOWN:
+            # Of another hash than the one that places keys: else a newcomer would get the keys that are its own last.
+            lot = lot_of(mix_array(x.desk.name_hash[e, w]), np.uint64(ask.mixed_key))
+            mask[w] = lot * over_s <= age_s

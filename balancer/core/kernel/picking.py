@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core.estimators.queue import others_left, pending_now
+from balancer.core.kernel.eligibility import leave_out_newcomers
 from balancer.core.kernel.of_worker import completion_s, pending
 from balancer.core.kernel.state import (
     MAX_FALLBACKS,
@@ -15,6 +16,7 @@ from balancer.core.kernel.state import (
     SHED_LATE,
     SHEDDABLE_PENDING,
     SHEDDABLE_PRIORITY,
+    ZONE_BOUND_S,
     AnyArray,
     Ask,
     Books,
@@ -33,10 +35,11 @@ def pending_limit(x: Books, e: int, priority: float) -> float:
 
 
 def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """Leave those in `Desk.mask` that the limits permit, and return how many they are.
+    """Leave those in `Desk.mask` that the limits, a slow start and zones permit, and return how many they are.
 
     None is left where every one is full, or where the best would be late and that sheds.
     """
+    leave_out_newcomers(x, e, first, ask, now_s)
     mask = x.desk.mask[e]
     limit = pending_limit(x, e, ask.priority)
     if limit < np.inf:
@@ -44,7 +47,28 @@ def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> 
             mask[w] = mask[w] and pending(x, e, w, first + w, ask, now_s) < limit
     count = among(x, e)
     sheds_late = count > 0 and x.desk.settings[e, SHED_LATE] and ask.deadline_s < np.inf
-    return 0 if sheds_late and best_s(x, e, first, ask, now_s) > ask.deadline_s else count
+    if sheds_late and best_s(x, e, first, ask, now_s) > ask.deadline_s:
+        return 0
+    return keep_near(x, e, first, ask, now_s) if x.desk.settings[e, ZONE_BOUND_S] >= 0 else count
+
+
+def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
+    """Leave near workers alone in `Desk.mask` while one of them is expected to be done soon enough; how many are left.
+
+    A key belongs to one worker, whichever zone asks.
+    """
+    mask, far = x.desk.mask[e], x.desk.far[e]
+    near_s = far_s = np.inf
+    for w in range(len(mask)):
+        if mask[w]:
+            done_s = completion_s(x, e, w, first + w, ask, now_s)
+            near_s = near_s if far[w] else min(near_s, done_s)
+            far_s = min(far_s, done_s) if far[w] else far_s
+    # Infinite where no near one is left; then all far ones stay.
+    if not ask.keyed and near_s < np.inf and near_s <= far_s + x.desk.settings[e, ZONE_BOUND_S]:
+        for w in range(len(mask)):
+            mask[w] = mask[w] and not far[w]
+    return among(x, e)
 
 
 def best_s(x: Books, e: int, first: int, ask: Ask, now_s: float) -> float:

@@ -82,7 +82,8 @@ class Kernel:
     def keep_within_limits(self, x: Books, request: Request, view: Sight) -> Within:
         """Those in the view's mask that the limits permit, see `picking`."""
         x.desk.mask[0] = view.mask
-        count = picking.keep_within_limits(x, 0, 0, ask_of(request, view), view.at_s)
+        with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
+            count = picking.keep_within_limits(x, 0, 0, ask_of(request, view), view.at_s)
         return Within(x.desk.mask[0].copy(), not count)
 
     def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:

@@ -23,8 +23,8 @@ AnyArray = npt.NDArray[Any]
 (
     STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
     LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
-    SETTING_COLUMNS,
-) = range(15)  # fmt: skip
+    SLOW_START_S, ZONE_BOUND_S, SETTING_COLUMNS,
+) = range(17)  # fmt: skip
 
 
 def settings_row(settings: Settings) -> list[float]:
@@ -45,6 +45,8 @@ def settings_row(settings: Settings) -> list[float]:
         CAPACITY: tokens.capacity,
         REFILL_PER_S: tokens.refill_per_s,
         TARGET_PENDING: tokens.target_pending,
+        SLOW_START_S: settings.slow_start_s,
+        ZONE_BOUND_S: settings.zones.bound_s if settings.zones.own else -1.0,
     }
     return [float(values[column]) for column in range(SETTING_COLUMNS)]
 
@@ -75,6 +77,10 @@ class Desk(NamedTuple):
     """`(e, n)`."""
     reported_s: FloatArray = array("r", start=-np.inf)
     """When each worker's last report was received, by `r`; minus infinity: none, or its stream broke."""
+    since_s: FloatArray = array("r", start=-np.inf)
+    """When each worker's first report was received, by `r`; minus infinity: none was yet."""
+    far: AnyArray = array("e n", np.bool_, False)
+    """Who stands in another zone than the balancer, `(e, n)`."""
     mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""
     candidate: AnyArray = array("e n", np.bool_, False)

@@ -217,7 +217,7 @@ def _refusal(status: int, body: bytes, namespace: str) -> ApiError:
     if status == 401:
         return ApiError("unauthorized", "401: the API server does not know the credentials; it is asked again with new")
     if status == 403:
-        rule = "bind a role with get, list and watch on pods (deploy/kubernetes/rbac.yaml)"
+        rule = "bind a role with get, list and watch on pods (templates/rbac.yaml of deploy/chart)"
         return ApiError("forbidden", f"403: may not list and watch pods in namespace {namespace}; {rule}")
     if status == 410:
         return ApiError("expired", "410: the resource version is too old")

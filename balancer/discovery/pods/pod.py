@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from balancer.discovery.workers import Ports, WorkerSpec
+from balancer.discovery.workers import ZONE, Ports, WorkerSpec
 from balancer.files.schema import did_you_mean, shown
 
 PREFIX = "balancer/"
 """How the annotations and labels begin that are read."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+"""Of a pod: newer Kubernetes copies it from the pod's node."""
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_MEMORY_BYTES = 2**50
 _MAX_COMPLAINTS = 8
@@ -117,6 +119,10 @@ class _Said:
             return otherwise
         return value
 
+    def label(self, name: str) -> str:
+        """The value of a label that Kubernetes itself sets; empty where it is missing or does not fit."""
+        return _zone(str(self._said.get(name, ""))) or ""
+
     def refuse(self, field: str, value: Any, rule: str) -> None:
         """Complain of what makes a pod useless."""
         self._complain(field, f"{field}: {shown(value)} is not allowed: {rule}; the pod is left out")
@@ -153,6 +159,7 @@ def _worker(name: str, address: str, ports: tuple[int | None, int | None], said:
         "device": said.get("device", ""),
         "memory_bytes": said.get("memory-bytes", ByteSize(0)),
         "draining": said.get("draining", False),
+        "zone": said.get("zone", said.label(ZONE_LABEL)),
     }
     if not is_of_a_pod(address):
         said.refuse("podIP", address, "must be an address that other pods reach")
@@ -195,6 +202,10 @@ def _device(text: str) -> str | None:
     return text if _DEVICE.fullmatch(text) else None
 
 
+def _zone(text: str) -> str | None:
+    return text if re.fullmatch(ZONE, text) else None
+
+
 def _memory(text: str) -> ByteSize | None:
     if len(text) > _MAX_NUMBER:
         return None
@@ -219,6 +230,7 @@ READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "weight": (_weight, f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"),
     "device": (_device, "at most 63 letters, digits, spaces and . _ -"),
     "memory-bytes": (_memory, 'a number of bytes, or text such as "40GiB", up to 1PiB'),
+    "zone": (_zone, "at most 63 letters, digits and . _ -"),
     "draining": (_flag, '"true" or "false"'),
     "grpc-port": (_port, _A_PORT),
     "http-port": (_port, _A_PORT),

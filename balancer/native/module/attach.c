@@ -47,9 +47,10 @@ struct source *source_new(const char *kernel, const char *folder, const char **w
     k->finish = function(k->library, "finish");
     k->learn_of_pick = function(k->library, "learn_of_pick");
     k->published = function(k->library, "answer_published");
+    k->bid = function(k->library, "bid");
     *why = NULL;
     if (!stamp || strcmp(stamp, BALANCER_STAMP)) *why = "the library is of other sources than this module";
-    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick || !k->published)
+    else if (!k->keep_fresh || !k->count_out || !k->finish || !k->learn_of_pick || !k->published || !k->bid)
       *why = "the library lacks functions";
   }
   if (!*why) return source;
@@ -151,6 +152,7 @@ static void look(struct source *source) {
   if (!made) return;
   made->kernel = &source->kernel;
   made->seat = -1;
+  pthread_mutex_init(&made->mutex, NULL);
   made->folder = open(source->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
   struct mapped file = {0};
   struct attached *before = source->current;
@@ -347,11 +349,19 @@ static bool fits(const struct attached *attached) {
   return true;
 }
 
+bool attached_readable(const struct attached *attached) {
+  return attached->directory && attached->generation && fits(attached);
+}
+
 bool attached_up_to_date(const struct attached *attached) {
   uint64_t serial = atomic_load_explicit(&attached->control->directory, memory_order_acquire);
   return has_books(attached) && has_directory(attached, serial) && fits(attached);
 }
 
 bool attached_refresh(struct source *source, struct attached *attached) {
-  return refresh_books(source, attached) && refresh_directory(source, attached) && fits(attached);
+  if (attached_up_to_date(attached)) return true;
+  pthread_mutex_lock(&attached->mutex);
+  bool usable = refresh_books(source, attached) && refresh_directory(source, attached) && fits(attached);
+  pthread_mutex_unlock(&attached->mutex);
+  return usable;
 }

@@ -12,7 +12,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published;
+  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published, *bid;
   void *library;
 };
 
@@ -36,7 +36,8 @@ struct names {
   char texts[];
 };
 
-/* One balancer's state. What is below `directory` is used with the shared lock alone. */
+/* One balancer's state. What is below `directory` is used with the shared lock alone. But directory and books change with
+   `mutex` too, so that who has that one may read them. */
 struct attached {
   const struct kernel *kernel;
   struct control *control;
@@ -45,6 +46,7 @@ struct attached {
   uint64_t ticket, stale_after_ns;
   int folder, seat;
   _Atomic(struct names *) names;
+  pthread_mutex_t mutex;
   struct directory *directory;
   uint64_t failed_serial; /* of the directory that could not be used; 0: none */
   struct mapped books;
@@ -98,6 +100,9 @@ static inline bool attached_alive(const struct attached *attached) {
 
 /* With the lock held: whether all is bound as its balancer left it, so that nothing has to be looked up. */
 bool attached_up_to_date(const struct attached *attached);
+
+/* With `mutex` held: whether directory and books, as they were when somebody had the lock, belong together. */
+bool attached_readable(const struct attached *attached);
 
 /* With the lock held: what has changed is looked up anew; false: there is nothing that can be decided by. */
 bool attached_refresh(struct source *source, struct attached *attached);

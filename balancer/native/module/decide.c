@@ -238,12 +238,40 @@ void invalid(struct attached *attached, const struct ask *ask, uint32_t http_sta
   balancer_state_unlock(attached->control);
 }
 
-void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out) {
+/* Without the lock: a sequence stays with its worker whatever becomes of the balancer, since any other one would refuse it.
+   Limits cannot be kept to. */
+static void stay(struct attached *attached, const struct ask *ask, struct decision *out) {
+  struct balancer_call call = {.key = ask->key, .keyed = 1};
+  int64_t of_call[BALANCER_CALL_WORDS];
+  balancer_bind_call(&call, of_call);
+  pthread_mutex_lock(&attached->mutex);
+  const struct entry *entry = attached_readable(attached) ? entry_for(attached->directory, ask, out) : NULL;
+  /* Of a refusal. */
+  out->answer = LEAST_REQUEST;
+  out->length = 0;
+  if (entry) {
+    const uint8_t *members = directory_mask(attached->directory, entry->members);
+    double least = INFINITY;
+    out->row = -1;
+    for (uint64_t w = 0; w < attached->workers; w++) {
+      if (!members[w]) continue;
+      call.picked = (int64_t)w;
+      attached->kernel->bid(attached->of_books, attached->options[STICKY].words, of_call);
+      if (call.bid < least) least = call.bid, out->row = call.picked;
+    }
+    name_endpoints(attached, ask, out);
+  }
+  pthread_mutex_unlock(&attached->mutex);
+}
+
+static void decide_by_books(struct source *source, struct attached *attached, const struct ask *ask,
+                            struct decision *out) {
   struct control *control = attached->control;
   memset(out, 0, offsetof(struct decision, words));
   out->length = 0;
   out->slot = NO_SLOT;
   out->answer = LEAST_REQUEST;
+  out->sequence = ask->sequence;
   if (!attached_alive(attached)) {
     add(control, LEAST_STALE, 1);
     return;
@@ -258,7 +286,6 @@ void decide(struct source *source, struct attached *attached, const struct ask *
     return;
   }
   out->answer = BALANCER_DECIDES;
-  out->sequence = ask->sequence;
   uint64_t number = control->number;
   out->at_ns = now_ns();
   out->at_s = seconds_of(out->at_ns);
@@ -277,6 +304,10 @@ void decide(struct source *source, struct attached *attached, const struct ask *
       out->answer = BALANCER_DECIDES;
       decide_locked(attached, &any_server, out);
     }
+    if (out->answer == TAKEN && source->told) {
+      const struct directory *directory = attached->directory;
+      copy(out->policy, sizeof out->policy, directory_text(directory, directory->head.deciders[out->decider].name));
+    }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
     if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
     if (out->answer != BALANCER_DECIDES)
@@ -287,6 +318,13 @@ void decide(struct source *source, struct attached *attached, const struct ask *
   if (out->answer != LEAST_REQUEST)
     add(control, out->answer == TAKEN ? PICKED : out->answer == TURNED_AWAY ? REFUSALS : ASKED, 1);
   balancer_state_unlock(control);
+}
+
+void decide(struct source *source, struct attached *attached, const struct ask *ask, struct decision *out) {
+  decide_by_books(source, attached, ask, out);
+  if (out->answer != LEAST_REQUEST) return;
+  out->length = 0;
+  if (ask->sequence) stay(attached, ask, out);
 }
 
 /* With the lock held. */

@@ -20,7 +20,7 @@ struct ask {
 
 enum answer {
   BALANCER_DECIDES, /* nothing can be said here: it is to be asked */
-  LEAST_REQUEST,    /* nobody can be asked: Envoy's own choice */
+  LEAST_REQUEST,    /* nobody can be asked: Envoy's own choice, or the worker of the sequence, which has a name then */
   TAKEN,            /* a worker was picked and the request counted in */
   TURNED_AWAY
 };
@@ -37,7 +37,8 @@ struct decision {
   bool sequence;
   bool owed; /* the number is the balancer's */
   bool told; /* of the decision, so that its end is told of too */
-  /* Where taken: the endpoints in order, separated by commas. Where turned away: the message. */
+  char policy[64]; /* that picked, where Envoy's logs tell it: whole or cut, and ended by zeros where there is room */
+  /* Where a worker is named: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];
   size_t length;
   uint32_t http_status, grpc_status;

@@ -1,14 +1,15 @@
 #define _GNU_SOURCE
 #include "filter.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata for Envoy's log. In one space, since each costs as much as a decision. */
-static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION), TRITON_ID = TEXT(NAME_TRITON_ID);
+/* Metadata for Envoy's log and traces. In one space, since each costs as much as a decision. */
+static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
 static _Thread_local struct request *spare;
@@ -125,6 +126,29 @@ static int ask_balancer(void *filter) {
   return HEADERS_CONTINUE;
 }
 
+/* For Envoy's logs and traces. */
+static void tell(void *filter, const struct request *request) {
+  if (!request->source->told) return;
+  const struct decision *decision = &request->decision;
+  bool taken = decision->answer == TAKEN;
+  char number[24], pick_us[24];
+  int digits = taken ? snprintf(number, sizeof number, "%" PRIu64, decision->number) : 0;
+  int letters = taken ? snprintf(pick_us, sizeof pick_us, "%.1f", 1e6 * request->ending.pick_s) : 0;
+  struct header all[] = {
+    {DESTINATION, {decision->words, decision->answer == TURNED_AWAY ? 0 : decision->length}},
+    {TEXT(NAME_TRITON_ID), request->ask.id},
+    {TEXT(NAME_MODEL), request->ask.model},
+    {TEXT(NAME_POLICY), {decision->policy, strnlen(decision->policy, sizeof decision->policy)}},
+    {TEXT(NAME_NUMBER), {number, (size_t)digits}},
+    {TEXT(NAME_PICK_US), {pick_us, (size_t)letters}},
+  };
+  struct header told[sizeof all / sizeof *all];
+  size_t count = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].value.length) told[count++] = all[i];
+  if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+}
+
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
 static void name_workers(void *filter, const struct request *request) {
   const struct decision *decision = &request->decision;
@@ -138,9 +162,6 @@ static void name_workers(void *filter, const struct request *request) {
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
-  if (!request->source->told) return;
-  struct header told[] = {{DESTINATION, all}, {TRITON_ID, request->ask.id}};
-  CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, request->ask.id.length ? 2 : 1);
 }
 
 /* True: the request goes on. */
@@ -156,12 +177,13 @@ static bool settle(void *filter, struct request *request) {
   request->began_ns = decision->at_ns ? decision->at_ns : now_ns();
   request->ending.pick_s = seconds_since(request->ask.came_ns, request->began_ns);
   if (decision->answer == TAKEN) request->ending.decision_s = seconds_since(request->ask.read_ns, now_ns());
+  tell(filter, request);
   if (decision->answer == TURNED_AWAY) {
     request->stage = ENDED;
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
-  if (decision->answer == TAKEN) name_workers(filter, request);
+  if (decision->length) name_workers(filter, request);
   return true;
 }
 

@@ -1,4 +1,4 @@
-"""The admin HTTP interface: what an SRE looks at. Read-only, and bounded in all that a stranger could ask of it."""
+"""The admin HTTP interface: what an SRE looks at and drains workers by, bounded in what strangers could ask of it."""
 
 from balancer.operate.admin.pages import Admin
 

@@ -1,5 +1,7 @@
 """An HTTP server for pages that are only read: few connections, one short request each, an answer, and the end.
 
+An answer may go on (server-sent events): then each part of it has the time that a whole answer has else.
+
 Whoever holds a connection, sends slowly or does not read the answer loses it after `request_timeout_s`; where all
 connections are taken, a newcomer gets the place of the one that has kept it longest. So probes and people get through
 while somebody holds whatever they can.
@@ -30,7 +32,7 @@ _NO_TRACEBACK = logging.getLogger("balancer.operate.admin.http")
 _NO_TRACEBACK.disabled = True
 """Before the path of a Unix socket, where others have host:port."""
 
-Page = Callable[[web.BaseRequest], Awaitable[web.Response]]
+Page = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Closed = Literal["timeout", "full"]
 
 
@@ -108,13 +110,23 @@ class AdminServer(web.Server):
             # Closing would wait for whoever does not read the answer.
             transport.abort()
 
+    def grant(self, request: web.BaseRequest) -> None:
+        """Give the connection of a request its time anew: for the next part of an answer that goes on."""
+        deadline = self._deadlines.get(request.protocol)
+        if deadline is not None:
+            deadline.cancel()
+            loop = asyncio.get_running_loop()
+            self._deadlines[request.protocol] = loop.call_later(
+                self._request_timeout_s, self._cut, request.protocol, "timeout"
+            )
+
     def _forget(self, handler: RequestHandler) -> None:
         deadline = self._deadlines.pop(handler, None)
         if deadline is not None:
             deadline.cancel()
         self._answering.discard(handler)
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.protocol in self._deadlines:
             self._answering.add(request.protocol)
         response = await self._page(request)

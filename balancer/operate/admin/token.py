@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import logging
 import os
@@ -49,6 +50,14 @@ def read_token(path: Path) -> bytes:
     return token
 
 
+def _password(sent: bytes) -> bytes:
+    """Of the scheme Basic, under any name; empty where it is none."""
+    try:
+        return base64.b64decode(sent, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
 class Token:
     """The token in force: that of the file, the last good one where the file goes bad."""
 
@@ -70,11 +79,15 @@ class Token:
             await asyncio.gather(self._following, return_exceptions=True)
 
     def allows(self, authorization: str) -> bool:
-        """Whether the header `Authorization` has the token; in a time that does not depend on what it has."""
+        """Whether the header `Authorization` has the token, as such or as the password that a browser asks a person
+        for; in a time that does not depend on what the token is.
+        """
         scheme, _, given = authorization.partition(" ")
-        token = self._token
-        is_it = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token or b"")
-        return token is not None and scheme.lower() == "bearer" and is_it
+        token, sent = self._token, given.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() == "basic":
+            sent = _password(sent)
+        is_it = hmac.compare_digest(sent, token or b"")
+        return token is not None and scheme.lower() in ("bearer", "basic") and is_it
 
     async def _follow(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from support import chart
 from support.kubernetes_api import KubernetesApi, why_absent
 
 
@@ -13,7 +14,7 @@ from support.kubernetes_api import KubernetesApi, why_absent
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
     if importlib.util.find_spec("kubernetes") is None:
         pytest.skip("the package `kubernetes` is not installed: pip install 'balancer[kubernetes]'")
-    if why := why_absent():
+    if why := why_absent() or chart.why_absent():
         pytest.skip(why)
     api = KubernetesApi(tmp_path_factory.mktemp("kubernetes"))
     try:

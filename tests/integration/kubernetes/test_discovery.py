@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from support.balancer_alone import BalancerAlone
-from support.kubernetes_api import ROOT, KubernetesApi, Namespace
+from support.chart import of_kind, role
+from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import until_stopped
 from support.waiting import eventually
 
@@ -23,8 +24,8 @@ from balancer.discovery.pods.watch import PodsWanted
 
 pytestmark = pytest.mark.integration
 
-MANIFEST = ROOT / "deploy" / "kubernetes" / "rbac.yaml"
-ALL = ("ServiceAccount", "Role", "RoleBinding")
+ACCOUNT = "fleet-balancer"
+"""That the chart makes for the balancer."""
 
 
 class Fleet:
@@ -70,9 +71,9 @@ async def namespace(kubernetes: KubernetesApi, request: pytest.FixtureRequest) -
 
 @pytest.fixture
 async def access(namespace: Namespace, tmp_path: Path) -> Access:
-    """As the manifest's service account."""
-    await namespace.apply(MANIFEST, *ALL)
-    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("balancer"))
+    """As the chart's service account."""
+    await namespace.create_all(role(namespace.name))
+    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
     return Access("app=triton", kubeconfig=file)
 
 
@@ -204,7 +205,7 @@ async def test_the_role_allows_pods_to_be_read_and_nothing_else(
     kubernetes: KubernetesApi, namespace: Namespace, access: Access
 ) -> None:
     await namespace.ready("a")
-    token = await namespace.token("balancer")
+    token = await namespace.token(ACCOUNT)
 
     async def status(method: str, path: str, body: Any = None) -> int:
         return (await kubernetes.ask(method, path, body, token=token))[0]
@@ -235,18 +236,20 @@ async def test_the_role_allows_pods_to_be_read_and_nothing_else(
 async def test_without_the_role_the_log_says_what_to_bind_and_the_pods_come_once_it_is(
     namespace: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await namespace.apply(MANIFEST, "ServiceAccount", "Role")
+    wanted = role(namespace.name)
+    bindings = of_kind(wanted, "RoleBinding")
+    await namespace.create_all(each for each in wanted if each not in bindings)
     await namespace.ready("a")
-    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("balancer"))
+    file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
     async with following(Access("app=triton", kubeconfig=file)) as fleet:
         await eventually(lambda: fleet.counts.failures["forbidden"], "it is refused")
         assert fleet.listed is None
-        await namespace.apply(MANIFEST, "RoleBinding")
+        await namespace.create_all(bindings)
         await fleet.until({"a": False})
     assert (
         "discovery.kubernetes: no word from the API, there is no list of workers yet; trying again: 403: may not list "
         f"and watch pods in namespace {namespace.name}; bind a role with get, list and watch on pods "
-        "(deploy/kubernetes/rbac.yaml)" in caplog.messages
+        "(templates/rbac.yaml of deploy/chart)" in caplog.messages
     )
 
 
@@ -265,7 +268,7 @@ async def test_in_a_pod_the_service_account_is_taken_and_its_token_may_rotate(
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kubernetes.port))
     async with following(Access("app=triton")) as fleet:
         await eventually(lambda: fleet.counts.failures["unauthorized"], "the token is refused")
-        (tmp_path / "token").write_text(await namespace.token("balancer"))
+        (tmp_path / "token").write_text(await namespace.token(ACCOUNT))
         await fleet.until({"a": False})
 
 

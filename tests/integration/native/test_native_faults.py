@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.envoy_fakes import a_request
 from support.native import NativeRig
 from support.waiting import eventually
 
@@ -18,6 +19,7 @@ from balancer.front.layouts import Source
 from balancer.front.state import STALE_AFTER_S
 
 pytestmark = pytest.mark.integration
+SEQUENCES = range(1, 13)
 
 
 @pytest.fixture
@@ -131,6 +133,34 @@ async def test_somebody_keeps_the_lock(rig: NativeRig) -> None:
     assert rig.router.replaced == 1
     await eventually(rig.picks)
     await rig.all_ended()
+
+
+async def served_by(rig: NativeRig, sequences: range) -> list[str]:
+    """Who serves a request of each."""
+    workers = []
+    for sequence in sequences:
+        request = a_request()
+        request.parameters["sequence_id"].int64_param = sequence
+        workers.append((await rig.stub.ModelInfer(request, timeout=10)).id)
+    return workers
+
+
+async def test_sequences_stay_where_they_are_without_the_lock(rig: NativeRig) -> None:
+    before = await served_by(rig, SEQUENCES)
+    assert set(before) == {"w0", "w1", "w2"}
+    await rig.all_ended()
+    assert rig.router.state.lock()
+    assert await served_by(rig, SEQUENCES) == before
+    assert rig.router.state.counts()["least_locked"] == len(SEQUENCES)
+
+
+async def test_sequences_stay_where_they_are_without_a_balancer(mortal: NativeRig) -> None:
+    before = await served_by(mortal, SEQUENCES)
+    assert set(before) == {"w0", "w1", "w2"}
+    mortal.die()
+    await eventually(mortal.does_without)
+    assert await served_by(mortal, SEQUENCES) == before
+    assert mortal.balancer.seen == []
 
 
 async def test_workers_come_and_go_under_requests(rig: NativeRig) -> None:

@@ -71,7 +71,8 @@ async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> Non
     assert sorted(turns.values()) == [10, 10, 10]
 
     async def counted() -> bool:
-        alone = await stack.metric("balancer_native_requests_total", result="least_stale")
+        results = ("least_stale", "least_locked")
+        alone = sum([await stack.metric("balancer_native_requests_total", result=result) for result in results])
         return await decided(stack) - before + alone == served.total()
 
     await eventually(counted, "every decision is counted")

@@ -5,35 +5,14 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import aiohttp
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 from support.certificates import Authority
-from support.stack import Stack
+from support.tls_stack import NAME, TlsStack
 
 pytestmark = pytest.mark.integration
-
-NAME = "balancer.test"
-
-
-class TlsStack(Stack):
-    """Reads the admin pages as an admin."""
-
-    trusted: ssl.SSLContext
-
-    async def get(self, page: str, process: int = 0) -> object:
-        """As of Stack."""
-        url = f"https://{self.config.admin_address(process)}{page}"
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(url, ssl=self.trusted, server_hostname=NAME) as response,
-            ):
-                return await response.json()
-        except aiohttp.ClientError:
-            return None
 
 
 async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,10 +15,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
+from support.certificates import Authority
+from support.envoy_fakes import Rig
 from support.reports import Heard, collecting
 from support.waiting import eventually
 
+from balancer.balancer_tls import BalancerTls
 from balancer.core.events import ModelReport, Report, ReportsLost
+from balancer.gateway.bootstrap_tls import TritonTls
+from balancer.gateway.endpoints import Endpoint
 from balancer.telemetry.agent import AgentOptions, run_agent
 from balancer.telemetry.control import drain
 from tools.stack.ports import free_ports
@@ -28,7 +34,7 @@ pytestmark = pytest.mark.integration
 MODELS = Path(__file__).with_name("models")
 
 
-def triton_at(ports: list[int], log_path: Path) -> TritonServer:
+def triton_at(ports: list[int], log_path: Path, *further: str) -> TritonServer:
     return TritonServer(
         name="w",
         model_repository=MODELS,
@@ -36,7 +42,7 @@ def triton_at(ports: list[int], log_path: Path) -> TritonServer:
         http_port=ports[1],
         metrics_port=ports[2],
         log_path=log_path,
-        extra_args=("--model-control-mode=explicit", "--load-model=*"),
+        extra_args=("--model-control-mode=explicit", "--load-model=*", *further),
     )
 
 
@@ -52,7 +58,9 @@ async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
 
 
 @contextlib.asynccontextmanager
-async def agent_beside(triton: TritonServer, *balancers: str, control: Path | None = None) -> AsyncIterator[None]:
+async def agent_beside(
+    triton: TritonServer, *balancers: str, control: Path | None = None, triton_tls: BalancerTls | None = None
+) -> AsyncIterator[None]:
     options = AgentOptions(
         worker="w",
         balancers=balancers,
@@ -62,6 +70,7 @@ async def agent_beside(triton: TritonServer, *balancers: str, control: Path | No
         device="T4",
         memory_bytes=16 << 30,
         control=control,
+        triton_tls=triton_tls,
     )
     stop = asyncio.Event()
     agent = asyncio.create_task(run_agent(options, stop))
@@ -123,6 +132,44 @@ async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:
         assert compute_s >= 0.1 * executions
     assert model_of(done, "plain").batches == ()
     await heard.report(lambda report: model_of(report).executing == 0, after=len(heard.events))
+
+
+async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certificate(tmp_path: Path) -> None:
+    """Triton's own TLS, at its gRPC port: for the agent, and for Envoy."""
+    authority = Authority(tmp_path / "certificates")
+    own, client = authority.issue("triton", dns="triton.example"), authority.issue("client", dns="client")
+    files = {"grpc-server-cert": own.cert, "grpc-server-key": own.key, "grpc-root-cert": authority.file}
+    tls = ("--grpc-use-ssl-mutual=true", *(f"--{name}={path}" for name, path in files.items()))
+    trust = BalancerTls(authority.file, "triton.example", client.cert, client.key)
+    triton, heard = triton_at(free_ports(3), tmp_path / "triton.log", *tls), Heard()
+    rig = Rig(tmp_path, workers=[])
+    rig.options = dataclasses.replace(rig.options, triton_tls=TritonTls(trust, rest=False))
+    try:
+        await triton.start()
+        await triton.wait_ready()
+        async with (
+            collecting(heard) as (_, address),
+            agent_beside(triton, address, triton_tls=trust),
+            rig.running(),
+        ):
+            report = await heard.report(lambda report: report.ready)
+            assert model_of(report).ready
+            worker = Endpoint("w", triton.address, triton.grpc_port, triton.http_port, "healthy")
+            rig.balancers[0].ads.update([worker])
+            async with triton_aio.InferenceServerClient(rig.envoy.endpoint) as through_envoy:
+
+                async def is_ready() -> bool:
+                    with contextlib.suppress(triton_grpc.InferenceServerException):
+                        return bool(await through_envoy.is_model_ready("plain"))
+                    return False
+
+                await eventually(is_ready, "Envoy reaches Triton")
+                assert await through_envoy.infer("seconds", seconds(0.0))
+            async with triton_aio.InferenceServerClient(triton.grpc_endpoint) as plain:
+                with pytest.raises(triton_grpc.InferenceServerException):
+                    await plain.is_server_live()
+    finally:
+        await triton.kill()
 
 
 async def test_failures_are_counted(heard: Heard, client: Any) -> None:

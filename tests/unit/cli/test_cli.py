@@ -17,6 +17,7 @@ from balancer.commands import policies
 from balancer.config import config
 from balancer.config.config import Config
 from balancer.config.plugins import Catalogue
+from balancer.front import module
 from policies import BUILTIN
 
 
@@ -33,11 +34,11 @@ def test_help_lists_every_command_and_imports_none() -> None:
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    for name in ("up", "serve", "agent", "check", "policies", "envoy", "load"):
+    for name in ("up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"):
         assert f"  {name} " in done.stdout
 
 
-@pytest.mark.parametrize("name", ["up", "serve", "agent", "check", "policies", "envoy", "load"])
+@pytest.mark.parametrize("name", ["up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"])
 def test_every_command_has_help_with_examples(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0, result.output
@@ -143,6 +144,24 @@ def test_envoy_writes_the_files_by_which_certificates_are_renewed(tmp_path: Path
     assert secret["tls_certificate"]["watched_directory"] == {"path": "/certificates"}
     taken = run("envoy", str(file), "--secrets", str(written / "below"))
     assert (taken.exit_code, "--secrets: cannot write into" in taken.stderr) == (1, True)
+
+
+def test_envoy_hands_over_what_envoy_loads_for_another_container(tmp_path: Path) -> None:
+    file, folder = tmp_path / "balancer.yaml", tmp_path / "lib"
+    file.write_text("envoy: {frontend: native}\n")
+    bootstrap = run("envoy", str(file), "--libraries", str(folder)).stdout
+    assert {library.name for library in folder.iterdir()} == {"kernel.so", "module.so"}
+    assert all(str(library) in bootstrap for library in folder.iterdir())
+    assert str(module.PATH) not in bootstrap
+    assert (folder / "module.so").read_bytes() == module.PATH.read_bytes()
+    taken = run("envoy", str(file), "--libraries", str(file))
+    assert (taken.exit_code, "--libraries" in taken.stderr) == (2, True)
+    below = run("envoy", str(file), "--libraries", str(file / "below"))
+    assert (below.exit_code, "--libraries: cannot write into" in below.stderr) == (1, True)
+    # Where Envoy asks, it loads nothing.
+    file.write_text("envoy: {frontend: pick}\n")
+    assert run("envoy", str(file), "--libraries", str(tmp_path / "none")).exit_code == 0
+    assert not (tmp_path / "none").exists()
 
 
 def test_bad_config_is_a_message_for_every_command_that_takes_one(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -302,55 +301,6 @@ def test_envoy_reaches_balancers_at_unix_sockets_too() -> None:
             config.parse(f"envoy: {{balancers: ['{wrong}']}}", "f")
     with pytest.raises(ConfigError, match="give its IP address"):
         config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', 'balancer.svc:9003']}", "f")
-
-
-def test_envoy_gets_its_section() -> None:
-    options = config.parse(
-        """
-        tls: {envoy: {cert_file: a, key_file: b, client_ca_file: c}}
-        envoy:
-          listen: "[::]:1"
-          admin: 127.0.0.1:2
-          message_timeout_s: 0.5
-          health_timeout_s: 0.75
-          access_log_flush_s: 0.25
-          request_buffer_limit_bytes: 1MiB
-          access_log: /dev/stdout
-          node_id: west
-          balancers: ["balancer.svc:9002"]
-          request_timeout_s: 20
-          max_connections: 50
-          max_heap_bytes: 1GiB
-          tls: {cert_file: c, key_file: d, client_ca_file: e}
-          balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
-        """,
-        "f",
-    ).bootstrap_options()
-    told: dict[str, Any] = dataclasses.asdict(options)
-    assert told == {
-        "listener_address": "::",
-        "listener_port": 1,
-        "admin_address": "127.0.0.1",
-        "admin_port": 2,
-        "balancers": ("balancer.svc:9002",),
-        "node_id": "west",
-        "message_timeout_s": 0.5,
-        "health_timeout_s": 0.75,
-        "flush_interval_s": 0.25,
-        "request_buffer_limit_bytes": 2**20,
-        "access_log": "/dev/stdout",
-        "request_timeout_s": 20,
-        "max_connections": 50,
-        "max_heap_bytes": 2**30,
-        "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
-        "balancer_tls": {
-            "ca": Path("f"),
-            "server_name": "g",
-            "certificate": Path("h"),
-            "private_key": Path("i"),
-        },
-        "native": None,
-    }
 
 
 def test_workers_file_is_found_beside_the_config() -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import yaml
 from cryptography import x509
 
 from balancer.config.config import load
@@ -19,13 +18,6 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 def test_the_sample_is_good_and_closed_to_strangers() -> None:
     assert warnings(load(DEPLOY / "balancer.yaml")) == []
-
-
-def test_the_role_reads_pods_and_nothing_else() -> None:
-    account, role, binding = yaml.safe_load_all((DEPLOY / "kubernetes" / "rbac.yaml").read_text())
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert [subject["name"] for subject in binding["subjects"]] == [account["metadata"]["name"]]
 
 
 def test_certificates_fit_the_config_that_is_shown_with_them(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
    settle KERNEL.so FOLDER: reads lines from standard input. `ask NOW_NS KIND GRPC SEQUENCE KEYED KEY DEADLINE PRIORITY
    ROWS MODEL VERSION` (a dash: none) writes what was decided, `end NOW_NS NTH LATENCY GRPC_STATUS ENDPOINT` ends the
-   request of the NTH line, counted from 0. `sync` writes a line, when all before it is done. */
+   request of the NTH line, counted from 0. `sync` writes a line, when all before it is done. From `mute` on the balancer gives
+   no sign of life. */
 #define _GNU_SOURCE
 #include "decide.h"
 
@@ -48,9 +49,14 @@ int main(int count, char **arguments) {
     return 3;
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
+  bool mute = false;
   for (unsigned nth = 0; scanf("%7s", what) == 1;) {
     if (!strcmp(what, "sync")) {
       printf("done\n");
+      continue;
+    }
+    if (!strcmp(what, "mute")) {
+      mute = true;
       continue;
     }
     if (!strcmp(what, "end")) {
@@ -74,7 +80,7 @@ int main(int count, char **arguments) {
       printf("none\n");
       continue;
     }
-    atomic_store(&attached->control->heartbeat_ns, now);
+    atomic_store(&attached->control->heartbeat_ns, mute ? 0 : now);
     struct decision *decision = &decisions[nth];
     decide(source, attached, ask, decision);
     printf("%d %" PRIu64 " %u %u %a %.*s\n", decision->answer, decision->number,

@@ -16,6 +16,7 @@ from balancer.gateway import picker
 from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.gateway.bootstrap_traces import TraceOptions
 from tools.stack.envoyproxy import find_envoy
 
 ENVOY = Path(__file__).parents[3] / "envoy"
@@ -58,6 +59,7 @@ EVERYTHING = BootstrapOptions(
     flush_interval_s=0.0005,
     request_buffer_limit_bytes=1000,
     request_timeout_s=7.5,
+    traces=TraceOptions("collector.observability:4317", 0.000125, "edge", follow_clients=False),
     max_connections=11,
     max_heap_bytes=2**30,
     access_log="/dev/stdout",
@@ -110,6 +112,7 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
     }
     everyone = [("balancer-0.balancers", 9000), ("10.0.0.2", 9001), ("::1", 9002)]
     each = {f"balancer_{i}": [address] for i, address in enumerate(everyone)}
+    each["traces"] = [("collector.observability", 4317)]
     assert addresses == {"balancer": everyone, "balancer_endpoints": everyone} | each
 
 

@@ -212,7 +212,7 @@ def test_c_refuses_arrays_that_leave_the_block(decide: Path, tmp_path: Path, kin
     books, shared, _ = fleets(tmp_path, Kernel())
     options = write_options(tmp_path, BUILTIN["learned"](), shared)
     # An array of two axes in each.
-    place, path = (13, books) if kind == "books" else (1, options)
+    place, path = (15, books) if kind == "books" else (1, options)
     change(path, ENTRY, HEADER.itemsize + place * ENTRY.itemsize, **fields)
     done = run(decide, PATH, books, options)
     assert done.returncode == 3

@@ -17,9 +17,10 @@ from support.guarded import NO_WINDOWS, Moody, guarded
 
 from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.trials.steering import Plan, Steering
-from balancer.operate.admin.explain import explain
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.operate.explain import explain
+from balancer.operate.journal import Journal
 from balancer.operate.metrics import Metrics
 from balancer.operate.news import News
 from policies.base import FleetView, FloatArray, Request
@@ -43,7 +44,7 @@ def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.L
     metrics = Metrics(g.router, lambda: g.now_s)
     assert g.router.steering is not None
     plan = g.router.steering.plan
-    g.router.steering = Steering(g.policy, plan, listener=News(metrics))
+    g.router.steering = Steering(g.policy, plan, listener=News(metrics, Journal()))
     fallen = ("balancer_guard_fallen_back", frozenset({("policy", "moody")}))
     assert samples(metrics)[fallen] == 0
     with caplog.at_level(logging.INFO):
@@ -69,7 +70,9 @@ def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof
     steps = RolloutSettings((0.5, 1.0), step_s=2.0, min_requests=50, watch_s=20.0, watch_pairs=10, guard=windows)
     g = guarded(policy=RandomChoice())
     metrics = Metrics(g.router, lambda: g.now_s)
-    g.router.steering = Steering(g.router.policy, Plan(rollout=steps, new=PowerOfTwo()), listener=News(metrics))
+    g.router.steering = Steering(
+        g.router.policy, Plan(rollout=steps, new=PowerOfTwo()), listener=News(metrics, Journal())
+    )
     with caplog.at_level(logging.INFO):
         g.decide(150)
         held = explain(g.router, M, g.now_s)["rollout"]

@@ -118,6 +118,8 @@ def test_a_pod_without_a_ready_condition_is_not_ready() -> None:
         ("memory-bytes", "40 apples", 'must be a number of bytes, or text such as "40GiB", up to 1PiB'),
         ("memory-bytes", "2PiB", 'must be a number of bytes, or text such as "40GiB", up to 1PiB'),
         ("memory-bytes", "9" * 39 + "B", 'must be a number of bytes, or text such as "40GiB", up to 1PiB'),
+        ("zone", "eu 1a", "must be at most 63 letters, digits and . _ -"),
+        ("zone", "z" * 64, "must be at most 63 letters, digits and . _ -"),
         ("draining", "yes", 'must be "true" or "false"'),
     ],
 )
@@ -130,6 +132,19 @@ def test_a_pod_is_taken_without_a_value_that_does_not_fit(name: str, value: str,
     assert complaint.text.endswith(f" is not allowed: {rule}; the pod is taken without it")
     assert "\n" not in complaint.text
     assert len(complaint.text) < 300
+
+
+def test_the_zone_is_that_of_the_annotation_then_that_of_the_node() -> None:
+    node = {"topology.kubernetes.io/zone": "eu-1a"}
+    for said, labels, zone in (
+        ({}, {}, ""),
+        ({}, node, "eu-1a"),
+        ({"balancer/zone": "rack-3"}, node, "rack-3"),
+        ({}, {"topology.kubernetes.io/zone": "no zone\n"}, ""),
+    ):
+        worker = read(annotations=said, labels=labels).worker
+        assert worker is not None
+        assert worker.zone == zone
 
 
 @pytest.mark.parametrize("value", ["0", "65536", "grpc", "-1", "८००१", " 8001", "080001"])

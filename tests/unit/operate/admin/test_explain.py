@@ -9,8 +9,9 @@ import pytest
 from support.fleets import make_router, model, report
 
 from balancer.core.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
-from balancer.core.settings import ModelSettings, Settings
-from balancer.operate.admin.explain import explain, read_question
+from balancer.core.events import WorkerAdded
+from balancer.core.settings import ModelSettings, Settings, ZoneSettings
+from balancer.operate.explain import explain, read_question
 from policies.base import Request
 
 
@@ -72,6 +73,10 @@ def test_where_nobody_is_eligible_each_worker_has_its_probability_and_what_is_se
     assert page["workers"][0].keys() == eligible.keys()
 
 
+def test_it_tells_what_the_policy_reads() -> None:
+    assert explain(make_router(2), Request("m"), 0.1)["reads"] == ["in_flight"]
+
+
 def test_a_version_that_nobody_has_says_who_has_which() -> None:
     page = explain(make_router(1), Request("m", version="7"), 0.1)
     assert page["refused"] == "no worker has model 'm' version '7'"
@@ -83,6 +88,22 @@ def test_a_pinned_version_is_explained_by_the_router() -> None:
     assert explain(router, Request("m"), 0.1)["workers"][0]["why_not"] == [
         "version 1 of m is not permitted (pinned to 2)"
     ]
+
+
+def test_a_worker_that_is_spared_is_explained() -> None:
+    router = make_router(2, settings=Settings(slow_start_s=10.0, zones=ZoneSettings("a")))
+    router.observe(WorkerAdded("far", zone="b"), 0.0)
+    router.observe(report("far"), 0.0)
+    router.observe(WorkerAdded("new"), 100.0)
+    for name in ("w0", "w1", "far", "new"):
+        router.observe(report(name, 2), 100.0)
+    why = {each["worker"]: each["why_not"] for each in explain(router, Request("m"), 100.0)["workers"]}
+    assert why == {
+        "w0": [],
+        "w1": [],
+        "far": ["in zone b, and a near worker is expected to be done soon enough"],
+        "new": ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"],
+    }
 
 
 def test_names_that_are_asked_about_are_not_kept() -> None:

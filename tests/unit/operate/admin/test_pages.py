@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,14 +16,26 @@ import trustme
 from support.fleets import make_router
 from support.waiting import eventually
 
+from balancer.config.config import Config
 from balancer.config.sections import AdminSection
+from balancer.config.watch import ConfigState
 from balancer.operate.admin import Admin
 from balancer.operate.admin.token import TokenError, read_token
 from balancer.operate.metrics import Metrics
 from balancer.operate.recent import Recent
 
 TOKEN = "0123456789abcdef"
-SECRET_PAGES = ("/", "/metrics", "/workers", "/explain?model=m", "/guard", "/recent", "/config", "/nothing")
+SECRET_PAGES = (
+    "/",
+    "/metrics",
+    "/workers",
+    "/explain?model=m",
+    "/guard",
+    "/recent",
+    "/config",
+    "/page.json",
+    "/nothing",
+)
 OPEN_PAGES = ("/live", "/ready")
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
@@ -42,8 +55,8 @@ class Served:
             self.metrics,
             lambda: 0.1,
             readiness=lambda: self.not_ready,
-            recent=lambda: Recent().summary(0.1),
-            config=lambda: {"last_error": None},
+            recent=Recent,
+            config=ConfigState(Config(), "defaults", 0.0),
             **options,
         )
         self.port = await self.admin.start("127.0.0.1:0", tls)
@@ -119,8 +132,20 @@ async def test_without_the_token_nobody_reads_but_probes(served: Served, tmp_pat
             assert TOKEN not in text
         assert (await served.ask("/live", headers=wrong))[0] == 200
         assert (await served.ask("/ready", headers=wrong))[0] == 503
-    right = {"Authorization": f"Bearer {TOKEN}"}
-    assert [(await served.ask(page, headers=right))[0] for page in SECRET_PAGES] == [*[200] * 7, 404]
+    as_password = base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
+    for right in (f"Bearer {TOKEN}", f"Basic {as_password}"):
+        found = [(await served.ask(page, headers={"Authorization": right}))[0] for page in SECRET_PAGES]
+        assert found == [*[200] * 8, 404]
+
+
+async def test_a_browser_is_told_to_ask_a_person_for_the_token(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    await served.start(section=AdminSection(token_file=str(tmp_path / "token")))
+    async with aiohttp.ClientSession() as session, session.get(f"http://localhost:{served.port}/") as response:
+        schemes = {value.split()[0] for value in response.headers.getall("WWW-Authenticate")}
+    assert schemes == {"Bearer", "Basic"}
+    for wrong in ("Basic", "Basic !!!", f"Basic {base64.b64encode(TOKEN.encode()).decode()}", "Basic Og=="):
+        assert (await served.ask("/", headers={"Authorization": wrong}))[0] == 401
 
 
 async def test_a_renewed_token_holds_and_a_bad_one_does_not(served: Served, tmp_path: Path) -> None:
@@ -190,7 +215,7 @@ async def test_it_listens_at_a_unix_socket(served: Served, tmp_path: Path) -> No
     await served.start()
     await served.admin.stop()
     served.admin = Admin(
-        served.router, served.metrics, lambda: 0.1, lambda: "", lambda: Recent().summary(0.1), lambda: {}
+        served.router, served.metrics, lambda: 0.1, lambda: "", Recent, ConfigState(Config(), "defaults", 0.0)
     )
     path = tmp_path / "admin.sock"
     await served.admin.start(f"unix:{path}")

@@ -95,6 +95,7 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
     return answer | {
         "asked": answered.policy.name,
         "asked_as": answered.role,
+        "reads": columns_read(answered),
         **({"moved_by_is_in": answered.policy.score_unit} if moved else {}),
         "workers": [
             {
@@ -102,13 +103,44 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
                 "probability": float(probabilities[row]),
                 **({} if shadow is None else {"shadow_probability": float(shadow[row])}),
                 "eligible": bool(view.eligible[row]),
-                "why_not": reasons[name],
+                "why_not": reasons[name] or _why_spared(router.fleet, row, eligible=bool(view.eligible[row])),
                 **({"moved_by": moved[row]} if row in moved else {}),
                 "sees": {column: values[row] for column, values in columns.items()},
             }
             for row, name in enumerate(router.fleet.names)
         ],
     }
+
+
+def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
+    """Why a worker that may serve is left out of this request; empty: it is not."""
+    if eligible:
+        return []
+    if fleet.far[row]:
+        return [f"in zone {fleet.workers[row].zone}, and a near worker is expected to be done soon enough"]
+    return ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"]
+
+
+class _Noting:
+    """A view that takes note of the columns that are read."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self._view, name)
+
+
+def columns_read(answered: Answered) -> list[str]:
+    """The columns that who was asked reads for this request; empty where it cannot say."""
+    noting = _Noting(answered.view)
+    try:
+        answered.policy.probabilities(answered.request, noting)
+    except Exception:  # a third party's policy may raise anything; its failure is told elsewhere
+        logger.debug("policy %s cannot say what it reads", answered.policy.name, exc_info=True)
+    return [name for name in QUANTITIES if name in noting.read]
 
 
 def _nobody_has(fleet: Fleet, request: Request) -> bool:

@@ -1,0 +1,148 @@
+"""`balancer drain` and `balancer undrain`: by hand, at the balancers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from balancer.commands.admin_client import Balancers
+from balancer.commands.tls_options import FILE, Command, tls_of, tls_options
+from balancer.config.listen import ListenSection
+from balancer.files.schema import split_address
+
+STILL_BUSY = 3
+"""Exit status: every balancer knows, and something is left at the worker."""
+_MAX_TIMEOUT_S = 86_400.0
+_POLL_S = 0.1
+
+_EPILOG = f"""\b
+Examples:
+  balancer drain triton-0
+  balancer drain triton-0 --wait --timeout 120 && systemctl stop triton
+  balancer drain triton-0 --balancer 10.0.0.5:8090 --balancer 10.0.0.6:8090 --token-file token
+  balancer drain "$POD_NAME" --balancer balancer-headless:8090 --wait
+
+\b
+Exit status:
+  0  every balancer knows; with --wait: and nothing is left at the worker
+  1  a balancer refused or could not be reached, as standard error says
+  {STILL_BUSY}  with --wait: something was left after --timeout
+
+A drain ends with `balancer undrain`; when the worker leaves the list, or stands at another address; and with the
+balancer's process. What is to outlast these, the list of workers says: `draining: true`.
+"""
+
+
+_UNDRAIN_EPILOG = """\b
+Example:
+  balancer undrain triton-0 --balancer 10.0.0.5:8090 --balancer 10.0.0.6:8090
+"""
+
+
+def _addresses(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        try:
+            split_address(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r}: {error}") from error
+    return values
+
+
+def _admin_options(command: Command) -> Command:
+    """Add to a command who is asked, and what is shown to them."""
+    options = (
+        click.option(
+            "--balancer",
+            "addresses",
+            metavar="HOST:PORT",
+            multiple=True,
+            default=(ListenSection().admin,),
+            show_default=True,
+            callback=_addresses,
+            help="A balancer's listen.admin; repeat for several. A name stands for all of its addresses. Each process "
+            "of a balancer has a port of its own.",
+        ),
+        click.option("--token-file", type=FILE, help="Holds the token of admin.token_file."),
+        tls_options("questions travel"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("worker")
+@_admin_options
+@click.option("--wait", is_flag=True, help="Return once nothing is in flight there, by own count and its agent's.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, _MAX_TIMEOUT_S),
+    default=60.0,
+    show_default=True,
+    help="With --wait: give up after that.",
+)
+def drain(worker: str, wait: bool, timeout_s: float, **where: Any) -> None:
+    """Give a worker nothing new; what runs there ends as it would."""
+    left, unreached = asyncio.run(_drain(_balancers(**where), worker, timeout_s if wait else None))
+    if left:
+        click.echo(f"Error: not drained after {timeout_s:g} s: {left}", err=True)
+    _complain(unreached)
+    if left:
+        raise SystemExit(STILL_BUSY)
+    _end(unreached, f"{worker} is drained: nothing is left there" if wait else f"{worker} gets nothing new")
+
+
+@click.command(epilog=_UNDRAIN_EPILOG)
+@click.argument("worker")
+@_admin_options
+def undrain(worker: str, **where: Any) -> None:
+    """Give requests again to a worker that was drained by hand."""
+    answers, unreached = asyncio.run(_balancers(**where).post("/undrain", worker))
+    _complain(unreached)
+    still = any(answer.get("draining") for answer in answers.values())
+    further = "; discovery or its agent still says that it drains" if still else ""
+    _end(unreached, f"{worker} is no longer drained by hand{further}")
+
+
+async def _drain(balancers: Balancers, worker: str, wait_s: float | None) -> tuple[str, list[str]]:
+    """Drain it; returns what is left there after `wait_s` (None: nobody waits for it), and whom nobody could reach.
+
+    Each look tells all of them again, so one that starts anew meanwhile knows it too.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + (wait_s or 0.0)
+    while True:
+        answers, unreached = await balancers.post("/drain", worker)
+        left = "; ".join(f"{place}: {answer['why']}" for place, answer in answers.items() if answer.get("why"))
+        if wait_s is None or not left:
+            return "", unreached
+        if loop.time() >= until_s:
+            return left, unreached
+        await asyncio.sleep(_POLL_S)
+
+
+def _balancers(
+    addresses: tuple[str, ...],
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_name: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> Balancers:
+    return Balancers(addresses, tls_of(tls_ca, tls_name, tls_cert, tls_key), token_file)
+
+
+def _complain(unreached: list[str]) -> None:
+    for each in unreached:
+        click.echo(f"Error: {each}", err=True)
+
+
+def _end(unreached: list[str], done: str) -> None:
+    if unreached:
+        raise SystemExit(1)
+    click.echo(done)

@@ -1,0 +1,51 @@
+"""The options by which a command is told of TLS towards a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from balancer.balancer_tls import BalancerTls
+
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def tls_options(
+    given: str,
+    prefix: str = "--tls",
+    certificate: str = "the balancers' certificates",
+    asking: str = "the balancers ask",
+) -> Callable[[Command], Command]:
+    """Add them to a command; `given`: what goes by TLS where there is an authority."""
+    options = (
+        click.option(f"{prefix}-ca", type=FILE, help=f"What signed {certificate}; given, {given} by TLS."),
+        click.option(f"{prefix}-name", metavar="NAME", help=f"Name in {certificate}; with {prefix}-ca."),
+        click.option(f"{prefix}-cert", type=FILE, help=f"Certificate to show, where {asking} for one."),
+        click.option(f"{prefix}-key", type=FILE, help="Its private key."),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def tls_of(
+    ca: Path | None, name: str | None, certificate: Path | None, key: Path | None, prefix: str = "--tls"
+) -> BalancerTls | None:
+    """What they say; None: plain text. UsageError where they do not go together."""
+    if (ca is None) != (name is None):
+        raise click.UsageError(f"{prefix}-ca and {prefix}-name go together; give both, or neither for plain text")
+    if (certificate is None) != (key is None):
+        raise click.UsageError(f"{prefix}-cert and {prefix}-key go together; give both or neither")
+    if ca is None or name is None:
+        if certificate is not None:
+            raise click.UsageError(f"{prefix}-cert needs {prefix}-ca and {prefix}-name")
+        return None
+    return BalancerTls(ca, name, certificate, key)

@@ -1,0 +1,374 @@
+"""Who may pass Envoy's listener, and how often: filters before the decision, in either front end.
+
+They stand on the listener that clients reach, never on the internal one. Whoever was let in is named by one header,
+which Envoy alone sets: limits count by it and the audit log tells it. A refusal is told as Triton tells an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from balancer.balancer_tls import BalancerTls
+from balancer.errors import OperatorError
+from balancer.files.schema import join_address
+from balancer.gateway import names
+from balancer.gateway.api_keys import read_keys
+from balancer.gateway.bootstrap_addresses import address_of, discovery_type
+from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
+from balancer.gateway.jwks import read_jwks
+
+Per = Literal["principal", "tenant", "address"]
+NOBODY = "-"
+"""In place of a principal or tenant that nobody named, so that requests without share one limit."""
+_HEALTH = (
+    *("/v2/health/live", "/v2/health/ready", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+    *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
+)
+_HTTPS = 443
+_HTTP = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Jwt:
+    """Tokens that clients must show (`authorization: Bearer ...`), and what is read of them."""
+
+    issuer: str
+    audiences: tuple[str, ...]
+    jwks_file: Path | None = None
+    """The issuer's keys, read when the bootstrap is printed."""
+    jwks_url: str = ""
+    """Where they are published, in place of a file."""
+    jwks_ca: Path | None = None
+    """What signed the certificate of a URL of https."""
+    principal_claim: str = "sub"
+    tenant_claim: str = ""
+    """Empty: the principal is the tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """Keys that clients must show."""
+
+    file: Path
+    """Of `api_keys.read_keys`, read when the bootstrap is printed."""
+    header: str = "x-api-key"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLimit:
+    """Requests that one Envoy lets pass."""
+
+    per: Per
+    requests: int
+    every_s: float
+    burst: int
+    most_counted: int
+    """That are counted apart; for one more, the one that was seen least recently begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalLimit:
+    """Requests that all Envoys let pass, as a rate limit service says (RLS v3)."""
+
+    per: Per
+    service: str
+    """`host:port` or `unix:/path`."""
+    domain: str
+    timeout_s: float
+    refuse_when_away: bool
+    tls: BalancerTls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the listener asks of clients."""
+
+    jwt: Jwt | None = None
+    api_keys: ApiKeys | None = None
+    client_certificates: bool = False
+    """Whether the listener verifies one of each client."""
+    health_is_open: bool = False
+    """Whether health calls need no token and no key."""
+    local_limit: LocalLimit | None = None
+    global_limit: GlobalLimit | None = None
+    tenant_header: str = "x-tenant"
+    """That the balancer reads."""
+    named: bool = False
+    """Whether principals are needed for their own sake, by the audit log."""
+
+    @property
+    def counts_by(self) -> set[Per]:
+        """What limits count by."""
+        return {limit.per for limit in (self.local_limit, self.global_limit) if limit is not None}
+
+    @property
+    def names_principals(self) -> bool:
+        """Whether requests get a principal."""
+        return bool(self.jwt or self.api_keys or self.named or self.counts_by)
+
+    @property
+    def names_tenants(self) -> bool:
+        """Whether a client's own tenant header is replaced."""
+        by_certificate = self.client_certificates and "tenant" in self.counts_by
+        return bool(self.jwt or self.api_keys or by_certificate)
+
+
+NOTHING_ASKED = Access()
+
+
+def guard_listener(bootstrap: Node, access: Access, secrets: Secrets) -> None:
+    """Put the filters into a complete bootstrap, on its first listener."""
+    if not access.names_principals:
+        return
+    resources = bootstrap["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (extension,) = manager["early_header_mutation_extensions"]
+    extension["typed_config"]["mutations"][:0] = _early(access)
+    filters = []
+    if access.jwt is not None:
+        filters.append(_jwt_filter(access.jwt, access, secrets))
+        if access.jwt.jwks_url:
+            resources["clusters"].append(_jwks_cluster(access.jwt))
+    if access.api_keys is not None:
+        filters.append(_api_keys_filter(access.api_keys, secrets))
+        if access.health_is_open:
+            _leave_health_open(manager)
+    filters.append(_principal_filter(access))
+    if access.jwt is not None or access.client_certificates:
+        filters.append(_names_filter(access))
+    if access.local_limit is not None:
+        filters.append(_local_limit_filter(access.local_limit, access))
+    if access.global_limit is not None:
+        filters.append(_global_limit_filter(access.global_limit, access))
+        resources["clusters"].append(_rate_limit_cluster(access.global_limit, secrets))
+    manager["http_filters"][:0] = filters
+    manager["local_reply_config"] = {"mappers": _refusals()}
+
+
+def _set(header: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Node:
+    return {"append": {"header": {"key": header, "value": value}, "append_action": action}}
+
+
+def _early(access: Access) -> list[Node]:
+    """Nobody outside says who he is. A certificate was verified before the first byte of the request."""
+    mutations: list[Node] = [{"remove": names.PRINCIPAL_HEADER}]
+    if access.names_tenants:
+        mutations.append({"remove": access.tenant_header})
+    if access.client_certificates and access.jwt is None and access.api_keys is None:
+        mutations += [
+            _set(names.PRINCIPAL_HEADER, f"%DOWNSTREAM_PEER_{part}%", "ADD_IF_ABSENT")
+            for part in ("URI_SAN", "DNS_SAN", "SUBJECT")
+        ]
+    return mutations
+
+
+def _type(name: str) -> str:
+    return f"{names.HTTP_FILTERS_TYPE}{name}"
+
+
+def _jwt_filter(jwt: Jwt, access: Access, secrets: Secrets) -> Node:
+    claims = [{"header_name": names.PRINCIPAL_HEADER, "claim_name": jwt.principal_claim}]
+    if jwt.tenant_claim:
+        claims.append({"header_name": access.tenant_header, "claim_name": jwt.tenant_claim})
+    provider: Node = {
+        "issuer": jwt.issuer,
+        "audiences": list(jwt.audiences),
+        "require_expiration": True,
+        "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
+        "forward": False,
+        "claim_to_headers": claims,
+    }
+    if jwt.jwks_file is not None:
+        # Not the file's name: Envoy would read it once only.
+        provider["local_jwks"] = {"inline_string": read_jwks(jwt.jwks_file)}
+    else:
+        provider["remote_jwks"] = {
+            "http_uri": {"uri": jwt.jwks_url, "cluster": names.JWKS_CLUSTER, "timeout": "5s"},
+            "cache_duration": "300s",
+            # Before the first request, and again before the keys are too old: no request waits for them.
+            "async_fetch": {},
+        }
+    rules: list[Node] = [{"match": {"path": path}} for path in _HEALTH] if access.health_is_open else []
+    rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "issuer"}})
+    typed = {"@type": _type("jwt_authn.v3.JwtAuthentication"), "providers": {"issuer": provider}, "rules": rules}
+    return secrets.filter(names.JWT_FILTER, typed)
+
+
+def _jwks_cluster(jwt: Jwt) -> Node:
+    url = urlsplit(jwt.jwks_url)
+    host, secure = url.hostname or "", url.scheme == "https"
+    server = join_address(host, url.port or (_HTTPS if secure else _HTTP))
+    cluster = _cluster(names.JWKS_CLUSTER, server)
+    if secure:
+        assert jwt.jwks_ca is not None
+        # Read at the start only: authorities of public sites change over years.
+        trust = BalancerTls(jwt.jwks_ca, host)
+        cluster["transport_socket"] = server_socket(trust, Secrets(None), "jwks_authority", "", "http/1.1")
+    return cluster
+
+
+def _api_keys_filter(keys: ApiKeys, secrets: Secrets) -> Node:
+    config = {
+        "@type": _type("api_key_auth.v3.ApiKeyAuth"),
+        "credentials": [{"key": key, "client": client} for client, key in read_keys(keys.file)],
+        "key_sources": [{"header": keys.header}],
+        "forwarding": {"header": names.PRINCIPAL_HEADER, "hide_credentials": True},
+    }
+    return secrets.filter(names.API_KEYS_FILTER, config, "envoy.api_keys")
+
+
+def _leave_health_open(manager: Node) -> None:
+    (host,) = manager["route_config"]["virtual_hosts"]
+    off = {names.API_KEYS_FILTER: {"@type": names.FILTER_OFF_TYPE, "disabled": True}}
+    for route in host["routes"]:
+        if route["match"].get("path") in _HEALTH:
+            route["typed_per_filter_config"] = route.get("typed_per_filter_config", {}) | off
+
+
+def _principal_filter(access: Access) -> Node:
+    """Everybody has a principal and a tenant from here on."""
+    mutations = [_set(names.PRINCIPAL_HEADER, NOBODY, "ADD_IF_ABSENT")]
+    if access.names_tenants:
+        from_claim = access.jwt is not None and access.jwt.tenant_claim
+        tenant = NOBODY if from_claim else f"%REQ({names.PRINCIPAL_HEADER})%"
+        mutations.append(_set(access.tenant_header, tenant, "ADD_IF_ABSENT"))
+    typed = {
+        "@type": _type("header_mutation.v3.HeaderMutation"),
+        "mutations": {"request_mutations": mutations},
+    }
+    return {"name": names.PRINCIPAL_FILTER, "typed_config": typed}
+
+
+def _names_filter(access: Access) -> Node:
+    """Refuses names with control characters: no worker takes such a header, and it would look like the worker's fault.
+
+    Those of API keys are checked in their file; those of tokens are often what users call themselves.
+    """
+    control = {"safe_regex": {"regex": r"(?s).*[\x00-\x1f\x7f].*"}}
+    named = (names.PRINCIPAL_HEADER, *([access.tenant_header] if access.names_tenants else []))
+    rules = [{"header": {"name": header, "string_match": control}} for header in named]
+    unreadable = {"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": True}]}
+    typed = {"@type": _type("rbac.v3.RBAC"), "rules": {"action": "DENY", "policies": {"unreadable": unreadable}}}
+    return {"name": names.NAMES_FILTER, "typed_config": typed}
+
+
+def _counted(per: Per, access: Access) -> tuple[str, Node]:
+    """The key of what is counted, and how Envoy finds its value."""
+    if per == "address":
+        # Whoever has one address of IPv6 has 2^64.
+        return "masked_remote_address", {"masked_remote_address": {"v6_prefix_mask_len": 64}}
+    header = names.PRINCIPAL_HEADER if per == "principal" else access.tenant_header
+    return per, {"request_headers": {"header_name": header, "descriptor_key": per}}
+
+
+def _local_limit_filter(limit: LocalLimit, access: Access) -> Node:
+    key, action = _counted(limit.per, access)
+    bucket = {
+        "max_tokens": limit.burst,
+        "tokens_per_fill": limit.requests,
+        "fill_interval": f"{limit.every_s:.3f}s",
+    }
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    typed = {
+        "@type": _type("local_ratelimit.v3.LocalRateLimit"),
+        "stat_prefix": "inference",
+        # Of requests for which nothing can be counted by.
+        "token_bucket": bucket,
+        "always_consume_default_token_bucket": False,
+        "filter_enabled": always,
+        "filter_enforced": always,
+        "rate_limits": [{"actions": [action]}],
+        # Without a value: one bucket for each.
+        "descriptors": [{"entries": [{"key": key}], "token_bucket": bucket}],
+        "max_dynamic_descriptors": limit.most_counted,
+        "rate_limited_as_resource_exhausted": True,
+    }
+    return {"name": names.LOCAL_RATE_LIMIT_FILTER, "typed_config": typed}
+
+
+def _global_limit_filter(limit: GlobalLimit, access: Access) -> Node:
+    _, action = _counted(limit.per, access)
+    typed = {
+        "@type": _type("ratelimit.v3.RateLimit"),
+        "domain": limit.domain,
+        "rate_limits": [{"actions": [action]}],
+        "timeout": f"{limit.timeout_s:.3f}s",
+        "failure_mode_deny": limit.refuse_when_away,
+        "status_on_error": {"code": "ServiceUnavailable"},
+        "rate_limited_as_resource_exhausted": True,
+        "rate_limit_service": {
+            "grpc_service": {"envoy_grpc": {"cluster_name": names.RATE_LIMIT_CLUSTER}},
+            "transport_api_version": "V3",
+        },
+    }
+    return {"name": names.RATE_LIMIT_FILTER, "typed_config": typed}
+
+
+def _rate_limit_cluster(limit: GlobalLimit, secrets: Secrets) -> Node:
+    cluster = _cluster(names.RATE_LIMIT_CLUSTER, limit.service)
+    cluster["typed_extension_protocol_options"] = {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+            "explicit_http_config": {"http2_protocol_options": {}},
+        }
+    }
+    if limit.tls is not None:
+        socket = server_socket(limit.tls, secrets, "rate_limit_authority", "rate_limit_certificate")
+        cluster["transport_socket"] = socket
+    return cluster
+
+
+def _cluster(name: str, server: str) -> Node:
+    try:
+        address = address_of(server)
+    except ValueError as error:
+        raise OperatorError(f"{name}: {error}") from error
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
+    return {
+        "name": name,
+        "type": discovery_type((server,)),
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
+    }
+
+
+def _refusals() -> list[Node]:
+    """What the filters say: for REST in Triton's JSON, and of limits in words."""
+    rest = {"header_filter": {"header": _GRPC | {"invert_match": True}}}
+    own = _cel("response.code_details == 'local_rate_limited'")
+    limited = {"or_filter": {"filters": [{"response_flag_filter": {"flags": ["RL"]}}, own]}}
+    unreadable = _cel("response.code_details.startsWith('rbac_access_denied')")
+    away = {"response_flag_filter": {"flags": ["RLSE"]}}
+    unknown = {"or_filter": {"filters": [_status(401), _status(403)]}}
+    json = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
+    too_often = "rate limit: more requests than are allowed here; send fewer, or try again later"
+    no_service = "rate limit: its service does not answer, and nothing passes without; try again later"
+    no_name = (
+        "principal: it or the tenant, as token or certificate name them, has control characters, which are refused"
+    )
+    mappers: list[Node] = []
+    for which, words in ((limited, too_often), (away, no_service), (unreadable, no_name)):
+        said = {"body": {"inline_string": words}}
+        mappers.append({"filter": _both(which, rest), **said, "body_format_override": json})
+        mappers.append({"filter": which, **said})
+    return [*mappers, {"filter": _both(unknown, rest), "body_format_override": json}]
+
+
+_GRPC: Node = {"name": "content-type", "string_match": {"prefix": "application/grpc"}}
+
+
+def _cel(expression: str) -> Node:
+    typed = {"@type": names.CEL_FILTER_TYPE, "expression": expression}
+    return {"extension_filter": {"name": names.CEL_FILTER, "typed_config": typed}}
+
+
+def _both(one: Node, other: Node) -> Node:
+    return {"and_filter": {"filters": [one, other]}}
+
+
+def _status(status: int) -> Node:
+    value = {"default_value": status, "runtime_key": f"balancer.status.{status}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}

@@ -1,0 +1,53 @@
+"""Addresses in Envoy's bootstrap, as Envoy reaches what listens there."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from balancer.files.schema import UNIX, split_address
+from balancer.gateway.bootstrap_tls import Node
+
+
+def check_balancers(balancers: tuple[str, ...]) -> None:
+    """Whether Envoy can reach these addresses.
+
+    Raises:
+        ValueError: it cannot; the message names the address and the remedy.
+    """
+    for balancer in balancers:
+        address_of(balancer)
+    discovery_type(balancers)
+
+
+def address_of(balancer: str) -> Node:
+    """Envoy's address of a balancer process."""
+    if balancer.startswith(UNIX):
+        path = balancer.removeprefix(UNIX)
+        if not path.startswith("/"):
+            raise ValueError(f"{balancer!r} has no absolute path; write unix:/run/balancer/0.sock")
+        return {"pipe": {"path": path}}
+    try:
+        host, port = split_address(balancer)
+    except ValueError as error:
+        raise ValueError(f"{balancer!r} is no address; {error}, or unix:/path") from error
+    if port == 0:
+        raise ValueError(f"{balancer!r} has port 0; give the port that the balancer listens on")
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def discovery_type(balancers: tuple[str, ...]) -> str:
+    """How Envoy finds these: it resolves names, or takes Unix sockets, but not both in one cluster."""
+    if not any(balancer.startswith(UNIX) for balancer in balancers):
+        return "STRICT_DNS"
+    for balancer in balancers:
+        if not (balancer.startswith(UNIX) or _is_ip(split_address(balancer)[0])):
+            raise ValueError(f"{balancer!r} is a name, which cannot stand beside a Unix socket; give its IP address")
+    return "STATIC"
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Traces in the bootstrap: a span for each request of the sampled share, with the decision as attributes.
+
+Envoy sends them to a collector over OTLP, and hands the W3C trace context on to the worker, so that Triton's own spans
+(queue, compute) belong to the same trace. https://www.w3.org/TR/trace-context/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from balancer.files.schema import split_address
+from balancer.gateway import names
+from balancer.gateway.bootstrap_tls import Node
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_TIMEOUT = "1s"
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """Which requests are traced, and where to."""
+
+    collector: str
+    """`host:port` that takes OTLP over gRPC, in plain text."""
+    share: float
+    """Of the requests that come without a trace of their own, 0 to 1."""
+    service: str
+    """Envoy's `service.name`."""
+    follow_clients: bool
+    """Whether a client's trace context is gone on with, and says whether the request is traced."""
+
+
+def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
+    """Change a bootstrap with one listener so that its requests are traced."""
+    resources = bootstrap["static_resources"]
+    (listener,) = resources["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["tracing"] = {
+        "provider": {
+            "name": names.TRACER,
+            "typed_config": {
+                "@type": names.TRACER_TYPE,
+                "grpc_service": {"envoy_grpc": {"cluster_name": names.TRACES_CLUSTER}, "timeout": _TIMEOUT},
+                "service_name": traces.service,
+                "sampler": _sampler(traces.share),
+            },
+        },
+        # The sampler decides, which knows whether there is a trace already.
+        "random_sampling": {"value": 100},
+        "client_sampling": {"value": 0},
+        # The way to the worker, each attempt by itself.
+        "spawn_upstream_span": True,
+        "custom_tags": decision_tags(names.TOLD_NAMESPACE, names.DESTINATION_NAMESPACE),
+    }
+    if not traces.follow_clients:
+        (extension,) = manager["early_header_mutation_extensions"]
+        extension["typed_config"]["mutations"][:0] = [{"remove": header} for header in _TRACE_HEADERS]
+    resources["clusters"].append(_collector(traces.collector))
+
+
+def _sampler(share: float) -> Node:
+    """What the trace that a request belongs to says, else a share of new traces, told by their ids."""
+    of_new = {
+        "name": f"{names.TRACER}.samplers.trace_id_ratio_based",
+        "typed_config": {
+            "@type": f"{names.SAMPLER_TYPE}TraceIdRatioBasedSamplerConfig",
+            "sampling_percentage": {"numerator": round(share * _MILLION), "denominator": "MILLION"},
+        },
+    }
+    return {
+        "name": f"{names.TRACER}.samplers.parent_based",
+        "typed_config": {"@type": f"{names.SAMPLER_TYPE}ParentBasedSamplerConfig", "wrapped_sampler": of_new},
+    }
+
+
+def decision_tags(told: str, destination: str) -> list[Node]:
+    """Attributes of the decision; `told`, `destination`: the namespaces with the policy, and with the endpoints."""
+    return [
+        _from_metadata("balancer.policy", told, names.POLICY_KEY),
+        _from_metadata("balancer.decision", names.DECISION_NAMESPACE, names.NUMBER_KEY),
+        _from_metadata("balancer.picked", destination, names.DESTINATION),
+        _from_metadata("balancer.pick_us", names.DECISION_NAMESPACE, names.PICK_US_KEY),
+    ]
+
+
+def _from_metadata(tag: str, namespace: str, key: str) -> Node:
+    """An attribute of the span; absent where the metadata is."""
+    return {
+        "tag": tag,
+        "metadata": {"kind": {"request": {}}, "metadata_key": {"key": namespace, "path": [{"key": key}]}},
+    }
+
+
+def _collector(address: str) -> Node:
+    host, port = split_address(address)
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
+    return {
+        "name": names.TRACES_CLUSTER,
+        "type": "STRICT_DNS",
+        "connect_timeout": _TIMEOUT,
+        "typed_extension_protocol_options": {
+            names.HTTP_OPTIONS: {
+                "@type": names.HTTP_OPTIONS_TYPE,
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }
+        },
+        "load_assignment": {
+            "cluster_name": names.TRACES_CLUSTER,
+            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
+        },
+    }

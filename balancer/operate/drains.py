@@ -1,0 +1,160 @@
+"""Workers that an operator drains by hand: nothing new goes there, until it is undone or another worker stands there.
+
+A drain is laid over whatever list of workers discovery tells, so it outlasts a new list and a new config. It ends with
+the worker: once that is no longer listed, or answers at another address. It is this process's own, and ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from balancer.core.bounds import shown
+from balancer.core.events import Report
+from balancer.core.router import Router
+from balancer.discovery.workers import WorkerSpec
+from balancer.telemetry.quiet import ended, is_busy, quiet_s
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 10
+"""Workers that a refusal names."""
+
+
+class UnknownWorkerError(Exception):
+    """Discovery lists no worker of that name; the message says which it lists."""
+
+
+@dataclass
+class _Drained:
+    """One worker that drains, and what its agent has said since."""
+
+    where: tuple[str, str]
+    """Its endpoints: another process answers at others."""
+    busy_s: float
+    """When it was last seen to do something; at first, when its drain began."""
+    finished: int = -1
+    """Requests that had ended there at its last report; -1: none has come since the drain began."""
+    queued: float = 0.0
+    """And those that waited or executed."""
+    quiet_needed_s: float = quiet_s(())
+
+
+class Drains(Collector):
+    """Who is drained by hand, and how far that has got."""
+
+    def __init__(
+        self, router: Router, clock: Callable[[], float], relist: Callable[[Sequence[WorkerSpec]], None]
+    ) -> None:
+        """`relist` is given the list of discovery again where a drain begins or ends: what it says of them changed."""
+        self._router = router
+        self._clock = clock
+        self._relist = relist
+        self._listed: tuple[WorkerSpec, ...] = ()
+        self._drained: dict[str, _Drained] = {}
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._drained
+
+    def over(self, listed: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+        """The workers that discovery lists, those that are drained by hand as draining; it forgets those that went."""
+        self._listed = listed
+        where = {worker.name: _where(worker) for worker in listed}
+        for name in [name for name, drained in self._drained.items() if where.get(name) != drained.where]:
+            del self._drained[name]
+            logger.info("a worker that was drained by hand is gone", extra={"worker": name})
+        draining = {"draining": True}
+        return tuple(each.model_copy(update=draining) if each.name in self._drained else each for each in listed)
+
+    def drain(self, worker: str, by: str) -> dict[str, Any]:
+        """Give the worker nothing new, and say how far it is; `by` is who asks. UnknownWorkerError where none is so
+        called."""
+        spec = self._find(worker)
+        if worker not in self._drained:
+            self._drained[worker] = _Drained(_where(spec), self._clock())
+            logger.info("worker drained by hand", extra={"worker": worker, "by": by})
+            self._relist(self._listed)
+        return self.state(worker)
+
+    def undrain(self, worker: str, by: str) -> dict[str, Any]:
+        """Take that back; discovery and its agent may still say that it drains. UnknownWorkerError as `drain`."""
+        self._find(worker)
+        if self._drained.pop(worker, None) is not None:
+            logger.info("worker undrained by hand", extra={"worker": worker, "by": by})
+            self._relist(self._listed)
+        return self.state(worker)
+
+    def observe(self, report: Report) -> None:
+        """Take in what an agent says of its worker."""
+        drained = self._drained.get(report.worker)
+        if drained is None:
+            return
+        finished = ended(report.models)
+        if is_busy(report.models) or finished != drained.finished:
+            drained.busy_s = self._clock()
+        drained.finished = finished
+        drained.queued = sum(model.pending + model.executing for model in report.models)
+        drained.quiet_needed_s = quiet_s(report.models)
+
+    def state(self, worker: str) -> dict[str, Any]:
+        """How far a drain has got, for people and for `balancer drain`. UnknownWorkerError as `drain`."""
+        self._find(worker)
+        fleet = self._router.fleet
+        row = fleet.index[worker]
+        drained = self._drained.get(worker)
+        why = "it is not drained by hand" if drained is None else self._left(worker, drained)
+        return {
+            "worker": worker,
+            "drained_by_hand": drained is not None,
+            "draining": fleet.workers[row].draining or fleet.workers[row].stopping,
+            "in_flight": float(fleet.queue.in_flight[row]),
+            "nothing_left": not why,
+            "why": why,
+        }
+
+    def _left(self, worker: str, drained: _Drained) -> str:
+        """What speaks against stopping the worker; empty: nothing."""
+        fleet, now_s = self._router.fleet, self._clock()
+        row, settings = fleet.index[worker], self._router.settings
+        if fleet.queue.in_flight[row] > 0:
+            return f"{fleet.queue.in_flight[row]:.0f} requests of this balancer's are in flight there"
+        if settings.reports_required or fleet.workers[row].number >= 0:
+            if now_s - fleet.reported_s[row] > settings.stale_after_s:
+                return "its agent is silent, so nobody knows what others have there"
+            if drained.finished < 0:
+                return "its agent has not reported since it drains"
+        if drained.queued > 0:
+            return f"its agent reports some {drained.queued:.1f} requests that wait or execute there"
+        quiet_for_s = now_s - max(drained.busy_s, float(fleet.queue.progress_s[row]))
+        if quiet_for_s < drained.quiet_needed_s:
+            return (
+                f"it was busy {max(quiet_for_s, 0.0):.1f} s ago, and is to be idle for {drained.quiet_needed_s:.1f} s"
+            )
+        return ""
+
+    def _find(self, worker: str) -> WorkerSpec:
+        found = next((each for each in self._listed if each.name == worker), None)
+        if found is None:
+            names = [each.name for each in self._listed]
+            further = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            known = f"{', '.join(names[:_NAMED])}{further}" or "none"
+            raise UnknownWorkerError(f"worker: discovery lists no {shown(worker)}; it lists {known}")
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric: who is drained by hand."""
+        family = GaugeMetricFamily(
+            "balancer_worker_drained", "1: drained by hand, until somebody undoes it", labels=["worker"]
+        )
+        for worker in self._drained:
+            family.add_metric([worker], 1.0)
+        yield family
+
+
+def _where(worker: WorkerSpec) -> tuple[str, str]:
+    return worker.grpc_endpoint, worker.http_endpoint

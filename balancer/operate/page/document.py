@@ -1,0 +1,164 @@
+"""What the page and `balancer top` show, stated once: written by the balancer, read back by `balancer top`.
+
+null stands for what is infinite or unknown. Everything is bounded: what is left out is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from balancer.operate.journal import Event
+
+MOST_WORKERS = 512
+MOST_MODELS = 256
+MOST_PARTS = 64
+"""Rows of traffic."""
+
+Number = float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who tells."""
+
+    number: int
+    processes: int
+    version: str
+    up_s: float
+    frontend: str
+    """`pick` or `native`."""
+    asked_because: str
+    """With `native`: why Envoys ask and do not decide; empty: they decide."""
+    not_ready: str
+    """Why picks cannot be made; empty: they can."""
+    policy: str
+    """In force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker, for the model that is asked about where a number depends on the model."""
+
+    name: str
+    state: str
+    """`ready`, `not ready`, `silent`, `draining`, or `no report`."""
+    why_not: list[str]
+    """Why it would get no request for the model; empty: it may."""
+    device: str
+    pending: Number
+    """Requests queued or executing there, all balancers'."""
+    in_flight: Number
+    """Requests that this process has there."""
+    backlog_s: Number
+    """Until all that is there is done."""
+    answers_per_s: float
+    """Heard by this process within the window."""
+    errors: int
+    p50_s: Number
+    p99_s: Number
+    rows_per_s: Number
+    """That one instance serves at full batches, as learned; null: not learned yet."""
+    error_rate: Number
+    report_age_s: Number
+    utilisation: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Inferences of one model that one policy placed, within the window."""
+
+    model: str
+    policy: str
+    """Empty: Envoy placed them by itself, or nobody did."""
+    rate_per_s: float
+    errors: int
+    p50_s: Number
+    p99_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Recently:
+    """All traffic within the window."""
+
+    window_s: float
+    rate_per_s: float
+    p50_s: Number
+    p99_s: Number
+    errors: int
+    picked: int
+    without_pick: int
+    parts: list[Traffic]
+    parts_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A config that came into force."""
+
+    at_s: float
+    hash: str
+    changes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigShown:
+    """The config in force, and the newest file."""
+
+    source: str
+    hash: str
+    refused: int
+    problems: list[str]
+    """Why the newest file is not in force; empty: it is."""
+    refused_at_s: float
+    waiting: list[str]
+    """What the newest file changes that a restart takes over."""
+    history: list[InForce]
+    """The newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the view that the policy reads."""
+
+    name: str
+    unit: str
+    says: str
+
+
+@with_config(ConfigDict(ser_json_inf_nan="null"))
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All of it."""
+
+    at_s: float
+    """Unix time."""
+    process: Process
+    recent: Recently
+    states: dict[str, int]
+    """Workers by state."""
+    workers: list[Worker]
+    """Those in trouble first where not all are told."""
+    workers_left_out: int
+    models: list[str]
+    models_left_out: int
+    why: dict[str, Any]
+    """As `/explain` of the model that is asked about; empty: there is no model."""
+    reads: list[Column]
+    """The columns that the policy reads for that."""
+    config: ConfigShown
+    refusals: dict[str, float]
+    """Requests answered without a worker since the start, by reason."""
+    fallbacks: dict[str, float]
+    """Requests not served as picked since the start, by cause."""
+    refused_inputs: dict[str, float]
+    """Messages out of bounds since the start, by message and field."""
+    events: list[Event]
+    """The newest first."""
+    steering: dict[str, Any]
+    """As `/guard`."""
+
+
+DOCUMENT: TypeAdapter[Document] = TypeAdapter(Document)

@@ -1,0 +1,165 @@
+{{- define "balancer.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 29 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "balancer.image" -}}
+{{- $image := index .root.Values.images .name -}}
+{{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
+{{- end }}
+
+{{/* By what a part's pods are found; never changes while they live. */}}
+{{- define "balancer.selector" -}}
+app.kubernetes.io/name: balancer
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "balancer.labels" -}}
+{{ include "balancer.selector" . }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "balancer.discoveryNamespace" -}}
+{{- default .Release.Namespace .Values.discovery.namespace -}}
+{{- end }}
+
+{{- define "balancer.labelSelector" -}}
+{{- $own := include "balancer.selector" (dict "root" . "component" "triton") | fromYaml -}}
+{{- $pairs := list -}}
+{{- range $key, $value := $own }}{{ $pairs = append $pairs (printf "%s=%s" $key $value) }}{{ end -}}
+{{- default (join "," $pairs) .Values.discovery.labelSelector -}}
+{{- end }}
+
+{{/* The headless Service of the balancers: agents' reports, metrics. */}}
+{{- define "balancer.balancers" -}}
+{{- include "balancer.fullname" . }}-balancers
+{{- end }}
+
+{{- define "balancer.pool" -}}
+{{- include "balancer.fullname" .root }}-triton-{{ .pool.name }}
+{{- end }}
+
+{{/* Of two versions of an API the one that the server knows. */}}
+{{- define "balancer.apiVersion" -}}
+{{- ternary .newest .older (.root.Capabilities.APIVersions.Has .newest) -}}
+{{- end }}
+
+{{- define "balancer.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "balancer.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "balancer.pullSecrets" -}}
+{{- with .Values.images.pullSecrets -}}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The Secret that holds a part's certificate: clients, balancer, or agents (of a pool). "": there is none. */}}
+{{- define "balancer.secret" -}}
+{{- $certificates := .root.Values.certificates -}}
+{{- if eq $certificates.source "certManager" -}}
+{{- if .pool -}}{{ include "balancer.pool" . }}-agents{{- else -}}{{ include "balancer.fullname" .root }}-{{ .part }}{{- end -}}-tls
+{{- else if eq $certificates.source "secrets" -}}
+{{- index $certificates.secrets .part -}}
+{{- end -}}
+{{- end }}
+
+{{/* The balancer's config: the values', and what the chart decides. */}}
+{{- define "balancer.config" -}}
+{{- $gateway := .Values.gateway -}}
+{{- $listen := dict "envoy" "unix:/run/balancer/envoy.sock" "reports" (printf "0.0.0.0:%d" (int $gateway.ports.reports)) "admin" (printf "0.0.0.0:%d" (int $gateway.ports.admin)) -}}
+{{- $envoy := dict "listen" (printf "0.0.0.0:%d" (int $gateway.ports.clients)) "admin" (printf "127.0.0.1:%d" (int $gateway.ports.envoyAdmin)) "frontend" $gateway.frontend "shared_folder" "/run/balancer/shared" "max_heap_bytes" (printf "%dMiB" (int $gateway.envoy.heapMiB)) -}}
+{{- $pods := dict "label_selector" (include "balancer.labelSelector" .) "namespace" (include "balancer.discoveryNamespace" .) -}}
+{{- $own := dict "listen" $listen "processes" (int $gateway.processes) "discovery" (dict "kubernetes" $pods) -}}
+{{- if $gateway.adminTokenSecret }}{{ $_ := set $own "admin" (dict "token_file" "/etc/balancer/admin/token") }}{{ end -}}
+{{- if ne .Values.certificates.source "none" -}}
+{{- $files := dict "cert_file" "/etc/balancer/tls/tls.crt" "key_file" "/etc/balancer/tls/tls.key" -}}
+{{- $tls := dict "reports" (merge (dict "client_ca_file" "/etc/balancer/tls/ca.crt") $files) -}}
+{{- if $gateway.adminTokenSecret }}{{ $_ := set $tls "admin" $files }}{{ end -}}
+{{- $_ := set $own "tls" $tls -}}
+{{- $shown := dict "cert_file" "/etc/envoy/tls/tls.crt" "key_file" "/etc/envoy/tls/tls.key" -}}
+{{- if .Values.certificates.clientsShowCertificates }}{{ $_ := set $shown "client_ca_file" "/etc/envoy/tls/ca.crt" }}{{ end -}}
+{{- $_ := set $envoy "tls" $shown -}}
+{{- end -}}
+{{- $_ := set $own "envoy" $envoy -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.config) $own) -}}
+{{- end }}
+
+{{/* What of the config a running balancer does not take over: pods are replaced when it changes, and only then. */}}
+{{- define "balancer.restartFields" -}}
+{{- $config := include "balancer.config" . | fromYaml -}}
+{{- pick $config "discovery" "listen" "admin" "tls" "processes" "first_process" "envoy" | toYaml -}}
+{{- end }}
+
+{{/* Values that fit each for itself but not together; a schema's words would help nobody. */}}
+{{- define "balancer.check" -}}
+{{- $values := .Values -}}
+{{- $owned := dict "listen" "gateway.ports" "processes" "gateway.processes" "first_process" "nothing: each pod is its own" "discovery" "discovery" "tls" "certificates" -}}
+{{- range $field, $remedy := $owned }}
+{{- if hasKey $values.config $field }}{{ fail (printf "config.%s: is the chart's to set; use %s" $field $remedy) }}{{ end }}
+{{- end }}
+{{- range list "listen" "admin" "frontend" "shared_folder" "max_heap_bytes" "node_id" "balancers" "tls" "balancer_tls" }}
+{{- if hasKey (default dict $values.config.envoy) . }}{{ fail (printf "config.envoy.%s: is the chart's to set; see gateway and certificates" .) }}{{ end }}
+{{- end }}
+{{- if hasKey (default dict $values.config.admin) "token_file" }}{{ fail "config.admin.token_file: is the chart's to set; use gateway.adminTokenSecret" }}{{ end }}
+{{- if and (eq $values.gateway.frontend "native") (ne (int $values.gateway.processes) 1) }}
+{{- fail (printf "gateway.processes: %d does not go with gateway.frontend native, where Envoys decide over the state of one balancer; set 1, or frontend pick" (int $values.gateway.processes)) }}
+{{- end }}
+{{- if and (eq $values.certificates.source "certManager") (not $values.certificates.issuer.name) }}
+{{- fail "certificates.issuer.name: empty; name the Issuer that signs" }}
+{{- end }}
+{{- if eq $values.certificates.source "secrets" }}
+{{- range $part, $name := $values.certificates.secrets }}
+{{- if not $name }}{{ fail (printf "certificates.secrets.%s: empty; name an existing Secret" $part) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if $values.triton.enabled }}
+{{- $models := $values.triton.models }}
+{{- $sources := 0 }}
+{{- range list $models.repository $models.volume $models.demo }}{{ if . }}{{ $sources = add1 $sources }}{{ end }}{{ end }}
+{{- if ne (int $sources) 1 }}{{ fail "triton.models: name one of repository, volume and demo, which is where Triton finds its models" }}{{ end }}
+{{- $names := list }}
+{{- range $values.triton.pools }}
+{{- if has .name $names }}{{ fail (printf "triton.pools: %s twice; give each pool a name of its own" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- with .autoscaling }}
+{{- if lt (int .max) (int .min) }}{{ fail (printf "triton.pools.autoscaling: max %d is below min %d" (int .max) (int .min)) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- else if not $values.discovery.labelSelector }}
+{{- fail "discovery.labelSelector: empty; with triton.enabled false, say which pods are workers, such as app=triton" }}
+{{- end }}
+{{- end }}
+
+{{/* What pools are scaled by: PromQL, of workers that are the pool's. */}}
+{{- define "balancer.backlogQuery" -}}
+avg(max by (worker) (balancer_worker_backlog_seconds{namespace="{{ .root.Release.Namespace }}",worker=~"{{ include "balancer.pool" . }}-[0-9]+"}))
+{{- end }}
+
+{{- define "balancer.p99Query" -}}
+histogram_quantile(0.99, sum by (le) (rate(balancer_request_duration_seconds_bucket{namespace="{{ .root.Release.Namespace }}",worker=~"{{ include "balancer.pool" . }}-[0-9]+"}[2m])))
+{{- end }}
+
+{{- define "balancer.metricName" -}}
+{{ include "balancer.pool" . | replace "-" "_" }}_{{ .what }}_seconds
+{{- end }}

@@ -1,0 +1,100 @@
+"""Through a real Envoy: the audit log, by either front end, with all of the balancer that picks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.both_fronts import BothFronts
+from support.certificates import Authority
+from support.guarded_listener import grpc_status, rest_status
+from support.waiting import eventually
+
+from balancer.gateway.bootstrap_access import Access, ApiKeys
+from balancer.gateway.bootstrap_logs import AuditLog
+from balancer.gateway.bootstrap_tls import ListenerTls
+from policies import BUILTIN
+
+pytestmark = pytest.mark.integration
+KEY = "acme-acme-acme-acme"
+
+
+def audited(tmp_path: Path, native: bool, share: float = 1.0, **access: Any) -> BothFronts:
+    rig = BothFronts(tmp_path, policy=BUILTIN["round_robin"](), native=native)
+    rig.audited = True
+    log = AuditLog(str(tmp_path / "audit.log"), share)
+    further = {} if native else {"native": None}
+    rig.options = dataclasses.replace(rig.options, audit_log=log, access=Access(named=True, **access), **further)
+    return rig
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["pick", "native"])
+async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_served(
+    tmp_path: Path, native: bool
+) -> None:
+    file = tmp_path / "api-keys.yaml"
+    file.write_text(f"acme: {KEY}\n")
+    log = tmp_path / "audit.log"
+    async with audited(tmp_path, native, api_keys=ApiKeys(file)).running() as rig:
+        assert (await grpc_status(rig, x_api_key=KEY, x_request_id="one"))[1] == ""
+        sent = {"x-api-key": KEY, "x-request-id": "two"}
+        assert (await rest_status(rig, sent, "/v2/models/m/infer?token=hidden"))[0] == 200
+        assert (await grpc_status(rig, x_api_key="a wrong one", x_request_id="three"))[1]
+        await eventually(lambda: len(lines(log)) >= 3)
+        by_id = {line["request_id"]: line for line in lines(log)}
+    assert len(lines(log)) == len(by_id) == 3
+    over_grpc, over_rest, refused = (by_id[name] for name in ("one", "two", "three"))
+    for line in (over_grpc, over_rest):
+        assert line["source"].startswith("127.0.0.1")
+        assert (line["principal"], line["model"], line["policy"]) == ("acme", "m", "round_robin")
+        assert line["worker"] in {"w0", "w1", "w2"}
+        assert line["status"] == 200
+    assert over_grpc["path"] == "/inference.GRPCInferenceService/ModelInfer"
+    assert over_grpc["grpc_status"] == 0
+    assert over_rest["path"] == "/v2/models/m/infer"
+    assert (refused["principal"], refused["worker"], refused["model"]) == (None, None, None)
+    assert refused["grpc_status"] == 16
+    for secret in (KEY, "wrong one", "hidden"):
+        assert secret not in log.read_text()
+
+
+async def test_a_certificate_names_the_principal(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "certificates")
+    own = authority.issue("listener", ip="127.0.0.1")
+    rig = audited(tmp_path, native=True, client_certificates=True)
+    rig.channel_credentials = authority.issue("alice", uri="spiffe://clients/alice").credentials(authority)
+    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(own.cert, own.key, authority.file))
+    async with rig.running():
+        assert (await grpc_status(rig, x_gateway_principal="root"))[1] == ""
+        await eventually(lambda: lines(tmp_path / "audit.log"))
+    assert [line["principal"] for line in lines(tmp_path / "audit.log")] == ["spiffe://clients/alice"]
+
+
+async def test_a_share_is_drawn_by_lot_and_not_by_what_clients_send(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    async with audited(tmp_path, native=True, share=0.5).running() as rig:
+        for _ in range(100):
+            assert (await grpc_status(rig, x_request_id="00000000-0000-4000-8000-000000000000"))[1] == ""
+        await eventually(lambda: lines(log))
+    # 12 standard deviations: by the id all would be told, or none.
+    assert 10 <= len(lines(log)) <= 90
+
+
+async def test_the_file_is_rotated_without_losing_a_line(tmp_path: Path) -> None:
+    log, moved = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    async with audited(tmp_path, native=False).running() as rig:
+        await grpc_status(rig, x_request_id="before")
+        await eventually(lambda: lines(log))
+        log.rename(moved)
+        async with rig.http.post(f"{rig.envoy.admin_url}/reopen_logs") as response:
+            assert response.status == 200
+        await grpc_status(rig, x_request_id="after")
+        await eventually(lambda: lines(log))
+    assert [[line["request_id"] for line in lines(file)] for file in (moved, log)] == [["before"], ["after"]]

@@ -1,0 +1,165 @@
+"""Through a real Envoy: tokens that clients must show, by either front end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+from support.envoy_fakes import Rig
+from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.tokens import AUDIENCE, ISSUER, Issuer
+from support.waiting import eventually
+
+from balancer.gateway.bootstrap_access import Access, Jwt
+
+pytestmark = pytest.mark.integration
+OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.fixture
+def issuer() -> Issuer:
+    return Issuer()
+
+
+def asked(folder: Path, issuer: Issuer, **further: object) -> Jwt:
+    folder.mkdir(exist_ok=True)
+    file = issuer.write(folder / "jwks.json")
+    return Jwt(ISSUER, (AUDIENCE,), jwks_file=file, **further)  # type: ignore[arg-type]
+
+
+def bearer(token: str) -> str:
+    return f"Bearer {token}"
+
+
+@both_fronts
+async def test_only_who_has_a_token_is_served_and_it_goes_no_further(
+    tmp_path: Path, issuer: Issuer, front: str
+) -> None:
+    rig = guarded(front, tmp_path, Access(jwt=asked(tmp_path / "keys", issuer)))
+    async with rig.running():
+        assert await grpc_status(rig) == (UNAUTHENTICATED, "Jwt is missing")
+        status, body = await rest_status(rig)
+        assert (status, json.loads(body)) == (401, {"error": "Jwt is missing"})
+        assert not any(worker.requests or worker.http_requests for worker in rig.workers)
+        token = bearer(issuer.token())
+        assert await grpc_status(rig, authorization=token, x_gateway_principal="root", x_tenant="root") == (OK, "")
+        assert (await rest_status(rig, {"authorization": token}))[0] == 200
+        (over_grpc,) = [seen for worker in rig.workers for seen in worker.headers]
+        ((_, over_rest, _),) = [seen for worker in rig.workers for seen in worker.http_requests]
+        for headers in (over_grpc, {name.lower(): value for name, value in over_rest.items()}):
+            assert "authorization" not in headers
+            assert headers["x-gateway-principal"] == headers["x-tenant"] == "alice"
+
+
+@pytest.mark.parametrize(
+    ("claims", "words", "status"),
+    [
+        ({"exp": 1}, "Jwt is expired", 401),
+        ({"exp": None}, "Jwt", 401),
+        ({"nbf": int(time.time()) + 3600}, "Jwt not yet valid", 401),
+        ({"iss": "https://another.example"}, "Jwt issuer is not configured", 401),
+        ({"aud": "another"}, "Audiences in Jwt are not allowed", 403),
+    ],
+)
+async def test_a_token_that_is_not_for_here_and_now_is_refused(
+    rig_of_issuer: tuple[Rig, Issuer], claims: dict[str, object], words: str, status: int
+) -> None:
+    rig, issuer = rig_of_issuer
+    token = bearer(issuer.token(**claims))
+    code, said = await grpc_status(rig, authorization=token)
+    assert code == (UNAUTHENTICATED if status == 401 else grpc.StatusCode.PERMISSION_DENIED)
+    assert words in said
+    assert await rest_status(rig, {"authorization": token}) == (
+        status,
+        json.dumps({"error": said}, separators=(",", ":")) + "\n",
+    )
+
+
+@pytest.fixture
+async def rig_of_issuer(tmp_path: Path, issuer: Issuer) -> AsyncIterator[tuple[Rig, Issuer]]:
+    async with guarded("pick", tmp_path, Access(jwt=asked(tmp_path / "keys", issuer))).running() as rig:
+        yield rig, issuer
+
+
+async def test_a_token_that_another_signed_or_that_nobody_did_is_refused(rig_of_issuer: tuple[Rig, Issuer]) -> None:
+    rig, issuer = rig_of_issuer
+    forged = Issuer(kid=issuer.kid).token()
+    head, payload, _ = issuer.token().split(".")
+    unsigned = f"eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.{payload}."
+    in_query = f"/v2/models/m/infer?access_token={issuer.token()}"
+    for token in (forged, unsigned, f"{head}.{payload}.", "x", ""):
+        assert (await grpc_status(rig, authorization=bearer(token)))[0] == UNAUTHENTICATED, token
+    assert (await rest_status(rig, path=in_query))[0] == 401
+    assert not any(worker.requests or worker.http_requests for worker in rig.workers)
+
+
+async def test_health_is_open_where_that_is_wanted_and_nothing_else_is(tmp_path: Path, issuer: Issuer) -> None:
+    access = Access(jwt=asked(tmp_path / "keys", issuer), health_is_open=True)
+    async with guarded("pick", tmp_path, access).running() as rig:
+        assert (await rest_status(rig, path="/v2/health/ready"))[0] == 200
+        assert (await rest_status(rig, path="/v2/health/ready/"))[0] == 401
+        assert (await rest_status(rig, path="/v2/models/m/ready"))[0] == 401
+        assert (await grpc_status(rig))[0] == UNAUTHENTICATED
+
+
+async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: Path, issuer: Issuer) -> None:
+    jwt = asked(tmp_path / "keys", issuer)
+    async with guarded("pick", tmp_path, Access(jwt=jwt)).running() as rig:
+        renewed = Issuer(kid="2")
+        token = bearer(renewed.token())
+        assert (await grpc_status(rig, authorization=token))[0] == UNAUTHENTICATED
+        assert jwt.jwks_file is not None
+        renewed.write(jwt.jwks_file)
+        rig.envoy.renew_secrets()
+
+        async def is_taken() -> bool:
+            return (await grpc_status(rig, authorization=token))[0] == OK
+
+        await eventually(is_taken, "the new key is known")
+        assert (await grpc_status(rig, authorization=bearer(issuer.token())))[0] == UNAUTHENTICATED
+
+
+async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) -> None:
+    async def publish(_: web.Request) -> web.Response:
+        return web.Response(text=issuer.jwks())
+
+    app = web.Application()
+    app.router.add_get("/jwks.json", publish)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks.json"
+        async with guarded("pick", tmp_path, Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url))).running() as rig:
+            assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
+            assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
+    finally:
+        await runner.cleanup()
+
+
+@both_fronts
+async def test_a_claim_that_no_worker_would_take_in_a_header_is_refused_before_any_is_asked(
+    tmp_path: Path, issuer: Issuer, front: str
+) -> None:
+    """Subjects are often what users call themselves. At a worker it would look like the worker's fault."""
+    jwt = asked(tmp_path / "keys", issuer, tenant_claim="org")
+    async with guarded(front, tmp_path, Access(jwt=jwt)).running() as rig:
+
+        async def ends(**claims: str) -> tuple[grpc.StatusCode, int]:
+            token = bearer(issuer.token(**claims))
+            code, words = await grpc_status(rig, authorization=token)
+            status, _ = await rest_status(rig, {"authorization": token})
+            assert code == OK or "control characters" in words
+            return code, status
+
+        for text in ("a\r\nx-evil: 1", "a\nb", "\0", "b\x7f"):
+            refused = (grpc.StatusCode.PERMISSION_DENIED, 403)
+            assert await ends(subject=text, org="acme") == await ends(subject="alice", org=text) == refused
+        assert not any(worker.headers or worker.http_requests for worker in rig.workers)
+        for text in ("", "ä€", 'a"b', "a,b", "x" * 250):
+            assert await ends(subject=text, org=text) == (OK, 200)

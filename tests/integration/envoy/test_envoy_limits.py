@@ -1,0 +1,157 @@
+"""Through a real Envoy: limits of requests for each client, kept by itself or by a service, by either front end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.certificates import Authority
+from support.fake_rate_limits import FakeRateLimitService
+from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.tokens import AUDIENCE, ISSUER, Issuer
+
+from balancer.balancer_tls import BalancerTls
+from balancer.gateway.bootstrap_access import Access, ApiKeys, GlobalLimit, Jwt, LocalLimit
+
+pytestmark = pytest.mark.integration
+OK, LIMITED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
+WORDS = "rate limit: more requests than are allowed here; send fewer, or try again later"
+KEYS = {"acme": "acme-acme-acme-acme", "other": "other-other-other-other"}
+# Of an hour, so that nothing is filled up again while a test runs.
+THREE = LocalLimit("principal", requests=3, every_s=3600, burst=3, most_counted=100)
+
+
+def asked(folder: Path, **limits: Any) -> Access:
+    file = folder / "api-keys.yaml"
+    file.write_text("".join(f"{client}: {key}\n" for client, key in KEYS.items()))
+    return Access(api_keys=ApiKeys(file), **limits)
+
+
+@both_fronts
+async def test_each_principal_has_a_limit_of_its_own(tmp_path: Path, front: str) -> None:
+    async with guarded(front, tmp_path, asked(tmp_path, local_limit=THREE)).running() as rig:
+        # By headers of its own choice, nobody is taken for somebody else.
+        ends = [
+            await grpc_status(rig, x_api_key=KEYS["acme"], x_gateway_principal=f"p{i}", x_tenant=f"t{i}")
+            for i in range(5)
+        ]
+        assert ends == 3 * [(OK, "")] + 2 * [(LIMITED, WORDS)]
+        status, body = await rest_status(rig, {"x-api-key": KEYS["acme"]})
+        assert (status, json.loads(body)) == (429, {"error": WORDS})
+        assert await grpc_status(rig, x_api_key=KEYS["other"]) == (OK, "")
+        assert sum(len(worker.requests) for worker in rig.workers) == 4
+
+
+async def test_a_tenant_s_principals_share_its_limit(tmp_path: Path) -> None:
+    issuer = Issuer()
+    jwt = Jwt(ISSUER, (AUDIENCE,), jwks_file=issuer.write(tmp_path / "jwks.json"), tenant_claim="org")
+    access = Access(jwt=jwt, local_limit=dataclasses.replace(THREE, per="tenant"))
+    async with guarded("pick", tmp_path, access).running() as rig:
+
+        async def end(subject: str, org: str | None) -> grpc.StatusCode:
+            token = issuer.token(subject, org=org)
+            return (await grpc_status(rig, authorization=f"Bearer {token}", x_tenant=subject))[0]
+
+        assert [await end(f"s{i}", "acme") for i in range(4)] == [OK, OK, OK, LIMITED]
+        assert await end("s0", "other") == OK
+        # Tokens without a tenant are counted together, and not let through without a count.
+        assert [await end(f"s{i}", None) for i in range(4)] == [OK, OK, OK, LIMITED]
+
+
+async def test_addresses_have_a_limit_without_any_credentials(tmp_path: Path) -> None:
+    access = Access(local_limit=dataclasses.replace(THREE, per="address"))
+    async with guarded("native", tmp_path, access).running() as rig:
+        ends = [(await grpc_status(rig, x_forwarded_for=f"10.0.0.{i}"))[0] for i in range(5)]
+        assert ends == [OK, OK, OK, LIMITED, LIMITED]
+
+
+async def test_what_is_counted_apart_is_bounded(tmp_path: Path) -> None:
+    issuer = Issuer()
+    jwt = Jwt(ISSUER, (AUDIENCE,), jwks_file=issuer.write(tmp_path / "jwks.json"))
+    one = LocalLimit("principal", requests=1, every_s=3600, burst=1, most_counted=4)
+    async with guarded("pick", tmp_path, Access(jwt=jwt, local_limit=one)).running() as rig:
+
+        async def end(subject: str) -> grpc.StatusCode:
+            return (await grpc_status(rig, authorization=f"Bearer {issuer.token(subject)}"))[0]
+
+        assert [await end("first"), await end("first")] == [OK, LIMITED]
+        assert [await end(f"s{i}") for i in range(20)] == 20 * [OK]
+        # Forgotten, as the docs say, and thus bounded.
+        assert await end("first") == OK
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[FakeRateLimitService]:
+    service = FakeRateLimitService()
+    await service.start()
+    yield service
+    await service.stop()
+
+
+def kept_by(service: FakeRateLimitService, refuse: bool = False) -> GlobalLimit:
+    return GlobalLimit("principal", service.endpoint, "triton", timeout_s=10, refuse_when_away=refuse)
+
+
+@both_fronts
+async def test_a_service_says_who_has_had_enough(tmp_path: Path, front: str, service: FakeRateLimitService) -> None:
+    service.limits = {"acme": 2}
+    async with guarded(front, tmp_path, asked(tmp_path, global_limit=kept_by(service))).running() as rig:
+        ends = [await grpc_status(rig, x_api_key=KEYS["acme"]) for _ in range(4)]
+        assert ends == 2 * [(OK, "")] + 2 * [(LIMITED, WORDS)]
+        assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == 429
+        assert (await rest_status(rig, {"x-api-key": KEYS["other"]}))[0] == 200
+        assert service.asked == Counter({("triton", "principal", "acme"): 5, ("triton", "principal", "other"): 1})
+        # Who has no key is turned away before anybody is asked.
+        assert (await rest_status(rig))[0] == 401
+        assert service.asked.total() == 6
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+async def test_while_the_service_is_away_requests_pass_or_not_as_configured(
+    tmp_path: Path, service: FakeRateLimitService, refuse: bool
+) -> None:
+    async with guarded("pick", tmp_path, asked(tmp_path, global_limit=kept_by(service, refuse))).running() as rig:
+        assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == OK
+        await service.stop()
+        code, words = await grpc_status(rig, x_api_key=KEYS["acme"])
+        assert code == (grpc.StatusCode.UNAVAILABLE if refuse else OK)
+        assert ("does not answer" in words) == refuse
+        assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == (503 if refuse else 200)
+
+
+@pytest.mark.parametrize(("name", "code"), [("limits.example", OK), ("another", grpc.StatusCode.UNAVAILABLE)])
+async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str, code: grpc.StatusCode) -> None:
+    authority = Authority(tmp_path / "certificates")
+    client = authority.issue("envoy", dns="envoy")
+    trust = BalancerTls(authority.file, "limits.example", client.cert, client.key)
+    service = FakeRateLimitService(credentials=authority.issue("limits", dns=name).server(authority)[0])
+    await service.start()
+    try:
+        limit = dataclasses.replace(kept_by(service, refuse=True), tls=trust)
+        async with guarded("pick", tmp_path, asked(tmp_path, global_limit=limit)).running() as rig:
+            assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == code
+            assert service.asked.total() == (code == OK)
+    finally:
+        await service.stop()
+
+
+async def test_one_connection_more_than_allowed_is_closed_and_the_others_live_on(tmp_path: Path) -> None:
+    rig = guarded("native", tmp_path, Access(), max_connections=2)
+    async with rig.running():
+        assert await rig.infer() in {"w0", "w1", "w2"}
+        host, port = rig.envoy.endpoint.split(":")
+        _, second = await asyncio.open_connection(host, int(port))
+        reader, third = await asyncio.open_connection(host, int(port))
+        try:
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+            assert await rig.infer() in {"w0", "w1", "w2"}
+        finally:
+            second.close()
+            third.close()

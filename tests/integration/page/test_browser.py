@@ -1,0 +1,229 @@
+"""The page in a real browser: what a person sees, on a desk and on a phone, and what hostile names do not do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.page_fleet import PageFleet
+from support.waiting import PATIENCE_S, eventually
+
+from balancer.config.config import from_mapping
+from balancer.config.sections import AdminSection
+from balancer.core.trials.steering import Steering
+from balancer.core.trials.switchback import Finding
+from balancer.files.yaml_document import ConfigError, Problem
+from balancer.operate.news import News
+from policies.base import Request
+from tools.browser import MISSING, Tab, chromium, tab
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(chromium() is None, reason=MISSING)]
+
+HOSTILE = "<script>window.hacked=1</script>"
+IMAGE = '"><img src=x onerror=window.hacked=1>'
+LIVE = "document.getElementById('live').textContent === 'live'"
+ROWS = "[...document.querySelectorAll('#{}-table tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+
+
+@pytest.fixture(autouse=True)
+def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document, though the fleet's clock stands still."""
+    monkeypatch.setattr("balancer.operate.page.maker.FRESH_S", 0.0)
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Tab]:
+    async with tab() as opened:
+        yield opened
+
+
+def troubled(workers: int = 64) -> PageFleet:
+    fleet = PageFleet(workers, names={5: HOSTILE, 6: IMAGE}, models=("m", HOSTILE))
+    fleet.traffic()
+    fleet.trouble()
+    fleet.journal.add("worker", "error", f"listed: {HOSTILE}")
+    fleet.state.accept(from_mapping({"seed": 1, "models": {IMAGE: {"versions": ["1"]}}}), 1100.0)
+    fleet.state.refuse(ConfigError([Problem("balancer.yaml", 3, "policy.name", f"{HOSTILE} is not allowed")]), 1200.0)
+    fleet.not_ready = f"no worker is ready ({HOSTILE})"
+    return fleet
+
+
+async def test_it_shows_the_fleet_and_follows_it(page: Tab) -> None:
+    fleet = PageFleet(3)
+    fleet.traffic()
+    async with fleet.served() as (admin, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        rows = await page.ask(ROWS.format("workers"))
+        assert [row[:2] for row in rows] == [[f"worker-{number}", "ready"] for number in range(3)]
+        assert [row[:2] for row in await page.ask(ROWS.format("traffic"))] == [["m", "wlpr"], ["n", "wlpr"]]
+        fleet.trouble()
+        await page.until(f"{ROWS.format('workers')}[0][1] === 'silent'")
+        assert "its report stream broke" in (await page.ask(ROWS.format("workers")))[0][-1]
+        assert "no report for more than 1 s: worker-1" in await page.ask("document.getElementById('events').innerText")
+        assert page.problems == []
+        assert len(admin._watchers) == 1
+        await page.call("Page.navigate", url="about:blank")
+        await eventually(lambda: not len(admin._watchers), "nobody watches any more")
+
+
+async def test_hostile_names_are_text(page: Tab) -> None:
+    async with troubled().served() as (_, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        names = {row[0] for row in await page.ask(ROWS.format("workers"))}
+        assert {HOSTILE, IMAGE} <= names
+        assert await page.ask("document.querySelectorAll('#model option').length") == 2
+        assert HOSTILE in await page.ask("document.getElementById('notices').innerText")
+        assert HOSTILE in await page.ask("document.getElementById('events').innerText")
+        assert await page.ask("document.querySelectorAll('script').length") == 1
+        assert await page.ask("document.querySelectorAll('img').length") == 0
+        assert await page.ask("window.hacked") is None
+        assert page.problems == []
+        # Were one to get in as markup, the page's policy would not run it.
+        attempt = "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
+        assert await page.ask(f"try {{ {attempt}; 'in' }} catch {{ 'refused' }}") == "refused"
+        added = "const s = document.createElement('script'); s.append('window.hacked=1'); document.body.append(s)"
+        await page.ask(f"try {{ {added} }} catch {{}}")
+        assert await page.ask("window.hacked") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_it_is_readable_on_a_phone_and_by_day_and_night(page: Tab, scheme: str, width: int) -> None:
+    async with troubled().served() as (_, url):
+        await page.open(f"{url}/", width, 844, scheme)  # type: ignore[arg-type]  # one of its two
+        await page.until(LIVE)
+        assert await page.ask("document.documentElement.scrollWidth") <= width
+        dark = await page.ask("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 100")
+        assert dark == (scheme == "dark")
+        ratio, *where = await page.ask(CONTRAST)
+        assert ratio >= 4.5, where
+
+
+async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> None:
+    fleet = PageFleet(3)
+    sections = {
+        "policy": {"name": "wlpr"},
+        "guard": {"enabled": True},
+        "shadow": {"name": "round_robin", "share": 1.0},
+        "rollout": {"name": "power_of_two"},
+    }
+    plan = from_mapping(sections).plan(fleet.router.policy)
+    steering = fleet.router.steering = Steering(fleet.router.policy, plan, listener=News(fleet.metrics, fleet.journal))
+    assert steering.rollout is not None
+    for _ in range(20):
+        fleet.router.route(Request("m"), fleet.now_s)
+    async with fleet.served() as (_, url):
+        await page.open(f"{url}/")
+        words = "document.getElementById('steering').innerText"
+        await page.until(f"{words}.includes('Shadow: round_robin')")
+        told = await page.ask(words)
+        assert "Rollout from wlpr to power_of_two" in told
+        assert "running, step" in told
+        assert "Guard of wlpr" in told
+        titles = "[...document.querySelectorAll('#why-table thead th')].map(cell => cell.textContent)"
+        assert (await page.ask(titles))[:3] == ["worker", "gets", "shadow"]
+        steering.rollout.give_up(Finding("errors", f"more errors {HOSTILE}"), fleet.now_s)
+        await page.until(
+            f"document.getElementById('notices').innerText.includes('returned to wlpr: more errors {HOSTILE}')"
+        )
+        events = await page.ask("document.getElementById('events').innerText")
+        assert "rollout: power_of_two at 0% of the requests, returned" in events
+        assert page.problems == []
+
+
+async def test_it_can_be_used_by_keyboard_and_heard(page: Tab) -> None:
+    async with troubled(8).served() as (_, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        await page.ask("document.querySelector('#workers-table th:nth-child(3) button').focus()")
+        for order in ("descending", "ascending"):
+            await page.press("Enter")
+            assert await page.ask("document.querySelector('#workers-table th:nth-child(3)').ariaSort") == order
+            queue = [float(row[2]) for row in await page.ask(ROWS.format("workers"))]
+            assert queue == sorted(queue, reverse=order == "descending")
+            assert await page.ask("document.activeElement.textContent") == "queue"
+        tree = (await page.call("Accessibility.getFullAXTree"))["nodes"]
+        named = [(each["role"]["value"], each.get("name", {}).get("value", "")) for each in tree if not each["ignored"]]
+        assert {"balancer", "Now", "Workers"} <= {name for role, name in named if role == "heading"}
+        levels = await page.ask("[...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
+        assert levels[0] == 1
+        assert all(later - former <= 1 for former, later in itertools.pairwise(levels)), levels
+        assert ("combobox", "Model") in named
+        assert ("status", "") in named
+        assert sum(role == "columnheader" for role, _ in named) > 10
+        assert sum(role == "rowheader" for role, _ in named) >= 16
+        for role in ("region", "table"):
+            assert all(name for found, name in named if found == role)
+
+
+async def test_another_model_is_asked_about_and_kept_in_the_address(page: Tab) -> None:
+    fleet = PageFleet(2)
+    async with fleet.served() as (_, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        assert await page.ask("document.getElementById('model').value") == "m"
+        await page.ask("document.getElementById('model').value = 'n'")
+        await page.ask("document.getElementById('model').dispatchEvent(new Event('change'))")
+        await page.until("document.getElementById('states').textContent.includes('model n')")
+        await page.call("Page.reload")
+        await page.until("document.getElementById('states')?.textContent.includes('model n')")
+        assert await page.ask("location.search") == "?model=n"
+
+
+async def test_one_too_many_is_told_why_and_let_in_later(page: Tab) -> None:
+    async with PageFleet(1).served(section=AdminSection(max_watchers=1)) as (_, url), tab() as other:
+        await other.open(f"{url}/")
+        await other.until(LIVE)
+        await page.open(f"{url}/")
+        await page.until("document.getElementById('live').textContent.includes('admin.max_watchers')")
+        await other.call("Page.navigate", url="about:blank")
+        await page.until(LIVE)
+
+
+async def test_a_balancer_that_is_away_is_told_and_found_again(page: Tab) -> None:
+    fleet = PageFleet(1)
+    async with fleet.served() as (admin, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        await admin.stop()
+        await page.until("document.getElementById('live').textContent.includes('no answer')")
+        admin._watchers._ended.clear()
+        await admin.start(url.removeprefix("http://"))
+        await page.until(LIVE)
+
+
+async def test_with_the_token_as_password_all_of_it_works(page: Tab, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef")
+    section = AdminSection(token_file=str(tmp_path / "token"))
+    async with PageFleet(1).served(section=section) as (_, url):
+        await page.open(f"{url.replace('://', '://anybody:0123456789abcdef@')}/")
+        await page.until(LIVE)
+        await page.ask("document.getElementById('config-details').open = true")
+        await page.until("document.getElementById('config-all').textContent.includes('token_file')")
+
+
+async def test_no_process_of_a_browser_is_left() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    async with tab():
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) > 1
+    _, left = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE_S)
+    assert not left
+
+
+async def test_nothing_is_fetched_from_elsewhere(page: Tab) -> None:
+    async with troubled(3).served() as (_, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        fetched = await page.ask("performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert all(name.startswith((f"{url}/", "data:")) for name in fetched)
+        picture = await page.picture()
+        assert picture.startswith(b"\x89PNG")
+        assert await page.ask("document.fonts.size") == 0

@@ -1,0 +1,81 @@
+"""Two gateways share nothing but the agents' reports, and agree on what hashes tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as grpc_aio
+from support.load import steady_load
+from support.replicas import Gateways
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+KEYS = range(12)
+
+
+@pytest.fixture
+def models() -> tuple[str, ...]:
+    """Of every worker."""
+    return ("emulated_tft", "sequence_sum")
+
+
+def tensor(name: str, array: np.ndarray, kind: str) -> grpc_aio.InferInput:
+    value = grpc_aio.InferInput(name, array.shape, kind)
+    value.set_data_from_numpy(array)
+    return value
+
+
+async def of_keys(url: str) -> list[str]:
+    """The worker that answers for each key."""
+    value = tensor("INPUT", np.ones((1, 4), np.float32), "FP32")
+    found = []
+    async with grpc_aio.InferenceServerClient(url) as client:
+        for key in KEYS:
+            result = await client.infer("emulated_tft", [value], headers={"x-routing-key": f"key {key}"})
+            found.append(result.as_numpy("WORKER").ravel()[0].decode())
+    return found
+
+
+async def of_sequences(url: str, step: int) -> list[tuple[str, int]]:
+    """The worker that answers the step of each sequence, and the sum so far."""
+    found = []
+    async with grpc_aio.InferenceServerClient(url) as client:
+        for sequence in range(1, len(KEYS) + 1):
+            result = await client.infer(
+                "sequence_sum",
+                [tensor("VALUE", np.array([[1]], np.int64), "INT64")],
+                sequence_id=sequence,
+                sequence_start=step == 0,
+                sequence_end=step == 3,
+            )
+            found.append((result.as_numpy("WORKER").ravel()[0].decode(), int(result.as_numpy("SUM")[0, 0])))
+    return found
+
+
+async def test_sequences_and_keys_go_to_one_worker_by_whichever_gateway(gateways: Gateways) -> None:
+    first, second = gateways.stack.url, gateways.second.url
+    # The loads that the two balancers count differ meanwhile.
+    async with steady_load(first, clients=4) as load:
+        assert await of_keys(first) == await of_keys(second)
+        # The requests of a sequence come by either gateway in turn.
+        steps = [await of_sequences((first, second)[step % 2], step) for step in range(4)]
+    assert not load.failures()
+    assert len({worker for worker, _ in steps[0]}) > 1
+    for step, answers in enumerate(steps):
+        assert answers == [(worker, step + 1) for worker, _ in steps[0]]
+
+
+async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(gateways: Gateways) -> None:
+    first, second = gateways.stack.url, gateways.second.url
+    begun = await of_sequences(first, 0)
+    keyed = await of_keys(second)
+    async with steady_load(first, clients=2) as load, steady_load(second, clients=2) as others:
+        await gateways.second.balancer.kill()
+        assert [worker for worker, _ in await of_sequences(first, 1)] == [worker for worker, _ in begun]
+        await gateways.second.start_balancer()
+        await gateways.all_ready()
+        # It remembers nothing, and needs not.
+        assert await of_keys(second) == keyed
+        assert await of_sequences(second, 2) == [(worker, 3) for worker, _ in begun]
+    assert not load.failures()
+    assert not others.failures()

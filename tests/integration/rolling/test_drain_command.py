@@ -1,0 +1,144 @@
+"""`balancer drain` and `undrain` as a shell sees them, against real balancer processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.balancer_alone import WORKER, BalancerAlone
+from support.certificates import Authority
+
+from balancer.files.schema import split_address
+from tools.stack.child import Child
+from tools.stack.ports import free_ports
+
+pytestmark = pytest.mark.integration
+
+NAME = "balancer.test"
+TOKEN = "an honest operator's token"
+W0 = str(WORKER["name"])
+
+
+@dataclass
+class Shell:
+    """Runs commands."""
+
+    directory: Path
+    runs: int = 0
+
+    async def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and all output."""
+        self.runs += 1
+        log_path = self.directory / f"command-{self.runs}.log"
+        command = Child(arguments, log_path=log_path)
+        await command.start()
+        return await command.wait(), log_path.read_text()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+async def balancer(tmp_path: Path) -> AsyncIterator[BalancerAlone]:
+    balancer = BalancerAlone(tmp_path)
+    try:
+        await balancer.start()
+        yield balancer
+    finally:
+        await balancer.stop()
+
+
+async def drained(balancer: BalancerAlone) -> tuple[bool, bool]:
+    """Whether the worker drains, and whether by hand."""
+    worker = await balancer.worker()
+    return worker["draining"], worker["drained_by_hand"]
+
+
+async def test_a_worker_is_drained_and_undrained(balancer: BalancerAlone, shell: Shell) -> None:
+    at = ("--balancer", balancer.admin)
+    assert await shell.run("drain", W0, *at) == (0, f"{W0} gets nothing new\n")
+    assert await drained(balancer) == (True, True)
+    assert await balancer.metric("balancer_worker_drained", worker=W0) == 1
+    assert await shell.run("drain", W0, *at, "--wait") == (0, f"{W0} is drained: nothing is left there\n")
+    assert await shell.run("undrain", W0, *at) == (0, f"{W0} is no longer drained by hand\n")
+    assert await drained(balancer) == (False, False)
+    assert '"worker drained by hand"' in balancer.log_path.read_text()
+
+
+async def test_a_name_stands_for_its_addresses(balancer: BalancerAlone, shell: Shell) -> None:
+    _, port = split_address(balancer.admin)
+    assert (await shell.run("drain", W0, "--balancer", f"localhost:{port}"))[0] == 0
+    assert await drained(balancer) == (True, True)
+    status, said = await shell.run("drain", W0, "--balancer", f"no-such-name.invalid:{port}")
+    assert status == 1
+    assert f"Error: no-such-name.invalid:{port}: " in said
+
+
+async def test_what_is_refused_is_refused_in_words(balancer: BalancerAlone, shell: Shell) -> None:
+    status, said = await shell.run("drain", "w9", "--balancer", balancer.admin)
+    assert (status, said) == (1, f"Error: {balancer.admin}: worker: discovery lists no 'w9'; it lists {W0}\n")
+    status, said = await shell.run("drain", W0, "--balancer", "nowhere")
+    assert status == 2
+    assert "Invalid value for '--balancer': 'nowhere'" in said
+    status, said = await shell.run("drain", W0, "--balancer", balancer.envoy)
+    assert status == 1
+
+
+async def test_one_that_cannot_be_reached_is_told_and_the_others_know(balancer: BalancerAlone, shell: Shell) -> None:
+    absent = f"127.0.0.1:{free_ports(1)[0]}"
+    status, said = await shell.run("drain", W0, "--balancer", absent, "--balancer", balancer.admin, "--wait")
+    assert status == 1
+    assert f"Error: {absent}: " in said
+    assert await drained(balancer) == (True, True)
+
+
+async def test_with_a_token_nobody_drains_without(tmp_path: Path, shell: Shell) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    balancer = BalancerAlone(tmp_path, admin={"token_file": str(file)})
+    try:
+        await balancer.start()
+        status, said = await shell.run("drain", W0, "--balancer", balancer.admin)
+        assert status == 1
+        assert "Authorization: Bearer TOKEN" in said
+        assert (await shell.run("drain", W0, "--balancer", balancer.admin, "--token-file", str(file)))[0] == 0
+    finally:
+        await balancer.stop()
+
+
+async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, shell: Shell) -> None:
+    authority = Authority(tmp_path / "certificates")
+    section = authority.issue("balancer", dns=NAME).section(authority)
+    balancer = BalancerAlone(tmp_path, tls={"admin": section})
+    listens = split_address(balancer.admin)
+    try:
+        await balancer._child.start()
+        await asyncio.wait_for(_listening(*listens), 60)
+        asked = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
+        for name, uri, status in (
+            ("agent", "spiffe://balancer/agent/w0", 1),
+            ("admin", "spiffe://balancer/admin", 0),
+        ):
+            shown = authority.issue(name, uri=uri)
+            pair = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
+            found, said = await shell.run("drain", W0, *asked, *pair)
+            assert found == status, said
+        assert '"by": "spiffe://balancer/admin"' in balancer.log_path.read_text()
+    finally:
+        await balancer.stop()
+
+
+async def _listening(host: str, port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+            continue
+        writer.close()
+        return

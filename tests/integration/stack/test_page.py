@@ -1,0 +1,102 @@
+"""The page, `balancer top` and `check --against` beside real workers, by either front end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.load import steady_load
+from support.stack import Stack
+from support.waiting import eventually
+
+from tools.browser import MISSING, chromium, tab
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def command(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of `balancer`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "balancer", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_traffic_is_told_by_model_policy_and_worker(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=4) as load:
+
+        async def seen() -> Any:
+            page = await stack.get("/page.json")
+            served = [worker["answers_per_s"] > 0 for worker in page["workers"]]
+            picked = [part for part in page["recent"]["parts"] if part["policy"] == "round_robin"]
+            return page if picked and all(served) and len(served) == 3 else None
+
+        page = await eventually(seen, "all three workers answer")
+        status, said = await command("top", stack.admin(), "--once")
+    assert not load.failures()
+    (part,) = (part for part in page["recent"]["parts"] if part["policy"] == "round_robin")
+    assert part["rate_per_s"] > 0
+    assert part["p99_s"] >= part["p50_s"] > 0
+    assert page["process"]["frontend"] == stack.config.envoy.frontend
+    assert page["process"]["asked_because"] == ""
+    assert page["states"] == {"ready": 3}
+    assert page["reads"] == []
+    assert sum(each["probability"] for each in page["why"]["workers"]) == pytest.approx(1.0)
+    assert status == 0
+    assert all(f"worker-{number}" in said for number in range(3))
+    assert "round_robin" in said
+
+
+async def test_a_policy_that_is_swapped_and_a_file_that_is_refused_are_told(stack: Stack, tmp_path: Path) -> None:
+    new = tmp_path / "balancer.yaml"
+    new.write_text(stack.config_path.read_text().replace("round_robin", "wlpr"))
+    status, said = await command("check", str(new), "--against", stack.admin())
+    assert status == 3, said
+    words = 'policy.name: "round_robin" becomes "wlpr", at once'
+    assert words in said
+    try:
+        stack.write_text(new.read_text())
+
+        async def swapped() -> Any:
+            page = await stack.get("/page.json")
+            return page if page["process"]["policy"] == "wlpr" else None
+
+        page = await eventually(swapped, "the policy is swapped")
+        assert words in page["config"]["history"][0]["changes"]
+        assert any(event["kind"] == "config" and words in event["words"] for event in page["events"])
+        assert (await command("check", str(new), "--against", stack.admin()))[0] == 0
+        stack.write_text("policy: {name: wlprr}")
+
+        async def refused() -> Any:
+            page = await stack.get("/page.json")
+            return page if page["config"]["problems"] else None
+
+        page = await eventually(refused, "the file is refused")
+        assert "wlprr" in page["config"]["problems"][0]
+        assert page["events"][0]["level"] == "error"
+    finally:
+        stack.write_config(stack.policy)
+
+    async def back() -> bool:
+        return bool((await stack.get("/page.json"))["process"]["policy"] == "round_robin")
+
+    await eventually(back, "the first policy again")
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+async def test_a_person_sees_it_in_a_browser(stack: Stack) -> None:
+    async with tab() as page, steady_load(stack.url, clients=2):
+        await page.open(f"{stack.admin()}/")
+        rows = "document.querySelectorAll('#workers-table tbody tr').length"
+        await page.until(f"{rows} === 3 && document.getElementById('states').textContent.startsWith('3 ready')")
+        await page.until("document.querySelector('#traffic-table tbody').innerText.includes('round_robin')")
+        decides = "Envoy (native)" if stack.config.envoy.frontend == "native" else "the balancer"
+        assert f"decided by {decides}" in await page.ask("document.getElementById('who').textContent")
+        assert page.problems == []

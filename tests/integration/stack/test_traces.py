@@ -1,0 +1,109 @@
+"""A request is one trace from the client through the pick to Triton's queue and compute, with the decision told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as grpc_aio
+from support.otlp import OtlpReceiver
+from support.stack import Stack
+from support.waiting import eventually
+
+pytestmark = pytest.mark.integration
+TRACE, PARENT = "ab" * 16, "cd" * 8
+MODEL = "emulated_tft"
+
+
+@pytest_asyncio.fixture
+async def receiver() -> AsyncIterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    await receiver.start()
+    try:
+        yield receiver
+    finally:
+        await receiver.stop()
+
+
+def traced(tmp_path: Path, receiver: OtlpReceiver, frontend: str, **traces: object) -> Stack:
+    envoy = {"frontend": frontend, "shared_folder": str(tmp_path / "shared")}
+    trace_config = (
+        "mode=opentelemetry",
+        "rate=1",
+        "level=TIMESTAMPS",
+        f"opentelemetry,url=http://127.0.0.1:{receiver.http_port}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+    )
+    return Stack(
+        tmp_path / "stack",
+        workers=1,
+        settings={"envoy": {**envoy, "traces": {"collector": f"127.0.0.1:{receiver.grpc_port}", **traces}}},
+        triton_arguments=tuple(f"--trace-config={each}" for each in trace_config),
+    )
+
+
+async def infer(stack: Stack, headers: dict[str, str]) -> None:
+    async with grpc_aio.InferenceServerClient(stack.url) as client:
+        tensor = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        await client.infer(MODEL, [tensor], headers=headers)
+
+
+@pytest.mark.parametrize("frontend", ["pick", "native"])
+async def test_a_client_s_trace_goes_on_to_triton_s_queue(
+    tmp_path: Path, receiver: OtlpReceiver, frontend: str
+) -> None:
+    stack = traced(tmp_path, receiver, frontend, share=0.0, service="edge")
+    try:
+        await stack.start()
+        await infer(stack, {"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        await eventually(lambda: len(receiver.of(TRACE, "triton")) == 3, "Triton's spans have come")
+
+        def whole() -> bool:
+            return any(span.parent == PARENT for span in receiver.of(TRACE, "edge"))
+
+        await eventually(whole, "Envoy's spans have come")
+        (request,) = [span for span in receiver.of(TRACE, "edge") if span.parent == PARENT]
+        beneath = [span for span in receiver.of(TRACE, "edge") if span.parent == request.id]
+        (to_worker,) = [span for span in beneath if span.attributes.get("upstream_cluster") == "triton_grpc"]
+        spans = {span.name: span for span in receiver.of(TRACE, "triton")}
+        assert spans["InferRequest"].parent == to_worker.id
+        assert spans[MODEL].parent == spans["InferRequest"].id
+        assert "QUEUE_START" in spans[MODEL].events
+        assert spans["compute"].parent == spans[MODEL].id
+        # The decision, and what it took.
+        worker = stack.tritons[0].grpc_endpoint
+        assert request.attributes["balancer.policy"] == "round_robin"
+        assert request.attributes["balancer.decision"]
+        assert to_worker.attributes["upstream_address"] == worker
+        assert request.attributes["balancer.picked"] == worker
+        if frontend == "native":
+            assert float(request.attributes["balancer.pick_us"]) > 0
+        else:
+            assert any("ExternalProcessor" in span.name for span in beneath)
+        # A share of none: nothing but that trace.
+        assert {span.trace for span in receiver.spans if span.service == "edge"} == {TRACE}
+    finally:
+        await stack.stop()
+
+
+@pytest.mark.parametrize("frontend", ["pick", "native"])
+async def test_strangers_have_nothing_traced_where_they_are_not_followed(
+    tmp_path: Path, receiver: OtlpReceiver, frontend: str
+) -> None:
+    stack = traced(tmp_path, receiver, frontend, share=1.0, follow_clients=False)
+    try:
+        await stack.start()
+        forced = {"x-client-trace-id": "1", "x-envoy-force-trace": "true", "tracestate": "a=b"}
+        await infer(stack, {"traceparent": f"00-{TRACE}-{PARENT}-01", **forced})
+
+        def inferred() -> bool:
+            return any("ModelInfer" in span.attributes.get("grpc.path", "") for span in receiver.spans)
+
+        await eventually(inferred, "its span has come")
+        assert TRACE not in {span.trace for span in receiver.spans}
+    finally:
+        await stack.stop()

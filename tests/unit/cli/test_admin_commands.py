@@ -1,0 +1,171 @@
+"""`balancer check --against` and `balancer top`, asking real admin pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+from support.page_fleet import PageFleet
+
+from balancer import cli
+from balancer.config.changes import changes, words_of
+from balancer.config.config import from_mapping
+from balancer.config.sections import AdminSection
+
+TOKEN = "0123456789abcdef"
+Served = tuple[PageFleet, str]
+
+
+async def run(*arguments: str) -> Result:
+    """In a thread: the pages are served by this one."""
+    return await asyncio.to_thread(CliRunner().invoke, cli.main, arguments)
+
+
+@pytest.fixture
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    fleet = PageFleet(3, names={0: "\x1b[2Jevil[bold]"})
+    fleet.traffic()
+    fleet.trouble()
+    monkeypatch.setattr("balancer.operate.page.maker.FRESH_S", 0.0)  # the fleet's clock stands still
+    async with fleet.served() as (_, url):
+        yield fleet, url
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [({}, 0), ({"seed": 1}, 3), ({"seed": 1, "processes": 2}, 4), ({"listen": {"admin": "127.0.0.1:1"}}, 4)],
+)
+async def test_check_against_says_what_changes_in_the_words_of_the_page(
+    served: Served, tmp_path: Path, data: dict[str, Any], status: int
+) -> None:
+    fleet, url = served
+    file = tmp_path / "balancer.yaml"
+    new = from_mapping(data)
+    file.write_text(str(data))
+    result = await run("check", str(file), "--against", url)
+    assert result.exit_code == status
+    words = words_of(changes(fleet.state.config.model_dump(mode="json"), new.model_dump(mode="json")))
+    assert result.stdout.splitlines() == (words or ["nothing changes"])
+    if fleet.state.accept(new, 2.0):
+        assert list(fleet.state.history[-1].changes) == words
+
+
+async def test_what_the_command_line_of_the_balancer_sets_stays(served: Served, tmp_path: Path) -> None:
+    fleet, url = served
+    fleet.state.overrides = {"seed": 7}
+    fleet.state.accept(from_mapping({"seed": 7}), 2.0)
+    file = tmp_path / "balancer.yaml"
+    file.write_text("seed: 3")
+    result = await run("check", str(file), "--against", url)
+    assert (result.exit_code, result.stdout) == (0, "nothing changes\n")
+
+
+async def test_a_bad_file_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("seed: x")
+    result = await run("check", str(file), "--against", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "seed" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("check", "-", "--against")])
+async def test_who_does_not_answer_is_named(command: tuple[str, ...]) -> None:
+    result = await asyncio.to_thread(CliRunner().invoke, cli.main, [*command, "127.0.0.1:1"], input="{}")
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:1/" in result.stderr
+    assert "is it the address listen.admin?" in result.stderr
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"config": 3, "overrides": 4}', b"\xff", b"\x1b[2J"])
+@pytest.mark.parametrize("status", [200, 302, 500])
+async def test_an_answer_that_is_no_balancers_is_refused_and_not_obeyed(body: bytes, status: int) -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=body, status=status, headers={"Location": "http://127.0.0.1:1/"})
+
+    async with TestServer(_application(handler)) as server:
+        for command in (("top", "--once"), ("check", "-", "--against")):
+            url = str(server.make_url(""))
+            result = await asyncio.to_thread(CliRunner().invoke, cli.main, [*command, url], input="{}")
+            assert result.exit_code == 1
+            assert "\x1b" not in result.output
+            assert "Traceback" not in result.output
+
+
+def _application(handler: Any) -> web.Application:
+    application = web.Application()
+    application.router.add_get("/{page}", handler)
+    return application
+
+
+async def test_top_prints_one_table_to_a_pipe(served: Served) -> None:
+    _, url = served
+    result = await run("top", url, "--once", "--model", "n")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("policy wlpr, decided by the balancer")
+    assert any("worker-1" in line and "silent" in line and "its report stream broke" in line for line in lines)
+    assert any("worker-2" in line and "not ready" in line for line in lines)
+    assert any("gets n" in line for line in lines)
+    assert any(line.split()[:2] == ["m", "wlpr"] for line in lines)
+    assert any("no report for more than 1 s: worker-1" in line for line in lines)
+
+
+async def test_names_reach_a_terminal_as_text(served: Served) -> None:
+    _, url = served
+    result = await run("top", url, "--once")
+    assert "\x1b" not in result.stdout
+    assert "[2Jevil[bold]" in result.stdout
+
+
+async def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_screen_as_it_was(served: Served) -> None:
+    fleet, url = served
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    command = (sys.executable, "-m", "balancer", "top", url)
+    process = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while fleet.names[2].encode() not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        fleet.not_ready = "this is new"
+        while b"this is new" not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := await asyncio.to_thread(os.read, ours, 65536):
+                shown += part
+        assert await process.wait() == 0
+    finally:
+        os.close(ours)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert shown.count(b"\x1b[?1049h") == shown.count(b"\x1b[?1049l") == 1
+    assert b"Traceback" not in shown
+
+
+async def test_the_token_is_sent_where_one_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    async with PageFleet(1).served(section=AdminSection(token_file=str(file))) as (_, url):
+        refused = await run("top", url, "--once")
+        assert refused.exit_code == 1
+        assert "answers 401" in refused.stderr
+        result = await run("top", url, "--once", "--token-file", str(file))
+        assert result.exit_code == 0
+        assert TOKEN not in result.output
