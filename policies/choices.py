@@ -115,7 +115,7 @@ def _share_by_rank(costs: FloatArray, order: FloatArray, survival: FloatArray, o
     """Write the shares of some workers, by comparing each with each, without branches.
 
     Args:
-        costs: Theirs.
+        costs: Theirs; written over.
         order: Who they are, in any order.
         survival: By rank among them, and after the last.
         out: By worker.
@@ -131,23 +131,21 @@ def _share_by_rank(costs: FloatArray, order: FloatArray, survival: FloatArray, o
             w = int(order[i])
             out[w] = survival[int(out[w])] - survival[int(out[w]) + 1]
         return
+    # How many have a rank, in place of the costs.
+    for i in range(len(costs)):
+        costs[i] = 0.0
+    for i in range(len(costs)):
+        costs[int(out[int(order[i])])] += 1.0
     for i in range(len(costs)):
         w = int(order[i])
-        equal = _count_equal(costs, costs[i])
-        out[w] = (survival[int(out[w])] - survival[int(out[w]) + equal]) / equal
+        rank = int(out[w])
+        out[w] = (survival[rank] - survival[rank + int(costs[rank])]) / costs[rank]
 
 
 def _count_less(costs: FloatArray, cost: float) -> int:
     found = 0
     for i in range(len(costs)):
         found += costs[i] < cost
-    return found
-
-
-def _count_equal(costs: FloatArray, cost: float) -> int:
-    found = 0
-    for i in range(len(costs)):
-        found += costs[i] == cost
     return found
 
 

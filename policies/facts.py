@@ -65,23 +65,22 @@ def lower_quantile(column: FloatArray, eligible: BoolArray, option: float, scrat
     if count == 0:
         return np.inf
     place, left = int(option * (count - 1)), scratch[:count]
-    while len(left) > 1:
-        pivot = left[place]
-        less = 0
+    while True:
+        pivot, less, upto, kept = left[place], 0, 0, 0
         for i in range(len(left)):
-            value = left[i]
-            left[i], left[less] = left[less], value
-            less += value < pivot
-        if place < less:
-            left = left[:less]
-            continue
-        left, place = left[less:], place - less
-        equal = 0
-        for i in range(len(left)):
-            value = left[i]
-            left[i], left[equal] = left[equal], value
-            equal += value == pivot
-        if place < equal:
+            less += left[i] < pivot
+            upto += left[i] <= pivot
+        if less <= place < upto:
             return float(pivot)
-        left, place = left[equal:], place - equal
-    return float(left[place])
+        if place < less:
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value < pivot
+        else:
+            place -= upto
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value > pivot
+        left = left[:kept]
