@@ -1,7 +1,8 @@
 """Choices among costs, in plain loops over one view, which Python runs and numba compiles.
 
-A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of at least 2 n numbers,
-and `out`, the shares to be written; it returns the worker that has it all, or -1.
+A `fill` takes the costs (which may be written over), who is eligible, an option, scratch of `SCRATCH` n numbers of any
+value, and `out`, the shares to be written; it returns the worker that has it all, or -1. A slice of a list is a copy:
+what is written to one is read from that alone.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import numpy as np
 
 from policies.base import WORST, BoolArray, FloatArray
 
+SCRATCH = 4
+"""Numbers for each worker that a `fill` may write beside its answer."""
 _RUN = 16
-_SAMPLE = 9
-_MOVES = 8
-"""By insertion, for each worker: a merge is less work than more."""
+_FEW = 96
+"""Up to so many, each is compared with each."""
+_IN_GROUP = 8
+"""So many or more are in a group, on average, but not twice as many."""
+_GOLDEN = 0.6180339887498949
+"""The golden ratio, less 1."""
 _LEAST_SCALE_S = 1e-9
 """Keeps the division defined where the best worker is expected to take no time at all."""
 
@@ -75,104 +81,170 @@ def fill_sampled_least(
     loses from the first to after the last of them. A worker's rank is how many cost less.
     """
     n, count = len(out), 0
-    order, sorted_cost = scratch[:n], scratch[n : 2 * n]
     for w in range(n):
-        out[w] = 0.0
-        if eligible[w]:
-            cost[w] = cost[w] if cost[w] < WORST else WORST
-            order[count] = w
-            count += 1
-        else:
-            cost[w] = np.inf
+        count += eligible[w]
     if option == 0 or option >= count:
         return fill_least(cost, eligible, option, scratch, out)
-    if not sort_by_spread(cost, eligible, order, sorted_cost, out, count):
-        sort_by(cost, order, sorted_cost, count)
-        for rank in range(count):
-            sorted_cost[rank] = cost[int(order[rank])]
+    order, costs, place = scratch[:count], cost[:count], 0
+    for w in range(n):
+        if eligible[w]:
+            # At their place or before it.
+            costs[place], order[place] = cost[w] if cost[w] < WORST else WORST, w
+            place += 1
+    if count > _FEW:
+        _share_by_groups(costs, order, option, scratch, out)
+        return -1
+    survival = scratch[count : 2 * count + 1]
+    _fill_survival(option, survival)
     for w in range(n):
         out[w] = 0.0
-    first, survival = 0, 1.0
-    while first < count:
-        # From the first of those with one cost to after the last.
-        after, left, lowest = first, survival, sorted_cost[first]
-        while after < count and sorted_cost[after] == lowest:
-            left *= max(count - after - option, 0.0) / (count - after)
-            after += 1
-        share = (survival - left) / (after - first)
-        for rank in range(first, after):
-            out[int(order[rank])] = share
-        first, survival = after, left
+    _share_by_rank(costs, order, survival, out)
     return -1
 
 
-def sort_by_spread(
-    cost: FloatArray, eligible: BoolArray, order: FloatArray, sorted_cost: FloatArray, room: FloatArray, count: int
-) -> bool:
-    """Put the eligible workers in `order` by ascending cost, equal ones in any order, and their costs beside.
+def _fill_survival(option: float, survival: FloatArray) -> None:
+    """Write the probability that the best of the draw has a rank or a worse one, by rank; 0 is the best of all."""
+    left, count = 1.0, len(survival) - 1
+    for rank in range(count):
+        survival[rank] = left
+        left *= max(count - rank - option, 0.0) / (count - rank)
+    survival[count] = left
 
-    Each goes to about its place at once, by its cost between the least and what a sample takes for the median; the rest
-    is done by insertion. False where that is too much, as costs lie in heaps far apart, or where one is infinitely low:
-    `order` is any order then.
+
+def _share_by_rank(costs: FloatArray, order: FloatArray, survival: FloatArray, out: FloatArray) -> None:
+    """Write the shares of some workers, by comparing each with each, without branches.
 
     Args:
-        cost: Of all workers.
-        eligible: Of all workers.
-        order: The first `count` are the eligible workers, and stay so.
-        sorted_cost: Written.
-        room: As long as there are workers, zero.
-        count: How many are eligible, at least one.
+        costs: Theirs; written over.
+        order: Who they are, in any order.
+        survival: By rank among them, and after the last.
+        out: By worker.
     """
-    least = np.inf
-    for w in range(len(room)):
-        least = min(least, cost[w])
-    if least == -np.inf:
-        return False
-    scale = _typical(cost, order, count, least, sorted_cost)
-    for w in range(len(room)):
-        sorted_cost[w] = (count - 1) * ((cost[w] - least) / (cost[w] - least + scale)) if eligible[w] else 0.0
-    for w in range(len(room)):
-        if eligible[w]:
-            room[int(sorted_cost[w])] += 1.0
-    place = 0.0
-    for i in range(count):
-        here = room[i]
-        room[i] = place
-        place += here
-    for w in range(len(room)):
-        if eligible[w]:
-            i = int(sorted_cost[w])
-            order[int(room[i])] = w
-            room[i] += 1.0
-    for i in range(count):
-        sorted_cost[i] = cost[int(order[i])]
-    return _insert(sorted_cost, order, count, _MOVES * count)
+    lower = 0
+    for i in range(len(costs)):
+        rank = _count_less(costs, costs[i])
+        out[int(order[i])] = rank
+        lower += rank
+    if 2 * lower == len(costs) * (len(costs) - 1):
+        # No two are equal.
+        for i in range(len(costs)):
+            w = int(order[i])
+            out[w] = survival[int(out[w])] - survival[int(out[w]) + 1]
+        return
+    # How many have a rank, in place of the costs.
+    for i in range(len(costs)):
+        costs[i] = 0.0
+    for i in range(len(costs)):
+        costs[int(out[int(order[i])])] += 1.0
+    for i in range(len(costs)):
+        w = int(order[i])
+        rank = int(out[w])
+        out[w] = (survival[rank] - survival[rank + int(costs[rank])]) / costs[rank]
 
 
-def _typical(cost: FloatArray, order: FloatArray, count: int, least: float, room: FloatArray) -> float:
-    """What costs exceed the least by, in the middle of a sample; above 0."""
-    sampled = min(count, _SAMPLE)
-    for i in range(sampled):
-        room[i] = cost[int(order[i * count // sampled])] - least
-    _insert(room, room, sampled, sampled * sampled)
-    if room[sampled // 2] > 0:
-        return float(room[sampled // 2])
-    return float(room[sampled - 1]) if room[sampled - 1] > 0 else 1.0
+def _count_less(costs: FloatArray, cost: float) -> int:
+    found = 0
+    for i in range(len(costs)):
+        found += costs[i] < cost
+    return found
 
 
-def _insert(keys: FloatArray, beside: FloatArray, count: int, most: int) -> bool:
-    """Sort the first `count` keys by insertion, and move what is beside likewise; False: it takes over `most` moves."""
-    moves = 0
-    for place in range(1, count):
-        key, moved, i = keys[place], beside[place], place
-        while i > 0 and keys[i - 1] > key:
-            keys[i], beside[i] = keys[i - 1], beside[i - 1]
-            i -= 1
-        keys[i], beside[i] = key, moved
-        moves += place - i
-        if moves > most:
-            return False
-    return True
+def _share_by_groups(costs: FloatArray, order: FloatArray, option: float, scratch: FloatArray, out: FloatArray) -> None:
+    """Write the shares of many workers: each is compared with those alone whose costs lie between the same two of a
+    sample.
+
+    Args:
+        costs: Theirs.
+        order: Who they are, in any order, at the beginning of scratch.
+        option: How many are drawn.
+        scratch: Room.
+        out: By worker.
+    """
+    n, count, bounds = len(out), len(costs), 1
+    while 2 * bounds * _IN_GROUP <= count:
+        bounds *= 2
+    # What outlasts the order is written behind the place of the survival, which is written over it.
+    ends, grouped, whose = scratch[2 * n - 2 * bounds : 2 * n], scratch[2 * n : 3 * n], scratch[3 * n : 4 * n]
+    _group(costs, order, scratch[n : n + bounds], ends, out[:count], grouped, whose)
+    survival = scratch[: count + 1]
+    _fill_survival(option, survival)
+    for w in range(n):
+        out[w] = 0.0
+    first = 0
+    for g in range(len(ends)):
+        after = int(ends[g])
+        if g % 2 == 0:
+            _share_by_rank(grouped[first:after], whose[first:after], survival[first : after + 1], out)
+        elif after > first:
+            share = (survival[first] - survival[after]) / (after - first)
+            for i in range(first, after):
+                out[int(whose[i])] = share
+        first = after
+
+
+def _group(
+    costs: FloatArray,
+    order: FloatArray,
+    bound: FloatArray,
+    ends: FloatArray,
+    group_of: FloatArray,
+    grouped: FloatArray,
+    whose: FloatArray,
+) -> None:
+    """Put costs, and whose they are, into groups, the lower ones first.
+
+    The even groups lie between costs of a sample, and each odd one after them has the next such cost: so those that are
+    equal, however many, need no comparing.
+
+    Args:
+        costs: Any.
+        order: Whose they are.
+        bound: Written: the sample, a power of two of numbers.
+        ends: Written: where each group ends, two for each bound.
+        group_of: Written over.
+        grouped: Written: the costs.
+        whose: Written: whose they are.
+    """
+    _sample(costs, bound, ends)
+    for i in range(len(costs)):
+        group_of[i] = 0.0
+    step = len(bound) // 2
+    while step > 0:
+        for i in range(len(costs)):
+            group_of[i] += float(step) if bound[int(group_of[i]) + step - 1] < costs[i] else 0.0
+        step //= 2
+    for g in range(len(ends)):
+        ends[g] = 0.0
+    for i in range(len(costs)):
+        place = int(group_of[i])
+        g = 2 * place + (bound[place] == costs[i])
+        group_of[i] = g
+        ends[g] += 1.0
+    begin = 0.0
+    for g in range(len(ends)):
+        begin, ends[g] = begin + ends[g], begin
+    for i in range(len(costs)):
+        g = int(group_of[i])
+        place = int(ends[g])
+        grouped[place], whose[place] = costs[i], order[i]
+        ends[g] += 1.0
+
+
+def _sample(costs: FloatArray, bound: FloatArray, spare: FloatArray) -> None:
+    """Write some of the costs to `bound`, in ascending order; the last is infinite."""
+    last, at = len(bound) - 1, 0.0
+    some = spare[:last]
+    for i in range(last):
+        # From here and there, so that no pattern in the order of the workers has the sample miss some kind.
+        at += _GOLDEN if at < 1.0 - _GOLDEN else _GOLDEN - 1.0
+        some[i] = costs[int(at * len(costs))]
+        bound[i] = -np.inf
+    bound[last] = np.inf
+    for i in range(last):
+        bound[_count_less(some, some[i])] = some[i]
+    for i in range(1, last):
+        # Equal ones were all written to the first place of theirs.
+        bound[i] = max(bound[i], bound[i - 1])
 
 
 def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) -> None:

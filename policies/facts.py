@@ -55,7 +55,7 @@ def most(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatA
 
 
 def lower_quantile(column: FloatArray, eligible: BoolArray, option: float, scratch: FloatArray) -> float:
-    """See `quantile_of`; by Hoare's selection."""
+    """See `quantile_of`; by selection, whose loops have no branches: which way one would go, no processor can guess."""
     count = 0
     for w in range(len(column)):
         if eligible[w]:
@@ -64,21 +64,23 @@ def lower_quantile(column: FloatArray, eligible: BoolArray, option: float, scrat
             count += 1
     if count == 0:
         return np.inf
-    place, low, high = int(option * (count - 1)), 0, count - 1
-    while low < high:
-        pivot = scratch[place]
-        i, j = low, high
-        while i <= j:
-            while scratch[i] < pivot:
-                i += 1
-            while pivot < scratch[j]:
-                j -= 1
-            if i <= j:
-                scratch[i], scratch[j] = scratch[j], scratch[i]
-                i += 1
-                j -= 1
-        if j < place:
-            low = i
-        if place < i:
-            high = j
-    return float(scratch[place])
+    place, left = int(option * (count - 1)), scratch[:count]
+    while True:
+        pivot, less, upto, kept = left[place], 0, 0, 0
+        for i in range(len(left)):
+            less += left[i] < pivot
+            upto += left[i] <= pivot
+        if less <= place < upto:
+            return float(pivot)
+        if place < less:
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value < pivot
+        else:
+            place -= upto
+            for i in range(len(left)):
+                value = left[i]
+                left[kept] = value
+                kept += value > pivot
+        left = left[:kept]

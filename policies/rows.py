@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from policies.base import BoolArray, FloatArray
+from policies.choices import SCRATCH
 
 
 class Rows:
@@ -21,7 +22,7 @@ class Rows:
         for row in np.ndindex(eligible.shape[:-1]):
             # Lists: Python reads a number of an array ten times as slowly.
             line = [0.0] * n
-            fill(cost[row].tolist(), eligible[row].tolist(), option, [0.0] * (2 * n), line)
+            fill(cost[row].tolist(), eligible[row].tolist(), option, [0.0] * (SCRATCH * n), line)
             shares[row] = line
         return shares
 

@@ -128,11 +128,6 @@ class Batch:
         """Time of each environment, `(e,)`."""
         return self.sim.state.clock[:, at.NOW]
 
-    @property
-    def pending_integral_s(self) -> FloatArray:
-        """Integral of the number in the system up to its last change, `(e,)`."""
-        return self.sim.state.clock[:, at.INTEGRAL]
-
     def request(self) -> Request:
         """What waits, as policies see it; fields of shape `(e, 1)`, model and tenant empty."""
         asked = self.sim.asked
@@ -144,10 +139,6 @@ class Batch:
             deadline_s=asked.deadline_s[:, None],
             priority=asked.priority[:, None],
         )
-
-    def model(self) -> IntArray:
-        """Index of the model of what waits, `(e,)`."""
-        return self.sim.asked.model
 
     def view(self) -> BatchView:
         """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
@@ -215,7 +206,7 @@ class Batch:
             deadline_s=d.deadline_s.copy(),
             priority=d.priority.copy(),
             tenant=np.stack(self._tenants),
-            pending_integral_s=self.pending_integral_s.copy(),
+            pending_integral_s=x.clock[:, at.INTEGRAL].copy(),
             end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
             busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),
             executions=x.whole[:, at.STARTED].reshape(-1, n).copy(),

@@ -54,15 +54,11 @@ def run(
     if compiled and knowledge != "clairvoyant" and batch.run_inside(policy):
         if progress is not None:
             progress(sum(map(len, arrivals)))
-    else:
-        _step_through(batch, policy, knowledge, progress)
-    return batch.result()
-
-
-def _step_through(batch: Batch, policy: Policy, knowledge: Knowledge, progress: Callable[[int], None] | None) -> None:
+        return batch.result()
     waiting = batch.start()
     while waiting:
         if progress is not None:
             progress(waiting)
         view = batch.true_view() if knowledge == "clairvoyant" else batch.view()
         waiting = batch.step(batch.draw(batch.probabilities(policy, view)))
+    return batch.result()

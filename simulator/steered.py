@@ -8,7 +8,8 @@ hears of them. Decisions take no time in the simulator, so none is slow.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ from balancer.core.keys import placing
 from balancer.core.trials.guard import Change
 from balancer.core.trials.rollout import RolloutChange
 from balancer.core.trials.steering import Plan, Role, Steering, Ticket
-from policies.base import FloatArray, Policy, Request, least
+from policies.base import FleetView, FloatArray, Policy, Request, least
 from policies.hashing import mix
-from simulator.answers import Answers, Row
+from simulator.answers import Answers, Row, together
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine import layout as at
@@ -97,12 +98,10 @@ class _Heard:
         self.rollouts: list[RolloutChange] = []
 
     def guard_changed(self, policy: str, change: Change) -> None:
-        """See `Listener`."""
         del policy
         self.guards.append(change)
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
-        """See `Listener`."""
         del policy
         self.rollouts.append(change)
 
@@ -114,6 +113,15 @@ class _Crew:
         self._batch = batch
         self.decided = np.full(batch.sim.state.status.shape, NOBODY, np.int8)
         self.heard = [_Heard() for _ in batch.fleets]
+        policy, plan = (
+            together(policy),
+            replace(
+                plan,
+                baseline=plan.baseline and together(plan.baseline),
+                shadow=plan.shadow and together(plan.shadow),
+                new=plan.new and together(plan.new),
+            ),
+        )
         self.steerings = [
             [Steering(policy, plan, mix(seed) ^ b, listener=heard) for b in range(fleet.balancers)]
             for fleet, seed, heard in zip(batch.fleets, seeds, self.heard, strict=True)
@@ -153,8 +161,7 @@ class _Crew:
         if placing(choice.policy, request.key is not None, sticky_keys) is not choice.policy:
             placed: FloatArray = answers.by_key[e]
             return placed
-        row = Row(answers, e)
-        view = row.as_view
+        view = cast(FleetView, Row(answers, e))  # it has all columns, though nothing in it says so
         answer = steering.answer(choice, request, view, now_s)
         probabilities = answer.probabilities
         if probabilities is None:

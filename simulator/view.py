@@ -18,21 +18,12 @@ class BatchView(View):
 
     def __init__(self, sim: Sim, settings: EstimatorSettings) -> None:
         self._sim = sim
-        states = (
-            self._state(sim.queue),
-            self._state(sim.service),
-            self._state(sim.latency),
-            self._state(sim.tokens),
-        )
+        states: Any = [_Lazy(record, self._of_balancer) for record in (sim.queue, sim.service, sim.latency, sim.tokens)]
         asked = sim.asked
         super().__init__(states, settings, sim.desk.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))
         self._deciding = self._rows_of_all * sim.sizes.balancers + asked.balancer
         self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), asked.model)
-
-    def _state(self, record: Any) -> Any:
-        """The core's record over the deciding balancers' rows; nothing is copied until it is read."""
-        return _Lazy(record, self._of_balancer)
 
     def _of_balancer(self, array: FloatArray) -> FloatArray:
         """`(e, n, ...)` of an array over `(e * balancers * n, ...)`."""
@@ -75,7 +66,7 @@ class TrueView:
 
 
 class _Lazy:
-    """Stands for a state record of the core: a field is looked up when it is read, and kept."""
+    """Stands for a state record of the core, over the deciding balancers' rows: a field is copied when it is read."""
 
     def __init__(self, record: Any, look_up: Any) -> None:
         self._record = record

@@ -11,12 +11,8 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from balancer.files.schema import StrictModel, field_error, validate
+from balancer.files.schema import Count, NotNegative, Positive, StrictModel, field_error, validate
 from balancer.files.yaml_document import dump, read_document, read_file
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class ProfilePoint(StrictModel):

@@ -38,7 +38,7 @@ from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
 from balancer.discovery.workers import ZONE
-from balancer.files.schema import Address, Bytes, HeaderName, StrictModel, field_error, join_address
+from balancer.files.schema import Address, Bytes, Fraction, HeaderName, Positive, StrictModel, field_error, join_address
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_addresses import check_balancers
@@ -53,9 +53,7 @@ _ZONES = ZoneSettings()
 _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
-Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 BufferBytes = Annotated[ByteSize, Field(gt=0, lt=2**32)]
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from balancer.config.sections import Fraction, PolicyName, PolicySection, Positive
+from balancer.config.sections import PolicyName, PolicySection
 from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.files.schema import StrictModel, field_error
+from balancer.files.schema import Fraction, Positive, StrictModel, field_error
 
 _GUARD = GuardSettings()
 _ROLLOUT = RolloutSettings()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from balancer.files.schema import Address, StrictModel
+from balancer.files.schema import Address, Fraction, StrictModel
 from balancer.gateway.bootstrap_traces import TraceOptions
 
 
@@ -15,7 +15,7 @@ class TracesSection(StrictModel):
 
     collector: Address
     """Where OTLP over gRPC is taken, in plain text: a collector on the same machine, by custom at port 4317."""
-    share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    share: Fraction = 0.01
     """The share of requests that are traced, of those without a trace of their own: 0 is none, 1 all."""
     service: Annotated[str, Field(min_length=1, max_length=256)] = "gateway"
     """Envoy's `service.name`."""

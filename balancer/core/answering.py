@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 
 from balancer.core.kernel.answers import is_shipped
@@ -11,36 +9,14 @@ from balancer.core.view import LiveView
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 
 
-class OneOfMany(ABC):
-    """The view of one fleet among many whose policies answer for all at once, as in the simulator."""
-
-    @abstractmethod
-    def answer(self, policy: Policy, request: Request) -> tuple[FloatArray | None, str]:
-        """As `answer` below, for this fleet."""
-
-    @abstractmethod
-    def out_of_range(self, policy: Policy, request: Request) -> float:
-        """As `out_of_range` below, for this fleet."""
-
-
 def answer(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:
     """The probabilities, `(n,)`; or None, and why they are no distribution over the eligible workers.
 
     All zero is an answer: the policy sheds.
     """
-    if isinstance(view, LiveView):
-        if (found := view.answer(policy, request)) is not None:
-            return (found, "") if is_shipped(policy) or is_distribution(found, view.eligible) else (None, flaw(found))
-    elif isinstance(view, OneOfMany):
-        return view.answer(policy, request)
+    if isinstance(view, LiveView) and (found := view.answer(policy, request)) is not None:
+        return (found, "") if is_shipped(policy) or is_distribution(found, view.eligible) else (None, _flaw(found))
     return answer_alone(policy, request, view)
-
-
-def out_of_range(policy: Policy, request: Request, view: FleetView) -> float:
-    """As the policy says of one fleet; raises what it raises."""
-    if isinstance(view, OneOfMany):
-        return view.out_of_range(policy, request)
-    return float(np.max(policy.out_of_range(request, view)))
 
 
 def answer_alone(policy: Policy, request: Request, view: FleetView) -> tuple[FloatArray | None, str]:
@@ -49,7 +25,7 @@ def answer_alone(policy: Policy, request: Request, view: FleetView) -> tuple[Flo
         probabilities = policy.probabilities(request, view)
         if is_distribution(probabilities, view.eligible):
             return probabilities, ""
-        return None, flaw(probabilities)
+        return None, _flaw(probabilities)
     except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
         return None, f"{type(error).__name__}: {error}"
 
@@ -71,7 +47,7 @@ def is_distribution(probabilities: FloatArray, eligible: BoolArray) -> BoolArray
     return found
 
 
-def flaw(probabilities: FloatArray) -> str:
+def _flaw(probabilities: FloatArray) -> str:
     """Why they are no distribution, `(n,)`; in words."""
     total = float(np.add.reduce(probabilities))
     return f"probabilities sum to {total}, least {probabilities.min()}, over eligible workers only?"

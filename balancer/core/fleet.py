@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from balancer.core import bounds
 from balancer.core.estimators import columns
-from balancer.core.events import ModelReport, Report, WorkerAdded
+from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.block import Block
 from balancer.core.kernel.books import Ledger
@@ -29,22 +28,6 @@ that nobody checked cannot grow the state."""
 FORGET_MODEL_S = 300.0
 """How long the numbers of a model are kept that no worker has any more: it may only be reloading."""
 _FADE_PERIOD_S = 1.0
-
-
-class InFlight(Protocol):
-    """What is counted of a request that was sent."""
-
-    @property
-    def worker(self) -> str:
-        """That it was sent to."""
-
-    @property
-    def column(self) -> int:
-        """Of its model."""
-
-    @property
-    def rows(self) -> float:
-        """Of its inputs."""
 
 
 class Fleet:
@@ -325,11 +308,11 @@ class Fleet:
         if row is not None:
             self.kernel.count_out(self, row, column, rows, now_s)
 
-    def finished(self, sent: InFlight, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
+    def finished(self, worker: str, column: int, rows: float, outcome: Finished, now_s: float) -> None:
         """Count a request of ours out, and learn latency and error rate from its outcome."""
-        row, by = self.index[sent.worker], self.index.get(served, -1)
-        seconds = math.nan if latency_s is None else latency_s
-        self.kernel.finish(self, row, sent.column, sent.rows, by, seconds, ok, now_s)
+        row, by = self.index[worker], self.index.get(outcome.worker, -1)
+        seconds = math.nan if outcome.latency_s is None else outcome.latency_s
+        self.kernel.finish(self, row, column, rows, by, seconds, outcome.ok, now_s)
 
     def outcome(self, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
         """Learn from the outcome of a request that is not known; nor need the worker be."""

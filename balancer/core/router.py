@@ -282,19 +282,15 @@ class Router:
         self, request: Request, subset: Collection[str] | None, view: LiveView, now_s: float
     ) -> tuple[Answered, Ticket | None]:
         """The answer of who is to decide; the shadow answers too."""
-        steering = self.steering
-        if steering is None:
-            policy = self._policy_for(request, self.policy)
-            probabilities, valid = self._answer_of(policy, request, view)
-            by: Role = "in_force" if policy is self.policy else "hash"
-            return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
-        number = request.number
+        steering, number = self.steering, request.number
         assert isinstance(number, int)  # arrays are for the simulator's views
-        choice = steering.choose(number, now_s)
-        policy = self._policy_for(request, choice.policy)
-        if policy is not choice.policy:
+        choice = steering.choose(number, now_s) if steering is not None else None
+        chosen = choice.policy if choice is not None else self.policy
+        policy = self._policy_for(request, chosen)
+        if steering is None or choice is None or policy is not chosen:
             probabilities, valid = self._answer_of(policy, request, view)
-            return Answered(request, subset, view, policy, probabilities, valid, now_s, "hash"), None
+            by: Role = "in_force" if policy is chosen else "hash"
+            return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
         policy, role, answer, failed, ticket = steering.answer(choice, request, view, now_s)
         for name, failure in failed:
             self._count_failure(name, failure)
@@ -382,7 +378,7 @@ class Router:
         elif sent is None:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
         else:
-            self.fleet.finished(sent, event.worker, event.latency_s, event.ok, now_s)
+            self.fleet.finished(sent.worker, sent.column, sent.rows, event, now_s)
 
     def _end(self, number: int, now_s: float) -> _InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""

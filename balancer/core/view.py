@@ -65,7 +65,7 @@ class column(part[npt.NDArray[Scalar]]):
 
 
 class View:
-    """Implements `policies.base.FleetView` over estimators' state; arrays are not copied.
+    """Implements `policies.base.FleetView`, which says what each column is, over estimators' state; nothing is copied.
 
     `now_s` and `rows` broadcast against `(..., n)`.
     """
@@ -89,17 +89,14 @@ class View:
 
     @column
     def eligible(self) -> BoolArray:
-        """See `FleetView`."""
         return self._eligible
 
     @column
     def in_flight(self) -> FloatArray:
-        """See `FleetView`."""
         return self._queue.in_flight
 
     @column
     def reported_pending(self) -> FloatArray:
-        """See `FleetView`."""
         return self._queue.reported_pending
 
     @part
@@ -109,33 +106,27 @@ class View:
 
     @column
     def pending(self) -> FloatArray:
-        """See `FleetView`."""
         left = self._others_left
         return self._queue.in_flight if left is None else queue.pending_now(self._queue, ..., left)
 
     @column
     def backlog_s(self) -> FloatArray:
-        """See `FleetView`."""
         return queue.backlog_now_s(self._queue, ..., self._now_s, self._others_left)
 
     @column
     def completion_s(self) -> FloatArray:
-        """See `FleetView`."""
         return queue.completion_now_s(self._queue, self._service, self._of_model, self._rows, self.backlog_s)
 
     @column
     def service_s(self) -> FloatArray:
-        """See `FleetView`."""
         return service.alone_s(self._service, self._of_model, self._rows)
 
     @column
     def latency_s(self) -> FloatArray:
-        """See `FleetView`."""
         return latency.latency_now_s(self._latency, ..., self._now_s, self._settings.latency_decay_s)
 
     @column
     def error_rate(self) -> FloatArray:
-        """See `FleetView`."""
         x = self._latency
         if not np.count_nonzero(x.errors):
             return x.errors
@@ -143,7 +134,6 @@ class View:
 
     @column
     def tokens(self) -> FloatArray:
-        """See `FleetView`."""
         return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
 
@@ -183,15 +173,12 @@ class LiveView(View):
 
     @column
     def weight(self) -> FloatArray:
-        """See `FleetView`."""
         return self._fleet.weight
 
     @column
     def name_hash(self) -> UintArray:
-        """See `FleetView`."""
         return self._fleet.name_hash
 
     @column
     def report_age_s(self) -> FloatArray:
-        """See `FleetView`."""
         return self._now_s - self._fleet.reported_s

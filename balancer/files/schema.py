@@ -19,12 +19,14 @@ _ELSEWHERE = "elsewhere"
 _MAX_SHOWN = 80
 
 
+CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+"""Of a section of a file, and of a record that checks its fields whoever makes it (`pydantic.dataclasses`)."""
+
+
 class StrictModel(BaseModel):
     """A section of a file: immutable, no unknown fields, no guessing at types, docstrings as descriptions."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(**CHECKED, frozen=True)
 
     short_for: ClassVar[str] = ""
     """The field that a text in the section's place stands for; empty: a section is a mapping."""
@@ -72,6 +74,11 @@ Address = Annotated[str, AfterValidator(_address)]
 
 Bytes = Annotated[ByteSize, Field(ge=0)]
 """A number of bytes, or text such as `12GiB`."""
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
 
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Lower case, as HTTP/2 carries it."""
@@ -207,11 +214,16 @@ def _resolve(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
 
 
 __all__ = [
+    "CHECKED",
     "UNIX",
     "Address",
     "Bytes",
     "ConfigError",
+    "Count",
+    "Fraction",
     "HeaderName",
+    "NotNegative",
+    "Positive",
     "StrictModel",
     "did_you_mean",
     "dotted",

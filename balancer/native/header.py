@@ -142,11 +142,12 @@ def _enum(name: str, kind: str, arrays: Mapping[str, str]) -> str:
         f"  BALANCER_{prefix}{array.replace('.', '_').upper()}, /* {_comment(says)} */\n"
         for array, says in arrays.items()
     )
+    scratch = lengths_of(1, 0)["scratch"]
     lengths = ", ".join(
         f"{axis}: {length}" for axis, length in lengths_of(0, 0).items() if axis not in "nrm" and length > 1
     )
     says = (
-        f"n: workers, m: models, e: 1, {lengths}, scratch: 2 n; settings: see balancer/core/kernel/state.py"
+        f"n: workers, m: models, e: 1, {lengths}, scratch: {scratch} n; settings: see balancer/core/kernel/state.py"
         if kind == "BOOKS"
         else "A policy's numbers; weights: see policies/learned/network.py"
     )

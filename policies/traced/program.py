@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from policies.base import BoolArray, FleetView, FloatArray, Request
-from policies.choices import fill_in_proportion, fill_least, fill_sampled_least, fill_softmin, sort_by
+from policies.choices import SCRATCH, fill_in_proportion, fill_least, fill_sampled_least, fill_softmin, sort_by
 from policies.columns import QUANTITIES
 from policies.costs import LOT
 from policies.facts import lower_quantile, most, total
@@ -33,8 +33,8 @@ COUNT, LINES, COLUMNS, RESULT, HEAD = range(5)
 """A program's numbers: operations, lines, bits of the columns read, the line that is the answer; then operations."""
 WORDS = 5
 """Of an operation: its code, the line written, three operands, each a line or a number."""
-_SPARE = 3
-"""Lines beside the program's own."""
+_SPARE = SCRATCH + 1
+"""Lines beside the program's own: scratch, and costs that are written over."""
 
 GIVEN = ("constant", "column", "asked", "eligible", "workers", "index")
 """Operations of no line: a number; a column, or what is asked, by its place; the rest is plain."""

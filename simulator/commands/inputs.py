@@ -126,11 +126,11 @@ def pick_baseline(wanted: str | None, policies: Sequence[str], default: str) -> 
 
 
 @contextmanager
-def progress_bar(shown_on: Console, requests: int) -> Iterator[Callable[[int], None]]:
-    """A bar over all requests, on a terminal; gives the function that advances it."""
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def progress_bar(shown_on: Console, total: int, what: str = "requests") -> Iterator[Callable[[int], None]]:
+    """A bar over all of them, with the time left, on a terminal; gives the function that advances it."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=shown_on, transient=True, disable=not shown_on.is_terminal) as bar:
-        task = bar.add_task("requests", total=requests)
+        task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import click
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLog
@@ -20,6 +18,7 @@ from policies.base import Policy
 from simulator.commands import inputs
 from simulator.replay import ReplayResult
 from simulator.replay import replay as replay_log
+from simulator.scoreboard import text
 
 _EPILOG = """\b
 Examples:
@@ -87,11 +86,8 @@ def _show(
     for cut in log.cut:
         click.echo(f"{cut}; read up to there", err=True)
     title = "Decided again as recorded" if policy is None else f"Decided again by {policy.name}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("asked in production")
     columns = ("probabilities", "picks", "fallbacks") if policy is None else ("picks",)
-    for name in ("decisions", *(f"same {column}" for column in columns)):
-        table.add_column(name, justify="right")
+    table = text.table(title, ["asked in production", "decisions", *(f"same {column}" for column in columns)])
     for compared in result.compared:
         asked = _ROLES[compared.role].format(compared.policy)
         same = (f"{getattr(compared, column):,}" for column in columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import click
@@ -46,8 +45,7 @@ def scenarios(split: Any, as_json: bool) -> None:
 
 
 def _described(scenario: Scenario) -> dict[str, Any]:
-    closed = scenario.workload.clients > 0
-    load = math.nan if closed else scenario.workload.rate_per_s / scenario.capacity_per_s
+    workload = scenario.workload
     return {
         "name": scenario.name,
         "split": scenario.split,
@@ -55,6 +53,6 @@ def _described(scenario: Scenario) -> dict[str, Any]:
         "workers": len(scenario.fleet.workers),
         "models": len(scenario.fleet.models),
         "balancers": scenario.fleet.balancers,
-        "load": None if closed else round(load, 3),
+        "load": None if workload.clients else round(workload.rate_per_s / scenario.capacity_per_s, 3),
         "requests": scenario.requests,
     }

@@ -13,7 +13,6 @@ import click
 import yaml
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from policies.learned.artifact import Artifact, write_artifact
 from simulator.commands import inputs
@@ -202,19 +201,19 @@ def _missing(error: ModuleNotFoundError, extra: str) -> click.ClickException:
 
 @contextmanager
 def _progress(console: Console, prepared: Course) -> Iterator[Any]:
-    """A bar with the time left on a terminal; evaluations as lines, there and elsewhere."""
-    total = prepared.algorithm.settings.iterations
-    columns = (TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("iterations", total=total)
+    """A bar; evaluations as lines, on a terminal and elsewhere."""
+    done, total = 0, prepared.algorithm.settings.iterations
+    with inputs.progress_bar(console, total, "iterations") as advance:
 
         def told(step: Step) -> None:
-            bar.update(task, completed=step.iteration)
+            nonlocal done
+            advance(step.iteration - done)
+            done = step.iteration
             if step.judged is None:
                 return
             best = "best, " if step.best else ""
             line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}; {step.wall_s:.0f} s"
-            bar.console.print(line, highlight=False)
+            console.print(line, highlight=False)
 
         yield told
 

@@ -16,7 +16,7 @@ from simulator.engine.layout import Sim
 from simulator.engine.loop import ask_of, uniform_of
 
 _COMPILER = Compiler(from_source, inlined)
-_draw = from_source(picking.draw)
+_draw = from_source(picking.draw_by_sums)
 
 
 class Decider(NamedTuple):
@@ -56,7 +56,8 @@ def _decide(found: Answering) -> Any:
         b = sim.demand.balancer[e, k]
         w = answer(sim, options, e, row(sim, e, b, 0), ask_of(sim, e, k), now_s)
         if w < 0:
-            w = _draw(sim.desk.shares[e], uniform_of(sim, e, b))
+            shares = sim.desk.shares[e]
+            w = _draw(shares, uniform_of(sim, e, b), sim.desk.scratch[e, : len(shares)])
         return w
 
     return decide

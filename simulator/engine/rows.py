@@ -13,6 +13,7 @@ from balancer.core.kernel.answers import is_shipped
 from balancer.core.kernel.state import Options
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
+from policies.choices import SCRATCH
 from policies.costs import CostPolicy
 from policies.learned import Learned
 from policies.learned.artifact import Artifact
@@ -33,7 +34,7 @@ class _Compiled(Rows):
         masks = _flat(eligible)
         # A copy, which may be written over.
         costs, shares = np.array(_flat(cost), np.float64), np.empty(masks.shape)
-        _fill_all(fill)(costs, masks, float(option), np.empty(3 * masks.shape[1] + 1), shares)
+        _fill_all(fill)(costs, masks, float(option), np.empty(SCRATCH * masks.shape[1]), shares)
         return shares.reshape(eligible.shape)
 
     def fact(

@@ -18,9 +18,8 @@ from simulator.engine.layout import DECIDING, IN_SYSTEM, INTEGRAL, NOW, Sim
 from simulator.result import Status
 
 _OK = int(Status.OK)
-_TERMS = 5
 # Columns of `Ledger.terms`.
-_REWARD_SCALE, _DEADLINE_CHARGE, _TAIL_CHARGE, _TAIL_FROM, _MAX_IN_SYSTEM = range(_TERMS)
+_REWARD_SCALE, _DEADLINE_CHARGE, _TAIL_CHARGE, _TAIL_FROM, _MAX_IN_SYSTEM = range(5)
 
 
 class Terms(NamedTuple):
@@ -77,7 +76,7 @@ class Charges:
         ledger = self._ledger
         ledger.seen[e] = ledger.live_count[e] = 0
         ledger.to_client_s[e] = self._batch.fleets[e].network.to_client_s
-        ledger.integral_s[e] = self._batch.pending_integral_s[e]
+        ledger.integral_s[e] = self._batch.sim.state.clock[e, INTEGRAL]
 
     def conclude(self, active: BoolArray, running: BoolArray) -> tuple[FloatArray, BoolArray, int]:
         """Reward since the last call or the start, `(e,)`, and terminated, truncated and either, `(3, e)`; 0 but in

@@ -19,7 +19,6 @@ from simulator.engine.loop import ask_of
 from simulator.envs.charges import Charges, Terms
 from simulator.envs.observation import Shown, Window
 from simulator.envs.sampling import Load, Sampler, Scenarios
-from simulator.result import Result
 from simulator.scenario import Scenario
 
 SPARE = 64
@@ -111,7 +110,7 @@ class Episodes:
         self.scenarios: list[Scenario | None] = [None] * environments
         self.last_pick: IntArray = np.full(environments, -1)
         self.running: BoolArray = np.zeros(environments, np.bool_)
-        self._window = Window(self.batch)
+        self.window = Window(self.batch)
         terms = Terms(
             reward_scale,
             deadline_charge_s,
@@ -158,18 +157,10 @@ class Episodes:
         reward, ends, ended = self._charges.conclude(active, self.running)
         return Step(reward, ends[0], ends[1], ends[2], ended, invalid)
 
-    def look(self) -> Shown:
-        """What the agents are shown now; new arrays."""
-        return self._window.look()
-
     def action_masks(self) -> BoolArray:
         """Workers that may be picked, `(e, n)`, a new array; all where no request waits, since nothing is decided."""
         masks: BoolArray = self.batch.sim.desk.mask | ~self.batch.waiting[:, None]
         return masks
-
-    def result(self) -> Result:
-        """All requests of the present episodes, `(e, requests + SPARE)`; those still to come are UNFINISHED."""
-        return self.batch.result()
 
 
 def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:

@@ -49,13 +49,13 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
         """
         super().reset(seed=seed)
         self._episodes.reset(0, self.np_random, options or {})
-        shown = self._episodes.look()
+        shown = self._episodes.window.look()
         return self._observation(shown), info(shown, 0, False)
 
     def step(self, action: SupportsInt) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the request that waits to worker `action`; one that may not be picked: see the README."""
         done = self._episodes.step(np.array([int(action)]), np.ones(1, np.bool_))
-        shown = self._episodes.look()
+        shown = self._episodes.window.look()
         return (
             self._observation(shown),
             float(done.reward[0]),
@@ -74,7 +74,7 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
 
     def result(self) -> Result:
         """Every request of the present episode so far, arrays of shape `(1, k)`; those still to come are UNFINISHED."""
-        return self._episodes.result()
+        return self._episodes.batch.result()
 
     def _observation(self, shown: Shown) -> Observation:
         return {name: column[0] for name, column in shown.observation.items()}

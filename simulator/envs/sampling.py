@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,36 +95,33 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
     for fleet in fleets:
         _check_alike(fleets[0], fleet)
 
-    def most(values: Iterable[Any]) -> Any:
-        return max(values)
-
     models = [model for fleet in fleets for model in fleet.models]
-    count = most(len(fleet.models) for fleet in fleets)
-    slots = most(sum(model.instances for model in fleet.models) for fleet in fleets)
+    count = max(len(fleet.models) for fleet in fleets)
+    slots = max(sum(model.instances for model in fleet.models) for fleet in fleets)
     services = dict.fromkeys(service for model in models for service in model.service.values())
     model = ModelSpec(
         "model-0",
         {str(i): service for i, service in enumerate(services)},
         batching=Batching(
-            max_batch_rows=most(model.batching.max_batch_rows for model in models),
-            priority_levels=most(model.batching.priority_levels for model in models),
+            max_batch_rows=max(model.batching.max_batch_rows for model in models),
+            priority_levels=max(model.batching.priority_levels for model in models),
         ),
         instances=max(1, slots - count + 1),
     )
     return FleetSpec(
         models=(model, *(dataclasses.replace(model, name=f"model-{i}", instances=1) for i in range(1, count))),
-        workers=tuple(WorkerSpec(f"worker-{i}") for i in range(most(len(fleet.workers) for fleet in fleets))),
-        balancers=most(fleet.balancers for fleet in fleets),
+        workers=tuple(WorkerSpec(f"worker-{i}") for i in range(max(len(fleet.workers) for fleet in fleets))),
+        balancers=max(fleet.balancers for fleet in fleets),
         reports=Reports(
             period_s=min(fleet.reports.period_s for fleet in fleets),
-            delay_s=most(fleet.reports.delay_s for fleet in fleets),
-            jitter_s=most(fleet.reports.jitter_s for fleet in fleets),
+            delay_s=max(fleet.reports.delay_s for fleet in fleets),
+            jitter_s=max(fleet.reports.jitter_s for fleet in fleets),
         ),
-        faults=(Fault("silent", "worker-0", 0.0),) * most(len(fleet.faults) for fleet in fleets),
-        cache=Cache(entries=most(fleet.cache.entries for fleet in fleets)),
-        retries=most(fleet.retries for fleet in fleets),
+        faults=(Fault("silent", "worker-0", 0.0),) * max(len(fleet.faults) for fleet in fleets),
+        cache=Cache(entries=max(fleet.cache.entries for fleet in fleets)),
+        retries=max(fleet.retries for fleet in fleets),
         settings=dataclasses.replace(
-            fleets[0].settings, max_fallbacks=most(fleet.settings.max_fallbacks for fleet in fleets)
+            fleets[0].settings, max_fallbacks=max(fleet.settings.max_fallbacks for fleet in fleets)
         ),
     )
 

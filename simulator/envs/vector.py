@@ -82,7 +82,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
             self._reset(int(e), seeds[e], rest)
         self._over &= ~mask
         self._some_over = bool(self._over.any())
-        shown = self._episodes.look()
+        shown = self._episodes.window.look()
         return shown.observation, _told(infos(shown, np.zeros(self.num_envs, np.bool_)), mask)
 
     def step(self, actions: Actions) -> Stepped:
@@ -100,7 +100,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
             last = self._last_of_episodes(invalid)
             self._reset_over()
             invalid = invalid & ~done.over
-        shown = self._episodes.look()
+        shown = self._episodes.window.look()
         told = last | _told(infos(shown, invalid), self._everyone)
         return shown.observation, done.reward, done.terminated, done.truncated, told
 
@@ -123,7 +123,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
     def result(self) -> Result:
         """Every request of the present episodes so far, `(num_envs, k)`; those still to come are UNFINISHED."""
-        return self._episodes.result()
+        return self._episodes.batch.result()
 
     def _reset_over(self) -> None:
         """Begin the next episode where one is over."""
@@ -147,7 +147,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
     def _last_of_episodes(self, invalid: BoolArray) -> dict[str, Any]:
         """Observations and infos of the episodes that are over, in the form of `SyncVectorEnv`."""
-        shown = self._episodes.look()
+        shown = self._episodes.window.look()
         found: dict[str, Any] = {}
         for e in map(int, np.flatnonzero(self._over)):
             last = {name: column[e] for name, column in shown.observation.items()}

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from typing import Any, SupportsInt, cast
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import FlattenObservation
 
 from policies.base import BoolArray
 from simulator.envs.observation import Float32Array, Observation
 from simulator.envs.vector import Actions, FleetVectorEnv
 
 
-class FlattenFleet(gymnasium.ObservationWrapper[Float32Array, SupportsInt, Observation]):
-    """The request, then the workers one after the other, `(g + n * f,)`, as `gymnasium.spaces.flatten` has it."""
-
-    def __init__(self, env: gymnasium.Env[Observation, SupportsInt]) -> None:
-        """Flatten the observations of an environment, wrapped or not."""
-        super().__init__(env)
-        self.observation_space = cast(gymnasium.Space[Float32Array], flatten_space(env.observation_space))
-
-    def observation(self, observation: Observation) -> Float32Array:
-        """Flatten one."""
-        return _flat(observation)
+class FlattenFleet(FlattenObservation[Float32Array, SupportsInt, Observation]):
+    """The request, then the workers one after the other, `(g + n * f,)`."""
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked now, `(n,)`."""

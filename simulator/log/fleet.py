@@ -78,7 +78,8 @@ def scenario_from_log(log: DecisionLog, *, name: str = "log", profiles: Sequence
     """
     fleet = calibrate(log, profiles=profiles).fleet
     recorded = recorded_from(log)
-    span_s = max(_span_s(log), 1e-3)
+    times_s = [unix_s(log, decision.run, decision.at_s) for decision in log]
+    span_s = max(max(times_s) - min(times_s), 1e-3)
     workload = Workload(len(recorded.time_s) / span_s, tuple(map(ModelTraffic, models_of(log))), recorded=recorded)
     # A fault of the log's hour has no place in runs that begin anywhere in it.
     steady = dataclasses.replace(
@@ -273,11 +274,6 @@ def _balancers(log: DecisionLog, seen: Mapping[str, Worked], notes: list[str]) -
             "the simulation; put the logs of all into one folder"
         )
     return recorded
-
-
-def _span_s(log: DecisionLog) -> float:
-    times_s = [unix_s(log, decision.run, decision.at_s) for decision in log]
-    return max(times_s) - min(times_s)
 
 
 def _report_period_s(log: DecisionLog, settings: Settings) -> float:

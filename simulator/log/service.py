@@ -47,6 +47,11 @@ class Executions:
         """Of all sizes."""
         return sum(seconds for _, seconds in self.batches.values())
 
+    def add(self, rows: int, executions: int, seconds: float) -> None:
+        """Count executions of one size in."""
+        executions_before, seconds_before = self.batches.get(rows, (0, 0.0))
+        self.batches[rows] = executions_before + executions, seconds_before + seconds
+
 
 @dataclass(slots=True)
 class Worked:
@@ -87,11 +92,7 @@ def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> Worked:
             for rows, executions, seconds in model.batches:
                 _, executions_then, seconds_then = before.get(model.model, {}).get(rows, (rows, 0, 0.0))
                 if executions > executions_then:
-                    executions_now, seconds_now = own.batches.get(rows, (0, 0.0))
-                    own.batches[rows] = (
-                        executions_now + executions - executions_then,
-                        seconds_now + seconds - seconds_then,
-                    )
+                    own.add(rows, executions - executions_then, seconds - seconds_then)
     return found
 
 
@@ -181,8 +182,7 @@ def pooled(parts: Iterable[Executions]) -> Executions:
         found.max_batch_rows = max(found.max_batch_rows, part.max_batch_rows)
         found.instances = max(found.instances, part.instances)
         for rows, (executions, seconds) in part.batches.items():
-            before = found.batches.get(rows, (0, 0.0))
-            found.batches[rows] = before[0] + executions, before[1] + seconds
+            found.add(rows, executions, seconds)
     return found
 
 

@@ -24,7 +24,7 @@ from simulator.off_policy.estimators import (
     effective_sample_size,
     value,
 )
-from simulator.off_policy.outcome_model import FOLDS, Isotonic, folds
+from simulator.off_policy.outcome_model import Isotonic, folds
 from simulator.replay import answers
 from simulator.scoreboard.statistics import Estimate
 
@@ -151,7 +151,6 @@ def _outcome(d: Decisions, has: BoolArray, values: FloatArray, length_s: float, 
     for each, (fitted, used) in enumerate(folds(blocks.of_decision)):
         models.append(Isotonic(feature[fitted], values[rows][fitted]))
         fold[rows[used]] = each
-    assert len(models) <= FOLDS
     return _Outcome(rows, values[rows], blocks, fold, models, late)
 
 
@@ -219,14 +218,10 @@ class Assessor:
                 f"{span_s / _MOST_BLOCKS:.2g} s at least"
             )
         self._latency = _outcome(d, measured, d.latency_s, self.block_s, late=False)
+        self.blocks = self._latency.blocks.count
         due = np.isfinite(d.deadline_s) & (d.deadline_s > 0)
         in_time = (d.ok & (d.latency_s <= d.deadline_s)).astype(np.float64)
         self._in_time = _outcome(d, due, in_time, self.block_s, late=True) if due.any() else None
-
-    @property
-    def blocks(self) -> int:
-        """How many there are."""
-        return self._latency.blocks.count
 
     def assess(self, name: str, policy: Policy) -> Assessed:
         """What the log says of a policy."""

@@ -75,11 +75,6 @@ class Draws:
     def __sub__(self, other: Draws) -> Draws:
         return Draws(self.value - other.value, self.resampled - other.resampled)
 
-    def __truediv__(self, other: Draws) -> Draws:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value = self.value / other.value if other.value else float("nan")
-            return Draws(value, self.resampled / other.resampled)
-
     def estimate(self) -> Estimate:
         """With the percentile interval; without ends where resamples are undefined."""
         if not np.isfinite(self.resampled).all():

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from simulator.off_policy.assess import LITTLE, Assessed, Assessor
 from simulator.off_policy.calibrated import LOGGING, Calibrated
 from simulator.off_policy.estimators import RESAMPLES, Value
 from simulator.off_policy.verdict import MEANING, Verdict
+from simulator.scoreboard import text
 from simulator.scoreboard.statistics import CONFIDENCE, Estimate
 from simulator.scoreboard.text import NONE, interval, milliseconds, share
 
@@ -89,8 +89,8 @@ def heading(e: Evaluation) -> str:
 
 def support_table(e: Evaluation) -> Table:
     """How well the log covers each policy."""
-    table = _table("What the log can tell", "policy", "effective", "of all", "largest weight", "mean weight", "shed")
-    table.add_column(f"picks below {LITTLE:.0%}", justify="right")
+    columns = "policy", "effective", "of all", "largest weight", "mean weight", "shed", f"picks below {LITTLE:.0%}"
+    table = _table("What the log can tell", *columns)
     for each in e.assessed:
         w = each.weights
         numbers = f"{w.effective:,.0f}", share(w.share), f"{w.largest:,.1f}", interval(w.mean)
@@ -136,10 +136,7 @@ def _percent(estimate: Estimate) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
-    return table
+    return text.table(title, columns, title_style="bold", pad_edge=False)
 
 
 def verdict_lines(verdict: Verdict) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from balancer.core.settings import Settings
-from balancer.files.schema import StrictModel, did_you_mean, field_error
+from balancer.files.schema import Positive, StrictModel, did_you_mean, field_error
 from simulator.spec import (
     Autoscale,
     Batching,
@@ -30,7 +30,6 @@ from simulator.spec import (
     WorkerSpec,
 )
 
-Positive = Annotated[float, Field(gt=0)]
 Table = Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
 
 _AT_LEAST = {

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from balancer.files.schema import StrictModel, did_you_mean, field_error
+from balancer.files.schema import Count, NotNegative, Positive, StrictModel, did_you_mean, field_error
 from balancer.operate.decision_log.reading import read_log
 from simulator.log.workload import recorded_from
-from simulator.scenario.fleet import FleetSection, Positive
+from simulator.scenario.fleet import FleetSection
 from simulator.spec import FleetSpec
 from simulator.workload.draws import (
     ONE,
@@ -29,8 +29,6 @@ from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Uniform
 from simulator.workload.trace import Recorded, TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
 from tools.load.arrivals import Bursts
-
-Weight = Annotated[float, Field(ge=0)]
 
 
 class OneOf(StrictModel):
@@ -87,11 +85,11 @@ class ArrivalsSection(OneOf):
 class RowsSection(OneOf):
     """Rows of a request: sizes that are listed must fit the model's max_batch_rows, drawn ones are capped by it."""
 
-    fixed: Annotated[int, Field(ge=1)] | None = None
+    fixed: Count | None = None
     """Always so many."""
     uniform: Between | None = None
     """Each size equally often."""
-    shares: Mapping[Annotated[int, Field(ge=1)], Weight] | None = None
+    shares: Mapping[Count, NotNegative] | None = None
     """Weight by size."""
     pareto: Pareto | None = None
     """Heavy tail up to a bound."""
@@ -163,9 +161,9 @@ class WorkloadSection(StrictModel):
     """By model; nothing: all the fleet's models alike."""
     keys: KeysSection | None = None
     """Routing keys; none: no request has one."""
-    priorities: Mapping[Annotated[int, Field(ge=0, le=1000)], Weight] = {0: 1.0}
+    priorities: Mapping[Annotated[int, Field(ge=0, le=1000)], NotNegative] = {0: 1.0}
     """Weight by priority number: 1 is the highest, 0 the model's default."""
-    tenants: Annotated[Mapping[str, Weight], Field(min_length=1)] = {"all": 1.0}
+    tenants: Annotated[Mapping[str, NotNegative], Field(min_length=1)] = {"all": 1.0}
     """Weight by tenant; results number them in this order."""
 
     @model_validator(mode="after")

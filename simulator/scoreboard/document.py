@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -142,12 +142,3 @@ def _numbers(values: FloatArray | npt.NDArray[np.int64]) -> list[float | None]:
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def split_names(boards: Sequence[Board]) -> Mapping[str, list[Board]]:
-    """Boards by split, the training ones first."""
-    return {
-        split: chosen
-        for split in ("train", "held-out")
-        if (chosen := [board for board in boards if board.scenario.split == split])
-    }

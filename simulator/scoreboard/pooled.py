@@ -65,7 +65,8 @@ def _environment(
 ) -> tuple[float, float]:
     if arrivals.clients:
         return np.nan, np.nan
-    work = arrivals.rows * arrivals.work * (1.0 - _saving(fleet))
+    saving = fleet.cache.saving if fleet.cache.entries else 0.0
+    work = arrivals.rows * arrivals.work * (1.0 - saving)
     need_s = row_need_s[arrivals.model] * work
     host_s, device_s = _alone(fleet, arrivals, work)
     network_s = fleet.network.to_worker_s + fleet.network.to_client_s
@@ -94,7 +95,8 @@ def _row_needs(fleet: FleetSpec, demand: FloatArray) -> FloatArray:
     """
     workers, models = fleet.workers, fleet.models
     pairs = [(w, m) for w in range(len(workers)) for m in range(len(models)) if workers[w].holds(models[m].name)]
-    row_s = np.array([_row_seconds(models[m], workers[w]) for w, m in pairs])
+    tables = [_tables(models[m], workers[w])[0] for w, m in pairs]
+    row_s = np.array([(device_s[1:] / np.arange(1, len(device_s))).min() for device_s in tables])  # in the best batch
     unit_s = np.ones(len(models))  # near 1 each, for the solver's tolerances
     for (_, m), seconds in zip(pairs, row_s, strict=True):
         unit_s[m] = seconds
@@ -168,19 +170,9 @@ def _midpoints(ready_s: FloatArray, need_s: FloatArray) -> float:
     return total_s
 
 
-def _row_seconds(model: ModelSpec, worker: WorkerSpec) -> float:
-    """Device seconds of a row in the best batch."""
-    device_s, _ = _tables(model, worker)
-    return float((device_s[1:] / np.arange(1, len(device_s))).min())
-
-
 def _tables(model: ModelSpec, worker: WorkerSpec) -> tuple[FloatArray, FloatArray]:
     """Seconds on the device and on the host by rows, the worker's speed in them."""
     service = model.service_on(worker.device)
     assert service is not None  # as for whoever asks for the fleet's capacity
     device_s, host_s = service_table(service, model.batching.max_batch_rows)
     return device_s / worker.speed, host_s
-
-
-def _saving(fleet: FleetSpec) -> float:
-    return fleet.cache.saving if fleet.cache.entries else 0.0

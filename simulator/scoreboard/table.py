@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -135,16 +134,7 @@ def markdown(report: Report) -> str:
 
 
 def _table(title: str, caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for i, column in enumerate(head):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    table = text.table(title, head, caption, no_wrap=True, padding=(0, 1, 0, 0))
     for line in lines:
         table.add_row(*map(escape, line))
     return table

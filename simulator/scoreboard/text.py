@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from simulator.scoreboard.statistics import Estimate
 
 NONE = "-"
+
+
+def table(title: str, columns: Sequence[str], caption: str = "", *, no_wrap: bool = False, **style: Any) -> Table:
+    """For a terminal: texts in the first column, to the left, and numbers in the others; `no_wrap`: in none."""
+    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, **style)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="right" if place else "left", no_wrap=no_wrap or place == 0)
+    return made
 
 
 def milliseconds(seconds: float) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from balancer.files.schema import CHECKED, NotNegative
 from policies.base import FleetView, FloatArray, Request
 from policies.learned.features import Inputs, inputs
 from policies.learned.network import Network
@@ -84,28 +87,23 @@ class Arena:
 
 def arena(draw: Draw, environments: int, requests: int) -> Arena:
     """One that is kept for the next call with equal arguments, since allocation takes its time."""
-    key = pickle.dumps((draw, environments, requests))
-    if key not in _kept:
-        while len(_kept) >= _KEPT:
-            del _kept[next(iter(_kept))]
-        _kept[key] = Arena(draw, environments, requests)
-    return _kept[key]
+    return _arena(pickle.dumps((draw, environments, requests)))
 
 
-_KEPT = 2
-"""Tasks of one iteration have two sizes at most."""
-_kept: dict[bytes, Arena] = {}
+@lru_cache(maxsize=2)  # tasks of one iteration have two sizes at most
+def _arena(pickled: bytes) -> Arena:
+    return Arena(*pickle.loads(pickled))
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
 class CostWeights:
     """What a cost of 1 per unit of log(mean latency) is weighed against."""
 
-    tail: float = 0.5
+    tail: NotNegative = 0.5
     """Of log(mean latency of the slowest 2%)."""
-    deadline: float = 0.5
+    deadline: NotNegative = 0.5
     """Of the share that missed its deadline."""
-    regret: float = 1.0
+    regret: NotNegative = 1.0
     """Of what mean and tail are above those of `expected_latency`: a policy that is chosen must not lose anywhere."""
 
 

@@ -287,29 +287,3 @@ def normalised(advantage: FloatArray, taken: BoolArray) -> FloatArray:
     scaled = np.clip(advantage / (spread + 1e-3), -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
     chosen = scaled[taken]
     return np.where(taken, (scaled - chosen.mean()) / max(float(chosen.std()), 1e-9), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionSettings:
-    """What algorithms that learn from single decisions have in common."""
-
-    iterations: int = 400
-    """Steps, after which it is done; they shrink linearly to a twentieth."""
-    episodes: int = 32
-    """Of an iteration."""
-    requests: int = 1000
-    """Of an episode."""
-    hidden: int = 8
-    beta: float = 20.0
-    """At the start."""
-    horizon: float = 5.0
-    """Of the discount, in mean latencies of `expected_latency`."""
-    tail_weight: float = 0.5
-    deadline_weight: float = 0.5
-
-
-def check_above_zero(settings: object, names: str) -> None:
-    """Raise `ValueError` where one of the settings, whose names are separated by spaces, is not above 0."""
-    for name in names.split():
-        if not 0 < getattr(settings, name) < np.inf:
-            raise ValueError(f"{name} is {getattr(settings, name)}: give a number above 0")

@@ -14,10 +14,14 @@ The step is the gradient with momentum, brought to a fixed length in units of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from balancer.files.schema import CHECKED, Count, Fraction, Positive
 from policies.base import FloatArray
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network
@@ -28,41 +32,31 @@ from simulator.training.pool import Pool, parts_of
 from simulator.training.weights import flat, from_flat, initial, scale_by_part
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
 class PgpeSettings:
     """How it explores and steps."""
 
-    iterations: int = 60
+    iterations: Count = 60
     """After which it is done."""
-    coefficients_share: float = 0.4
+    coefficients_share: Fraction = 0.4
     """Of the iterations, the first, which move nothing but beta and the constant coefficients of the cost terms: seven
     numbers are found sooner than some hundred, and the rest then starts from the best heuristic of this form."""
-    pairs: int = 128
+    pairs: Count = 128
     """Episodes of an iteration, each played twice."""
-    requests: int = 2000
+    requests: Count = 2000
     """Of an episode."""
-    hidden: int = 8
-    beta: float = 20.0
+    hidden: Count = 8
+    beta: Positive = 20.0
     """At the start."""
-    deviation: float = 0.1
+    deviation: Positive = 0.1
     """Of the noise on weights of the hidden layers."""
-    step: float = 2.0
+    step: Positive = 2.0
     """Length of the first steps, in deviations; they shrink linearly to a tenth, and so again once all weights move."""
-    momentum: float = 0.8
-    cost: CostWeights = field(default_factory=CostWeights)
-    tasks: int = 4
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    cost: CostWeights = CostWeights()
+    tasks: Count = 4
     """Into which an iteration is cut, at most as many as pairs: no more processes than that have work. Fewer are
     cheaper, since what NumPy takes for a decision of 64 episodes is less than twice that for 32."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a number out of range."""
-        for name in ("iterations", "pairs", "requests", "hidden", "tasks", "beta", "deviation", "step"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}: give a number from 0 to below 1")
-        if not 0 <= self.coefficients_share <= 1:
-            raise ValueError(f"coefficients_share is {self.coefficients_share}: give a share from 0 to 1")
 
 
 _LARGER = {"mix": 2.0, "bias": 4.0, "beta": 2.0}

@@ -55,13 +55,9 @@ class Plan:
     schema: str = SCHEMA
     """Of the policy's inputs."""
 
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return dataclasses.asdict(self)
-
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> Plan:
-        """What `as_json` gave."""
+        """What `dataclasses.asdict` gave, from a file."""
         lists = {name: tuple(found[name]) for name in ("scenarios", "profile")}
         return Plan(**{**found, **lists})
 

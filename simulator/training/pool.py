@@ -90,7 +90,7 @@ class Ray(Pool):
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """See `Pool`."""
-        remote = self._ray.remote(function)
+        remote = self._ray.remote(lambda task: function(task))  # noqa: PLW0108 - Ray takes no partial
         found: list[Found] = self._ray.get([remote.remote(task) for task in tasks])
         return found
 

@@ -16,56 +16,44 @@ learning methods for continuous-time Markov decision problems, NIPS.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from balancer.files.schema import CHECKED, Count, NotNegative, Positive
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import Critic
 from simulator.training.arena import Draw
-from simulator.training.collect import (
-    Decisions,
-    DecisionSettings,
-    Task,
-    check_above_zero,
-    collect,
-    joined,
-    normalised,
-    relative_cost,
-)
+from simulator.training.collect import Decisions, Task, collect, joined, normalised, relative_cost
 from simulator.training.learner import Learner
 from simulator.training.pool import Pool, parts_of
+from simulator.training.settings import DecisionSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class PpoSettings(DecisionSettings):
     """How it collects and steps."""
 
-    tasks: int = 2
+    tasks: Count = 2
     """Into which an iteration is cut, at most as many as episodes; fewer are cheaper."""
-    critic_hidden: int = 16
-    trace: float = 1.0
+    critic_hidden: Count = 16
+    trace: Positive = 1.0
     """After which the advantage relies on the critic for what comes (the decay of GAE), in mean latencies."""
-    epochs: int = 1
-    minibatch: int = 2048
-    learning_rate: float = 2e-3
-    clip: float = 0.2
+    epochs: Count = 1
+    minibatch: Count = 2048
+    learning_rate: NotNegative = 2e-3
+    clip: NotNegative = 0.2
     """Of the ratio of new to old probability."""
-    device: str = "cpu"
-    """Or `cuda`: where the networks are trained; episodes are simulated on the CPU."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the networks are trained; episodes are simulated on the CPU."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        check_above_zero(
-            self, "iterations episodes requests hidden critic_hidden tasks beta horizon trace epochs minibatch"
-        )
-        if self.device not in {"cpu", "cuda"}:
-            raise ValueError(f"device is {self.device!r}: give cpu or cuda")
+        """Raise `ValueError` where the device is not there."""
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda, and torch finds none here: give cpu, or install a torch with CUDA")
 
@@ -93,7 +81,7 @@ class Ppo(Learner):
         cost = relative_cost(found)
         estimate = self._estimates(found)
         advantage, target = advantages(cost, estimate, found.passed, found.taken, self.settings)
-        told = self._learn(Batches(found, normalised(advantage, found.taken), target, self.settings.device))
+        told = self._learn(_columns(found, normalised(advantage, found.taken), target, self.settings.device))
         spread = float(np.var(target[found.taken]))
         explained = 1 - np.var((target - estimate)[found.taken]) / max(spread, 1e-9)
         mean = found.cost.sum() / found.expected_cost.sum()
@@ -113,15 +101,16 @@ class Ppo(Learner):
             rows = [self.critic(*(each.to(self.settings.device) for each in part)) for part in parts]
         return torch.cat(rows).cpu().numpy().astype(np.float64)
 
-    def _learn(self, batches: Batches) -> dict[str, float]:
+    def _learn(self, columns: dict[str, Tensor]) -> dict[str, float]:
         s = self.settings
         self._shrink_steps()
         generator = np.random.default_rng((self._seed, self.iteration, s.tasks))
-        sums, count = np.zeros(3), 0
+        sums, count, spread = np.zeros(3), 0, columns["target"].var()
         for _ in range(s.epochs):
-            order = torch.from_numpy(generator.permutation(len(batches)))
+            order = torch.from_numpy(generator.permutation(len(columns["worker"])))
             for chosen in torch.split(order, s.minibatch):
-                loss, told = self._loss(batches, chosen.to(s.device))
+                rows = chosen.to(s.device)
+                loss, told = self._loss({name: column[rows] for name, column in columns.items()}, spread)
                 self._optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
                 for module in (self._actor, self.critic):
@@ -130,38 +119,32 @@ class Ppo(Learner):
                 sums, count = sums + told, count + 1
         return dict(zip(("divergence", "entropy", "critic_loss"), (sums / max(count, 1)).tolist(), strict=True))
 
-    def _loss(self, b: Batches, chosen: Tensor) -> tuple[Tensor, FloatArray]:
-        logarithms = self._actor(b.features[chosen], b.terms[chosen], b.relative_cost[chosen], b.eligible[chosen])
-        now = logarithms.gather(1, b.worker[chosen, None])[:, 0]
-        before, advantage = b.log_probability[chosen], b.advantage[chosen]
+    def _loss(self, b: dict[str, Tensor], spread: Tensor) -> tuple[Tensor, FloatArray]:
+        """Of some decisions; `spread`: the variance of all targets."""
+        logarithms = self._actor(b["features"], b["terms"], b["relative_cost"], b["eligible"])
+        now = logarithms.gather(1, b["worker"][:, None])[:, 0]
+        before, advantage = b["log_probability"], b["advantage"]
         ratio = (now - before).exp()
         clipped = ratio.clamp(1 - self.settings.clip, 1 + self.settings.clip)
         # Advantages are costs: less is better, so the larger of the two is the pessimistic one.
         policy_loss = torch.max(ratio * advantage, clipped * advantage).mean()
-        estimate = self.critic(b.features[chosen], b.queue[chosen], b.state[chosen], b.eligible[chosen])
-        critic_loss = (estimate - b.target[chosen]).square().mean() / (b.target.var() + 1e-6)
+        estimate = self.critic(b["features"], b["queue"], b["state"], b["eligible"])
+        critic_loss = (estimate - b["target"]).square().mean() / (spread + 1e-6)
         with torch.no_grad():
             entropy = torch.special.entr(logarithms.exp()).sum(-1).mean()
             told = np.array([float((before - now).mean()), float(entropy), float(critic_loss)])
         return policy_loss + _VALUE_WEIGHT * critic_loss, told
 
 
-class Batches:
-    """The decisions that were taken, one after the other, as tensors."""
+def _columns(found: Decisions, advantage: FloatArray, target: FloatArray, device: str) -> dict[str, Tensor]:
+    """The decisions that were taken, one after the other, as tensors by name."""
 
-    def __init__(self, found: Decisions, advantage: FloatArray, target: FloatArray, device: str) -> None:
-        def column(values: npt.NDArray[Any]) -> Tensor:
-            chosen = values[found.taken]
-            return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype == np.float64 else chosen).to(device)
+    def column(values: npt.NDArray[Any]) -> Tensor:
+        chosen = values[found.taken]
+        return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype == np.float64 else chosen).to(device)
 
-        self.features, self.terms = column(found.features), column(found.terms)
-        self.relative_cost, self.eligible = column(found.relative_cost), column(found.eligible)
-        self.queue, self.state = column(found.queue), column(found.state)
-        self.worker, self.log_probability = column(found.worker), column(found.log_probability)
-        self.advantage, self.target = column(advantage), column(target)
-
-    def __len__(self) -> int:
-        return len(self.worker)
+    columns = {**found._asdict(), "advantage": advantage, "target": target}
+    return {name: column(values) for name, values in columns.items()}
 
 
 def advantages(

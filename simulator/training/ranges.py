@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,9 +32,8 @@ def ranges(
 ) -> tuple[FloatArray, FloatArray]:
     """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays; of
     an input that is a share, 0 and 1."""
-    parts = enumerate(parts_of(episodes, _TASKS))
-    tasks = [Task(network, draw, count, requests, (seed, _SEED, part)) for part, count in parts]
-    values = np.concatenate(pool.map(_seen, tasks))
+    tasks = [(count, (seed, _SEED, part)) for part, count in enumerate(parts_of(episodes, _TASKS))]
+    values = np.concatenate(pool.map(partial(_seen, network, draw, requests), tasks))
     lowest, highest = np.quantile(values, [OUTERMOST, 1 - OUTERMOST], axis=0)
     # No share is strange: a worker that fails more than any in training is the less to be picked, by the cost itself,
     # and to fall back on the baseline, which sees the same errors, would help nobody.
@@ -43,22 +42,12 @@ def ranges(
     return lowest, highest
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Episodes to play."""
-
-    network: Network
-    draw: Draw
-    episodes: int
-    requests: int
-    seed: tuple[int, ...]
-
-
-def _seen(task: Task) -> FloatArray:
-    """Inputs of eligible workers, `(k, f)`."""
-    here = arena(task.draw, task.episodes, task.requests)
-    generator = np.random.default_rng(task.seed)
-    for e in range(task.episodes):
+def _seen(network: Network, draw: Draw, requests: int, task: tuple[int, tuple[int, ...]]) -> FloatArray:
+    """Inputs of eligible workers, `(k, f)`; the task: so many episodes, from a seed."""
+    episodes, seed = task
+    here = arena(draw, episodes, requests)
+    generator = np.random.default_rng(seed)
+    for e in range(episodes):
         here.load(e, generator)
     found: list[FloatArray] = []
     step = 0
@@ -69,5 +58,5 @@ def _seen(task: Task) -> FloatArray:
             found.append(given.features[view.eligible & batch.waiting[:, None]])
         step += 1
 
-    here.play(task.network, see)
+    here.play(network, see)
     return np.concatenate(found)

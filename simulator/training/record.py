@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -64,7 +65,7 @@ def now() -> str:
 def config(plan: Plan, course: Course, command: str) -> dict[str, Any]:
     """`config.json`: with it and the versions it names, the run can be had again."""
     return {
-        "plan": plan.as_json(),
+        "plan": dataclasses.asdict(plan),
         "inputs": course.inputs,
         "command": command,
         "started": now(),
@@ -86,7 +87,7 @@ def artifacts(
     network = kept.best
     lowest, highest = ranges(network, course.draw, plan.seed, run.range_episodes, run.episode_requests, pool)
     record = {
-        **plan.as_json(),
+        **dataclasses.asdict(plan),
         "git": written["git"],
         "versions": written["versions"],
         "curve": [{name: round(number, 5) for name, number in each.items()} for each in kept.curve],

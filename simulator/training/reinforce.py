@@ -19,38 +19,27 @@ Machine Learning 8.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic.dataclasses import dataclass
 
+from balancer.files.schema import CHECKED, Positive
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
 from simulator.training.actor import Actor
 from simulator.training.arena import Draw
-from simulator.training.collect import (
-    STATE,
-    Decisions,
-    DecisionSettings,
-    Task,
-    check_above_zero,
-    collect,
-    normalised,
-    relative_cost,
-)
+from simulator.training.collect import STATE, Decisions, Task, collect, normalised, relative_cost
 from simulator.training.learner import Learner
 from simulator.training.pool import Pool
+from simulator.training.settings import DecisionSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class ReinforceSettings(DecisionSettings):
     """How it collects and steps."""
 
-    learning_rate: float = 2e-3
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a number out of range."""
-        check_above_zero(self, "iterations episodes requests hidden beta horizon learning_rate")
+    learning_rate: Positive = 2e-3
 
 
 class Reinforce(Learner):

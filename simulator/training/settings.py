@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from balancer.files.schema import did_you_mean
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from balancer.files.schema import CHECKED, Count, Fraction, NotNegative, Positive, did_you_mean
 
 ALGORITHMS = {
     "pgpe": ("simulator.training.pgpe", "Pgpe", "PgpeSettings"),
@@ -19,33 +20,43 @@ ALGORITHMS = {
 """By name: where it is, the class (a `trainer.Algorithm`), its settings; imported when used, for some need torch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class RunSettings:
     """What is trained on, and how it is judged on the way."""
 
-    random_share: float = 0.7
+    random_share: Fraction = 0.7
     """Of episodes with a random scenario, the others having one of those named; in validation as in training."""
-    evaluate_every: int = 10
+    evaluate_every: Count = 10
     """Iterations from one evaluation to the next."""
-    patience: int = 10
+    patience: Count = 10
     """Evaluations without improvement after which training ends."""
-    validation_episodes: int = 256
+    validation_episodes: Annotated[int, Field(ge=2)] = 256
     """Played at each evaluation."""
-    report_seeds: int = 10
+    report_seeds: Annotated[int, Field(ge=2)] = 10
     """Of each scenario in the scoreboard at the end; five times as many random scenarios."""
-    range_episodes: int = 256
+    range_episodes: Count = 256
     """From which the ranges of the inputs are taken at the end."""
-    episode_requests: int = 3000
+    episode_requests: Annotated[int, Field(ge=20)] = 3000
     """Of the episodes of evaluation, scoreboard and ranges."""
 
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a number out of range."""
-        if not 0 <= self.random_share <= 1:
-            raise ValueError(f"random_share is {self.random_share}: give a share from 0 to 1")
-        least = {"evaluate_every": 1, "patience": 1, "validation_episodes": 2, "report_seeds": 2, "range_episodes": 1}
-        for name, at_least in {**least, "episode_requests": 20}.items():
-            if getattr(self, name) < at_least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give at least {at_least}")
+
+@dataclass(config=CHECKED, frozen=True, slots=True)
+class DecisionSettings:
+    """What algorithms that learn from single decisions have in common."""
+
+    iterations: Count = 400
+    """Steps, after which it is done; they shrink linearly to a twentieth."""
+    episodes: Count = 32
+    """Of an iteration."""
+    requests: Count = 1000
+    """Of an episode."""
+    hidden: Count = 8
+    beta: Positive = 20.0
+    """At the start."""
+    horizon: Positive = 5.0
+    """Of the discount, in mean latencies of `expected_latency`."""
+    tail_weight: NotNegative = 0.5
+    deadline_weight: NotNegative = 0.5
 
 
 Some = TypeVar("Some")
@@ -81,10 +92,9 @@ def changed(settings: Some, changes: Mapping[str, Any]) -> Some:
         ValueError: there is no such setting, or it does not take the value; named, with the remedy.
     """
     known = flat_settings(settings)
-    for name, value in changes.items():
+    for name in changes:
         if name not in known:
             raise ValueError(f"there is no setting {name!r}; {did_you_mean(name, known)}")
-        _check_kind(name, value, known[name])
     parts: dict[str, dict[str, Any]] = {}
     own: dict[str, Any] = {}
     for name, value in changes.items():
@@ -92,19 +102,11 @@ def changed(settings: Some, changes: Mapping[str, Any]) -> Some:
         if dot:
             parts.setdefault(part, {})[inner] = value
         else:
-            own[name] = type(known[name])(value)
+            own[name] = value
     own |= {part: changed(getattr(settings, part), inner) for part, inner in parts.items()}
-    return dataclasses.replace(settings, **own)  # type: ignore[type-var]  # a dataclass, as all settings are
-
-
-def _check_kind(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, bool | str):
-        fits = type(value) is type(default)
-        wanted = "true or false" if isinstance(default, bool) else "a word"
-    else:
-        whole = isinstance(default, int)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = number and 0 <= value < math.inf and (not whole or value == int(value))
-        wanted = f"a {'whole ' if whole else ''}number of at least 0, such as {default}"
-    if not fits:
-        raise ValueError(f"{name} is {value!r}: give {wanted}")
+    try:
+        return dataclasses.replace(settings, **own)  # type: ignore[type-var]  # a dataclass, as all settings are
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name, rule = ".".join(map(str, wrong["loc"])), wrong["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{name} is {wrong['input']!r}: {rule.replace('Input should', 'it must')}") from error

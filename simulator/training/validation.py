@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.base import FloatArray, Policy
 from policies.expected_latency import ExpectedLatency
@@ -133,27 +132,19 @@ def learned(network: Network) -> Policy:
 def latencies(chosen: Sequence[Case], requests: int, policy: Policy, pool: Pool) -> Latencies:
     """Play the cases by the policy."""
     count = min(_TASKS, len(chosen))
-    parts = pool.map(_play, [Task(tuple(chosen[part::count]), requests, policy) for part in range(count)])
+    parts = pool.map(partial(_play, requests, policy), [chosen[part::count] for part in range(count)])
     found = np.empty((len(chosen), 2))
     for part, each in enumerate(parts):
         found[part::count] = each
     return Latencies(found[:, 0], found[:, 1])
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Cases to play side by side."""
-
-    cases: tuple[Case, ...]
-    requests: int
-    policy: Policy
-
-
-def _play(task: Task) -> npt.NDArray[np.float64]:
-    fleets = [case.scenario.fleet for case in task.cases]
-    arrivals = [case.scenario.arrivals(case.seed, task.requests) for case in task.cases]
-    result = run(fleets, arrivals, task.policy, seeds=[case.seed for case in task.cases])
-    latency_s = counted_latency_s(result)[:, int(task.requests * WARM_UP_SHARE) :]
+def _play(requests: int, policy: Policy, chosen: Sequence[Case]) -> FloatArray:
+    """Cases side by side: mean and p99 of each, `(e, 2)`."""
+    fleets = [case.scenario.fleet for case in chosen]
+    arrivals = [case.scenario.arrivals(case.seed, requests) for case in chosen]
+    result = run(fleets, arrivals, policy, seeds=[case.seed for case in chosen])
+    latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]
     return np.stack([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)], axis=1)
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from balancer.files.schema import CHECKED, NotNegative, Positive
 from policies.base import UintArray
 from policies.hashing import mix_array
 from tools.load.arrivals import FloatArray
 
 _MIDPOINTS = (np.arange(1 << 16) + 0.5) / (1 << 16)
-_MAX_KEYS = 10_000_000
+KeyCount = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Distribution(Protocol):
@@ -33,7 +35,7 @@ class Distribution(Protocol):
         """Draws for uniform numbers in [0, 1); same shape."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Between:
     """Whole numbers, each equally often."""
 
@@ -57,17 +59,16 @@ class Between:
         return self.low + np.floor(u * (self.high - self.low + 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Shares:
     """Some numbers, each with its share."""
 
-    weights: Mapping[int, float]
+    weights: Mapping[int, NotNegative]
     """By number: its share is its weight over the sum of weights."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a value out of range."""
-        weights = self.weights.values()
-        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
+        if not sum(self.weights.values()) > 0:
             raise ValueError(f"shares are {dict(self.weights)}: give weights of at least 0, one of them above")
 
     @property
@@ -87,24 +88,24 @@ ONE = Shares({1: 1.0})
 """Always 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Pareto:
     """Heavy tail up to a bound: P(X > x) falls as x^-shape between low and high (bounded Pareto).
 
     Source: Crovella, Harchol-Balter, Murta, "Task assignment in a distributed system", SIGMETRICS 1998.
     """
 
-    shape: float = 1.2
+    shape: Positive = 1.2
     """The tail's exponent; not 1. Smaller is heavier."""
-    high: float = 64.0
+    high: Positive = 64.0
     """The largest."""
-    low: float = 1.0
+    low: Positive = 1.0
     """The least."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a value out of range."""
-        _check_above(0, shape=self.shape, low=self.low)
-        _check_above(self.low, high=self.high)
+        if not self.high > self.low:
+            raise ValueError(f"high is {self.high}: give a number above {self.low:g}, which is low")
         if self.shape == 1:
             raise ValueError("shape is 1: give 0.999 or 1.001, say; the mean's formula divides by shape - 1")
 
@@ -121,18 +122,14 @@ class Pareto:
         return drawn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Lognormal:
     """Exponential of a normal."""
 
-    cv: float = 1.0
+    cv: Positive = 1.0
     """Coefficient of variation."""
-    mean: float = 1.0
+    mean: Positive = 1.0
     """Mean."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        _check_above(0, cv=self.cv, mean=self.mean)
 
     def quantile(self, u: FloatArray) -> FloatArray:
         """By inversion."""
@@ -144,7 +141,7 @@ class Lognormal:
         return drawn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Exponential:
     """Exponential of mean 1."""
 
@@ -168,36 +165,26 @@ def mean_rows(sizes: Distribution, max_rows: int) -> float:
     return float(whole_rows(sizes.quantile(_MIDPOINTS), max_rows).mean())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class UniformKeys:
     """Each request has one of so many keys, all equally often."""
 
-    count: int
+    count: KeyCount
     """Number of keys."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        _check_count(self.count)
 
     def draw(self, count: int, generator: np.random.Generator) -> UintArray:
         """Key hashes, never 0; shape `(count,)`."""
         return _hashes(np.floor(generator.random(count) * self.count))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class ZipfKeys:
     """The key of rank r comes as often as r^-exponent says: a few keys are most of the requests."""
 
-    count: int
+    count: KeyCount
     """Number of keys."""
-    exponent: float = 1.0
+    exponent: NotNegative = 1.0
     """0: all equally often."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        _check_count(self.count)
-        if not (math.isfinite(self.exponent) and self.exponent >= 0):
-            raise ValueError(f"exponent is {self.exponent}: give a number of at least 0")
 
     def draw(self, count: int, generator: np.random.Generator) -> UintArray:
         """Key hashes, never 0; shape `(count,)`."""
@@ -205,21 +192,14 @@ class ZipfKeys:
         return _hashes(np.searchsorted(cumulated[:-1], generator.random(count) * cumulated[-1], side="right"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Sessions:
     """Conversations: a key comes several times, while it lasts, and then never again."""
 
-    active: int
+    active: KeyCount
     """Sessions at any moment; a request belongs to each equally often."""
-    mean_requests: float = 8.0
-    """Mean length of a session (geometric); at least 1."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        if not 1 <= self.active <= _MAX_KEYS:
-            raise ValueError(f"active is {self.active}: give a number from 1 to {_MAX_KEYS}")
-        if not self.mean_requests >= 1:
-            raise ValueError(f"mean_requests is {self.mean_requests}: give a number of at least 1")
+    mean_requests: Annotated[float, Field(ge=1)] = 8.0
+    """Mean length of a session (geometric)."""
 
     def draw(self, count: int, generator: np.random.Generator) -> UintArray:
         """Key hashes, never 0; shape `(count,)`."""
@@ -242,14 +222,3 @@ def _hashes(number: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> UintArra
     # From 1 on: the finaliser maps no number below 2^63 to 0, which would mean "no key".
     hashes: UintArray = mix_array(number.astype(np.uint64) + np.uint64(1))
     return hashes
-
-
-def _check_count(count: int) -> None:
-    if not 1 <= count <= _MAX_KEYS:
-        raise ValueError(f"count is {count}: give a number of keys from 1 to {_MAX_KEYS}")
-
-
-def _check_above(bound: float, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (math.isfinite(number) and number > bound):
-            raise ValueError(f"{name} is {number}: give a number above {bound:g}")

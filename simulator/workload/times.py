@@ -9,40 +9,37 @@ one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from balancer.files.schema import CHECKED, Fraction, Positive
 from tools.load.arrivals import Bursts, FloatArray
 
 _KNOTS_PER_PERIOD = 256
 _CYCLES_AT_FIRST = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Poisson:
     """Independent requests at a constant rate."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Uniform:
     """Evenly spaced requests, the first at 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class Diurnal:
     """The rate is a sine, the mean at the start and rising."""
 
-    period_s: float = 60.0
+    period_s: Positive = 60.0
     """A day."""
-    amplitude: float = 0.5
-    """The peak is 1 + amplitude times the mean, the trough 1 - amplitude; 0 to 1."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        _check_seconds(period_s=self.period_s)
-        if not 0 <= self.amplitude <= 1:
-            raise ValueError(f"amplitude is {self.amplitude}: give a number from 0 to 1")
+    amplitude: Fraction = 0.5
+    """The peak is 1 + amplitude times the mean, the trough 1 - amplitude."""
 
     def intensity(self, time_s: FloatArray) -> FloatArray:
         """Arrivals expected up to times within the first period, at a mean rate of 1."""
@@ -50,24 +47,21 @@ class Diurnal:
         return time_s + self.amplitude / angle * (1 - np.cos(angle * time_s))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=CHECKED, frozen=True, slots=True)
 class FlashCrowd:
     """Again and again the rate jumps and decays; the mean rate is that of a whole period."""
 
-    factor: float = 5.0
-    """The rate just after the jump over the rate before; at least 1."""
-    decay_s: float = 2.0
+    factor: Annotated[float, Field(ge=1)] = 5.0
+    """The rate just after the jump over the rate before."""
+    decay_s: Positive = 2.0
     """Time constant with which what is above the usual rate decays."""
-    period_s: float = 20.0
+    period_s: Positive = 20.0
     """From one crowd to the next."""
     first_s: float = 5.0
     """When the first crowd comes; below the period."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a value out of range."""
-        _check_seconds(decay_s=self.decay_s, period_s=self.period_s)
-        if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise ValueError(f"factor is {self.factor}: give a number of at least 1")
         if not 0 <= self.first_s < self.period_s:
             raise ValueError(f"first_s is {self.first_s}: give seconds from 0 to below period_s, {self.period_s}")
 
@@ -133,9 +127,3 @@ def _alternating(bursts: Bursts, until_s: float, generator: np.random.Generator)
         lengths_s = np.concatenate((lengths_s, further_s))
     knots_s = np.concatenate(([0.0], np.cumsum(lengths_s)))
     return knots_s, np.concatenate(([0.0], np.cumsum(lengths_s * rates)))
-
-
-def _check_seconds(**seconds: float) -> None:
-    for name, value in seconds.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}: give seconds above 0")

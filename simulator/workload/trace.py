@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from balancer.files.schema import CHECKED, Positive
 from policies.hashing import key_of
 from tools.load.arrivals import FloatArray, rescaled
 from tools.load.trace import read_trace
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
 class TraceColumns:
     """How columns of a trace that are in other units become rows and work, such as the tokens of the Azure traces."""
 
     rows_column: str | None = None
     """Column that the rows are made of; none: the file's own column rows, size or batch, or else the workload's
     distribution."""
-    units_per_row: float = 1.0
+    units_per_row: Positive = 1.0
     """So many of it make a row; rounded up."""
     work_column: str | None = None
     """Column that the hidden work is made of: its value over the mean of the column; none: the workload's
     distribution."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a value out of range."""
-        if not (math.isfinite(self.units_per_row) and self.units_per_row > 0):
-            raise ValueError(f"units_per_row is {self.units_per_row}: give a number above 0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import importlib.metadata
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from simulator.scoreboard import statistics, summary, table, text
 from simulator.scoreboard.compare import Board
-from simulator.scoreboard.document import Report, split_names
+from simulator.scoreboard.document import Report
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.scoreboard.summary import FIGURES, NAMES, Figure
 from tools.pages import plots
@@ -72,7 +72,7 @@ the best, which flatters its latencies.</p>
 
 def _heat(report: Report, figure: Figure) -> str:
     body = []
-    for split, boards in split_names(report.boards).items():
+    for split, boards in _split_names(report.boards).items():
         kind = "training" if split == "train" else "held out"
         body.append(f'<tr><th class="group" colspan="{len(report.policies) + 1}">{kind}</th></tr>')
         for board in boards:
@@ -208,3 +208,12 @@ def _figure(drawn: str, caption: str) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _split_names(boards: Sequence[Board]) -> Mapping[str, list[Board]]:
+    """Boards by split, the training ones first."""
+    return {
+        split: chosen
+        for split in ("train", "held-out")
+        if (chosen := [board for board in boards if board.scenario.split == split])
+    }

@@ -108,20 +108,15 @@ def draw(shares: Sequence[float] | FloatArray, uniform: float) -> int:
 def draw_by_sums(shares: FloatArray, uniform: float, sums: FloatArray) -> int:
     """As `draw`; writes `sums`, `(n,)`: of the shares up to each worker. The last is `total_of` them.
 
-    It adds them up once, one after the other, and finds the place by halves.
+    It adds them up once, one after the other, and counts those past the lot, without branches.
     """
-    total = 0.0
+    total, past = 0.0, 0
     for w in range(len(shares)):
         total += shares[w]
         sums[w] = total
-    low, high = 0, len(shares)
-    while low < high:
-        middle = (low + high) >> 1
-        if sums[middle] > uniform * total:
-            high = middle
-        else:
-            low = middle + 1
-    return low if low < len(shares) else -1
+    for w in range(len(shares)):
+        past += sums[w] > uniform * total
+    return len(shares) - past if past else -1
 
 
 def among(x: Books, e: int) -> int:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from balancer.core.estimators.columns import Fields, array
 from balancer.core.settings import Settings
 from policies.base import FloatArray
+from policies.choices import SCRATCH
 from policies.learned.loops import Weights, weights_of
 from policies.learned.network import untrained
 
@@ -96,7 +97,7 @@ class Desk(NamedTuple):
     pending: FloatArray = array("e n")
     """For limits and fallbacks, `(e, n)`."""
     scratch: FloatArray = array("e scratch")
-    """`(e, 2 n)`."""
+    """`(e, scratch)`."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
@@ -114,7 +115,7 @@ def lengths_of(workers: int, models: int) -> dict[str, int]:
         "settings": SETTING_COLUMNS,
         "columns": MOST_COLUMNS,
         "facts": MOST_FACTS,
-        "scratch": 2 * workers,
+        "scratch": SCRATCH * workers,
     }
 
 

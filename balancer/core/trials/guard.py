@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.answering import out_of_range
 from balancer.core.settings import GuardSettings
 from balancer.core.trials.switchback import Arm, Finding, Switchback, WindowTicket
 from policies.base import FleetView, Policy, Request
@@ -65,7 +64,7 @@ def look(policy: Policy, request: Request, fleet: FleetView, report_age_s: float
     missing = int(np.count_nonzero((fleet.report_age_s > report_age_s) & eligible))
     outside = 0.0
     try:
-        outside = out_of_range(policy, request, fleet)
+        outside = float(np.max(policy.out_of_range(request, fleet)))
     except Exception as error:  # a third party's policy may raise anything; requests must not fail for it
         failure = failure or f"out_of_range: {type(error).__name__}: {error}"
     return Look(missing / count if count else 0.0, outside, failure)
@@ -153,11 +152,8 @@ class Guard:
 
     def took(self, seconds: float, now_s: float) -> None:
         """The policy decided in so long."""
-        self._decisions += 1
-        if seconds <= self.settings.decision_s:
-            return
-        self._count_slow(seconds)
-        slow = self._slow_cause()
+        self.probed(seconds)
+        slow = self._slow_cause() if seconds > self.settings.decision_s else None
         if slow is not None and self.breach is None:
             self._fall(slow, now_s)
 
@@ -169,7 +165,7 @@ class Guard:
         """The policy was asked while the baseline decided, and answered in so long."""
         self._decisions += 1
         if seconds > self.settings.decision_s:
-            self._count_slow(seconds)
+            self._slow.append((self._decisions, min(seconds / self.settings.decision_s, _SLOWEST)))
 
     def state(self, now_s: float) -> dict[str, Any]:
         """For people: who decides, and why."""
@@ -200,9 +196,6 @@ class Guard:
             words = f"inputs of {strange} of the last {len(self._strange)} decisions looked at are outside of training"
             return Finding("range", f"{words}, the last by {found.out_of_range:.2f} (limit {settings.range_limit:g})")
         return self._slow_cause()
-
-    def _count_slow(self, seconds: float) -> None:
-        self._slow.append((self._decisions, min(seconds / self.settings.decision_s, _SLOWEST)))
 
     def _slow_cause(self) -> Finding | None:
         slow = self._slow

@@ -28,6 +28,7 @@ Envoy decides."""
 Ticket = WindowTicket | RolloutTicket
 """What the router keeps with a request, and tells how that ended."""
 _IN_FORCE: Role = "in_force"
+_BASELINE: Role = "baseline"
 _ROLLED_OUT: Role = "rollout"
 _Part = tuple[Policy, GuardSettings | None, Policy | None, Guard | None]
 
@@ -180,25 +181,19 @@ class Steering:
     def answer(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> Answer:
         """The answer of who was chosen, or of who stands in for it."""
         policy, role, guard, _ = choice
-        if guard is None:
-            probabilities, failure = answer(policy, request, view)
-        elif role == "baseline":
-            probabilities, failure = answer(policy, request, view)
-            self.look(choice, request, view, now_s)
-        else:
-            begun_s = self.stopwatch()
-            probabilities, failure = answer(policy, request, view)
+        begun_s = self.stopwatch()
+        probabilities, failure = answer(policy, request, view)
+        judged = guard is not None and role != "baseline"
+        if guard is not None and judged:
             guard.took(self.stopwatch() - begun_s, now_s)
             if failure:
                 guard.failed(failure, now_s)
-            else:
-                self.look(choice, request, view, now_s)
+        if not (failure and judged):
+            self.look(choice, request, view, now_s)
         if probabilities is None:
             return self._stand_in(choice, failure, request, view, now_s)
-        ticket = self._ticket(role, guard, request.model, float(request.deadline_s), now_s)
-        if ticket is not None and not probabilities.any():
-            ticket.ended(None, False, now_s)  # shed: nobody else will tell
-            ticket = None
+        worker, deadline_s = bool(probabilities.any()), float(request.deadline_s)
+        ticket = self._ticket(choice, request.model, deadline_s, now_s, worker)
         return Answer(policy, role, probabilities, (), ticket)
 
     def look(self, choice: Choice, request: Request, view: FleetView, now_s: float) -> None:
@@ -225,11 +220,7 @@ class Steering:
         """
         if choice.guard is not None and choice.role != "baseline":
             choice.guard.took(seconds, now_s)
-        ticket = self._ticket(choice.role, choice.guard, model, deadline_s, now_s)
-        if ticket is not None and not worker:
-            ticket.ended(None, False, now_s)  # shed: nobody else will tell
-            return None
-        return ticket
+        return self._ticket(choice, model, deadline_s, now_s, worker)
 
     def watch(self, request: Request, view: FleetView, served: FloatArray) -> None:
         """Let the shadow answer to what has just been decided, if it is to."""
@@ -299,18 +290,14 @@ class Steering:
         failed = ((choice.policy.name, failure),)
         if choice.role == "rollout" and self.rollout is not None and self.rollout.state != "finished":
             self.rollout.give_up(Finding("invalid", failure), now_s)
-            return self._second(self.policy, "in_force", failed, request, view)
-        if choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
-            return self._second(self.plan.baseline, "baseline", failed, request, view)
-        return Answer(choice.policy, choice.role, None, failed, None)
-
-    def _second(
-        self, policy: Policy, role: Role, failed: tuple[tuple[str, str], ...], request: Request, view: FleetView
-    ) -> Answer:
+            policy, role = self.policy, _IN_FORCE
+        elif choice.guard is not None and choice.role != "baseline" and self.plan.baseline is not None:
+            policy, role = self.plan.baseline, _BASELINE
+        else:
+            return Answer(choice.policy, choice.role, None, failed, None)
         probabilities, failure = answer(policy, request, view)
-        if failure:
-            failed = (*failed, (policy.name, failure))
-        return Answer(policy, role, probabilities, failed, None)
+        also = ((policy.name, failure),) if failure else ()
+        return Answer(policy, role, probabilities, (*failed, *also), None)
 
     def _probe(self, guard: Guard, policy: Policy, request: Request, view: FleetView, now_s: float) -> None:
         """Ask the policy that is out of service, to see whether it may return; its answer goes nowhere."""
@@ -320,10 +307,16 @@ class Steering:
         found = look(policy, request, view, guard.settings.report_age_s, failure)
         guard.looked(found, now_s, self.stopwatch() - begun_s)
 
-    def _ticket(self, role: Role, guard: Guard | None, model: str, deadline_s: float, now_s: float) -> Ticket | None:
+    def _ticket(self, choice: Choice, model: str, deadline_s: float, now_s: float, worker: bool) -> Ticket | None:
+        ticket: Ticket | None = None
         if self.rollout is not None and not self.rollout.over:
-            return self.rollout.ticket(role == "rollout", model, deadline_s, now_s)
-        return None if guard is None else guard.ticket(model, deadline_s, now_s)
+            ticket = self.rollout.ticket(choice.role == "rollout", model, deadline_s, now_s)
+        elif choice.guard is not None:
+            ticket = choice.guard.ticket(model, deadline_s, now_s)
+        if ticket is None or worker:
+            return ticket
+        ticket.ended(None, False, now_s)  # shed: nobody else will tell
+        return None
 
     def _parts(self, now_s: float) -> list[_Part]:
         """The guards with what they were made for."""

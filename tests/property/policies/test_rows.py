@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -93,6 +94,35 @@ def test_the_best_of_two_is_the_better_of_each_pair(heap: float, workers: list[t
         by_pair[a] += 0.5 + 0.5 * np.sign(cost[b] - cost[a]) if cost[a] != cost[b] else 0.5
         by_pair[b] += 0.5 - 0.5 * np.sign(cost[b] - cost[a]) if cost[a] != cost[b] else 0.5
     np.testing.assert_allclose(shares, by_pair / len(pairs), atol=1e-12)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(90, 400),
+    levels=st.sampled_from([1, 3, 40, 10**6]),
+    heaps=st.sampled_from([1, 2, 7]),
+    drawn=st.integers(1, 5),
+    missing=st.sampled_from([0.0, 0.3, 0.7]),
+)
+def test_many_are_sampled_by_their_ranks(
+    seed: int, workers: int, levels: int, heaps: int, drawn: int, missing: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, levels, workers) / levels + 1e15 * (np.arange(workers) % heaps)
+    cost[rng.random(workers) < 0.02] = -np.inf
+    cost[rng.random(workers) < 0.02] = np.nan
+    eligible = rng.random(workers) >= missing
+    fill = choices.least_of("d").fill
+    shares = IN_PYTHON.shares(fill, cost, eligible, drawn)
+    np.testing.assert_array_equal(COMPILED.shares(fill, cost, eligible, drawn), shares)
+    known = np.fmin(cost[eligible], choices.WORST)
+    count = len(known)
+    survival = [math.comb(count - rank, drawn) / math.comb(count, drawn) for rank in range(count + 1)]
+    less, upto = (known < known[:, None]).sum(axis=1), (known <= known[:, None]).sum(axis=1)
+    expected = np.take(survival, less) - np.take(survival, upto)
+    np.testing.assert_allclose(shares[eligible], expected / (upto - less), atol=1e-13)
+    assert not shares[~eligible].any()
 
 
 @given(eligible=st.lists(st.booleans(), max_size=9), number=st.integers(0, 2**53))

@@ -145,7 +145,7 @@ def test_demand_of_a_trace_that_names_models_is_by_model(tmp_path: pathlib.Path)
     [
         (lambda: MIX.arrivals(FLEET, 0, 1), "requests is 0: ask for at least 1"),
         (lambda: Workload(1, (ModelTraffic("c"),)).arrivals(FLEET, 1, 1), "model 'c': name one of the fleet's"),
-        (lambda: TraceColumns(units_per_row=0), "units_per_row is 0"),
+        (lambda: TraceColumns(units_per_row=0), r"units_per_row\n.*greater than 0"),
         (
             lambda: read_recorded(DATA / "azure_llm_2023_code.csv.gz", TraceColumns("Tokens")),
             "has no column 'Tokens': name one of .*ContextTokens",

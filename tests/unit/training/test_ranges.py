@@ -17,7 +17,7 @@ from simulator.batch import Batch
 from simulator.scenario import Scenario, load_scenario
 from simulator.training.arena import Arena
 from simulator.training.pool import Here
-from simulator.training.ranges import Task, _seen, ranges
+from simulator.training.ranges import _seen, ranges
 from simulator.training.scenarios import Randomised
 from simulator.view import BatchView
 
@@ -61,7 +61,7 @@ def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
 
 def test_the_start_is_looked_at_decision_by_decision_and_the_rest_now_and_then() -> None:
     """When the fleet is empty and no report has come, inputs are unlike all that comes after."""
-    found = _seen(Task(untrained(), Randomised((STALE,), 0.0), 4, 60, (0, 0, 0)))
+    found = _seen(untrained(), Randomised((STALE,), 0.0), 60, (4, (0, 0, 0)))
     decisions = 20 + 1  # of 60: 0 to 19, and 32
     assert found.shape == (decisions * 4 * len(STALE.fleet.workers), len(FEATURES))
 

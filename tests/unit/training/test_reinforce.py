@@ -54,5 +54,5 @@ def test_it_goes_on_from_its_state_exactly() -> None:
 
 
 def test_what_is_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"episodes is 0: give a number above 0"):
+    with pytest.raises(ValueError, match=r"episodes\n.*greater than or equal to 1"):
         ReinforceSettings(episodes=0)

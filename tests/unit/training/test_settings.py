@@ -25,12 +25,12 @@ def test_whole_numbers_are_taken_for_fractions() -> None:
     ("changes", "words"),
     [
         ({"pears": 3}, "no setting 'pears'; did you mean \"pairs\"?"),
-        ({"pairs": 3.5}, "pairs is 3.5: give a whole number"),
-        ({"pairs": True}, "pairs is True: give a whole number"),
-        ({"pairs": "many"}, "pairs is 'many': give a whole number"),
-        ({"pairs": -1}, "pairs is -1: give a whole number of at least 0"),
-        ({"pairs": 0}, "pairs is 0: give a number above 0"),
-        ({"step": float("nan")}, "step is nan: give a number"),
+        ({"pairs": 3.5}, "pairs is 3.5: it must be a valid integer"),
+        ({"pairs": True}, "pairs is True: it must be a valid integer"),
+        ({"pairs": "many"}, "pairs is 'many': it must be a valid integer"),
+        ({"pairs": -1}, "pairs is -1: it must be greater than or equal to 1"),
+        ({"pairs": 0}, "pairs is 0: it must be greater than or equal to 1"),
+        ({"step": float("nan")}, "step is nan: it must be a finite number"),
         ({"cost.tail": "x"}, "tail is 'x'"),
     ],
 )
@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_refused_by_name(changes: dict[str, object], words:
 
 
 def test_settings_of_the_run_are_checked_too() -> None:
-    with pytest.raises(ValueError, match=r"random_share is 1.5: give a share from 0 to 1"):
+    with pytest.raises(ValueError, match=r"random_share is 1.5: it must be less than or equal to 1"):
         changed(RunSettings(), {"random_share": 1.5})
-    with pytest.raises(ValueError, match="report_seeds is 1: give at least 2"):
+    with pytest.raises(ValueError, match="report_seeds is 1: it must be greater than or equal to 2"):
         changed(RunSettings(), {"report_seeds": 1})

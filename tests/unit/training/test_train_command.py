@@ -263,7 +263,7 @@ def test_a_run_is_not_resumed_with_other_options(whole: Path, options: tuple[str
         (("--scenarios", "stale-report"), 'did you mean "stale-reports"?'),
         (("--set", "pears=3"), "there is no setting 'pears'; did you mean \"pairs\"?"),
         (("--set", "pairs"), "must be setting=value"),
-        (("--set", "pairs=many"), "pairs is 'many': give a whole number"),
+        (("--set", "pairs=many"), "pairs is 'many': it must be a valid integer"),
         (("--algorithm", "sarsa"), "'sarsa' is not one of"),
         (("--init", "missing.npz"), "init is missing.npz, which cannot be read (No such file or directory)"),
         (("--jobs", "2", "--ray", "local"), "leave --jobs out"),
