@@ -247,15 +247,20 @@ def _sample(costs: FloatArray, bound: FloatArray, spare: FloatArray) -> None:
         bound[i] = max(bound[i], bound[i - 1])
 
 
+def _is_after(one: float, other: float) -> bool:
+    return one > other or (math.isnan(one) and not math.isnan(other))
+
+
 def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) -> None:
-    """Put the first `count` places in `order` by ascending cost, equal ones as they were.
+    """Put the first `count` places in `order` by ascending cost, equal ones as they were; what is not a number (NaN) is
+    last, as for NumPy.
 
     By insertion within short runs, then by merging these, from below.
     """
     for left in range(0, count, _RUN):
         for place in range(left + 1, min(left + _RUN, count)):
             moved, k = order[place], place
-            while k > left and cost[int(order[k - 1])] > cost[int(moved)]:
+            while k > left and _is_after(cost[int(order[k - 1])], cost[int(moved)]):
                 order[k] = order[k - 1]
                 k -= 1
             order[k] = moved
@@ -265,7 +270,7 @@ def sort_by(cost: FloatArray, order: FloatArray, spare: FloatArray, count: int) 
             middle, right = min(left + width, count), min(left + 2 * width, count)
             i, j = left, middle
             for k in range(left, right):
-                if i < middle and (j >= right or cost[int(order[i])] <= cost[int(order[j])]):
+                if i < middle and (j >= right or not _is_after(cost[int(order[i])], cost[int(order[j])])):
                     spare[k] = order[i]
                     i += 1
                 else:
