@@ -148,8 +148,10 @@ class _Agent:
     async def _report(self) -> None:
         loop = asyncio.get_running_loop()
         period_s = 1.0 / self._options.report_hz
-        due_s = loop.time()
         incarnation, number = -1, 0
+        # A worker that was served by is not to be taken for one that is not ready because its agent is another process.
+        await self._source.looked.wait()
+        due_s = loop.time()
         while True:
             triton = self._triton = await self._source.read()
             self._drain.observe(triton, loop.time())

@@ -75,6 +75,8 @@ class TritonSource:
         self._incarnation = _next_incarnation(0)
         self._index: dict[ModelKey, bool] = {}
         self._index_answered = False
+        self.looked = asyncio.Event()
+        """Set once the index was asked for, answered or not: before that nothing is known of Triton."""
         self._shapes: dict[ModelKey, _Shape] = {}
         self._metrics: dict[ModelKey, ModelMetrics] = {}
         self._executing: dict[ModelKey, ExecutingEstimate] = {}
@@ -159,6 +161,7 @@ class TritonSource:
             except grpc.aio.AioRpcError as error:
                 self._index_answered = False
                 self._note("index", f"{self._grpc_address}: {error.code().name} {error.details()}")
+            self.looked.set()
             await asyncio.sleep(_INDEX_PERIOD_S)
 
     async def _read_index(self, stub: Any) -> None:

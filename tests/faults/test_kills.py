@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Literal
 
+import aiohttp
 import pytest
 from support.load import steady_load
 from support.stack import Stack
@@ -128,12 +129,21 @@ async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Lite
     assert not load.failures()
 
 
+async def unconnected(stack: Stack, endpoint: str) -> bool:
+    """Whether Envoy has no connection to that worker."""
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.envoy.admin_url}/clusters") as response:
+        lines = (await response.text()).splitlines()
+    return f"triton_grpc::{endpoint}::cx_active::0" in lines
+
+
 async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -> None:
     """What executed there is gone, and what waited in its queue as well: Envoy does not send either a second time."""
     victim, clients = stack.tritons[0], 48
     async with steady_load(stack.url, clients=clients) as load:
         await eventually(lambda: load.finished > 300, "requests served")
         await victim.kill()
+        # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
+        await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that its connections are gone")
         load.marks.mark("dead")
         so_far = load.finished
         await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
