@@ -141,6 +141,7 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
     victim, clients = stack.tritons[0], 48
     async with steady_load(stack.url, clients=clients) as load:
         await eventually(lambda: load.finished > 300, "requests served")
+        load.marks.mark("dying")
         await victim.kill()
         # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
         await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that its connections are gone")
@@ -150,4 +151,4 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
     assert load.result is not None
     # Nothing fails that was sent when it was dead already, nor what was at the other two.
     assert load.result.phases(load.marks)["dead"].ok.all()
-    assert load.failures().total() < clients / 2
+    assert load.failures().total() < clients / 2 + len(load.result.phases(load.marks)["dying"])
