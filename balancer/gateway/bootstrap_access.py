@@ -12,11 +12,10 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from balancer.balancer_tls import BalancerTls
-from balancer.errors import OperatorError
 from balancer.files.schema import join_address
 from balancer.gateway import names
 from balancer.gateway.api_keys import read_keys
-from balancer.gateway.bootstrap_addresses import address_of, discovery_type
+from balancer.gateway.bootstrap_addresses import cluster_of, grpc_cluster
 from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
 from balancer.gateway.jwks import read_jwks
 
@@ -201,7 +200,7 @@ def _jwks_cluster(jwt: Jwt) -> Node:
     url = urlsplit(jwt.jwks_url)
     host, secure = url.hostname or "", url.scheme == "https"
     server = join_address(host, url.port or (_HTTPS if secure else _HTTP))
-    cluster = _cluster(names.JWKS_CLUSTER, server)
+    cluster = cluster_of(names.JWKS_CLUSTER, server)
     if secure:
         assert jwt.jwks_ca is not None
         # Read at the start only: authorities of public sites change over years.
@@ -308,31 +307,11 @@ def _global_limit_filter(limit: GlobalLimit, access: Access) -> Node:
 
 
 def _rate_limit_cluster(limit: GlobalLimit, secrets: Secrets) -> Node:
-    cluster = _cluster(names.RATE_LIMIT_CLUSTER, limit.service)
-    cluster["typed_extension_protocol_options"] = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}},
-        }
-    }
+    cluster = grpc_cluster(names.RATE_LIMIT_CLUSTER, limit.service)
     if limit.tls is not None:
         socket = server_socket(limit.tls, secrets, "rate_limit_authority", "rate_limit_certificate")
         cluster["transport_socket"] = socket
     return cluster
-
-
-def _cluster(name: str, server: str) -> Node:
-    try:
-        address = address_of(server)
-    except ValueError as error:
-        raise OperatorError(f"{name}: {error}") from error
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
-    return {
-        "name": name,
-        "type": discovery_type((server,)),
-        "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
-    }
 
 
 def _refusals() -> list[Node]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
+from balancer.errors import OperatorError
 from balancer.files.schema import UNIX, split_address
+from balancer.gateway import names
 from balancer.gateway.bootstrap_tls import Node
 
 
@@ -51,3 +53,24 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def cluster_of(name: str, server: str) -> Node:
+    """A cluster of one server beside workers and balancers; OperatorError where Envoy cannot reach such an address."""
+    try:
+        address = address_of(server)
+    except ValueError as error:
+        raise OperatorError(f"{name}: {error}") from error
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
+    return {
+        "name": name,
+        "type": discovery_type((server,)),
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
+    }
+
+
+def grpc_cluster(name: str, server: str) -> Node:
+    """The same, by HTTP/2."""
+    options = {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http2_protocol_options": {}}}
+    return cluster_of(name, server) | {"typed_extension_protocol_options": {names.HTTP_OPTIONS: options}}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.files.schema import split_address
 from balancer.gateway import names
+from balancer.gateway.bootstrap_addresses import grpc_cluster
 from balancer.gateway.bootstrap_tls import Node
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -56,7 +56,7 @@ def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
     if not traces.follow_clients:
         (extension,) = manager["early_header_mutation_extensions"]
         extension["typed_config"]["mutations"][:0] = [{"remove": header} for header in _TRACE_HEADERS]
-    resources["clusters"].append(_collector(traces.collector))
+    resources["clusters"].append(grpc_cluster(names.TRACES_CLUSTER, traces.collector))
 
 
 def _sampler(share: float) -> Node:
@@ -89,24 +89,4 @@ def _from_metadata(tag: str, namespace: str, key: str) -> Node:
     return {
         "tag": tag,
         "metadata": {"kind": {"request": {}}, "metadata_key": {"key": namespace, "path": [{"key": key}]}},
-    }
-
-
-def _collector(address: str) -> Node:
-    host, port = split_address(address)
-    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
-    return {
-        "name": names.TRACES_CLUSTER,
-        "type": "STRICT_DNS",
-        "connect_timeout": _TIMEOUT,
-        "typed_extension_protocol_options": {
-            names.HTTP_OPTIONS: {
-                "@type": names.HTTP_OPTIONS_TYPE,
-                "explicit_http_config": {"http2_protocol_options": {}},
-            }
-        },
-        "load_assignment": {
-            "cluster_name": names.TRACES_CLUSTER,
-            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
-        },
     }
