@@ -76,7 +76,7 @@ class TritonSource:
         self._index: dict[ModelKey, bool] = {}
         self._index_answered = False
         self.looked = asyncio.Event()
-        """Set once the index was asked for, answered or not: before that nothing is known of Triton."""
+        """Set when the first call for the index has ended, with or without an answer. Before that no model is known."""
         self._shapes: dict[ModelKey, _Shape] = {}
         self._metrics: dict[ModelKey, ModelMetrics] = {}
         self._executing: dict[ModelKey, ExecutingEstimate] = {}
