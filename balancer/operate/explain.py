@@ -134,7 +134,7 @@ class _Noting:
 
 
 def columns_read(answered: Answered) -> list[str]:
-    """The columns that the policy which answered reads for this request; empty where it fails without the compiled kernel."""
+    """The columns that the policy asked for this request reads; empty where its Python cannot be run here."""
     noting = _Noting(answered.view)
     try:
         answered.policy.probabilities(answered.request, noting)
