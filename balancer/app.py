@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
 from balancer.config.listen import is_local
+from balancer.config.logs import DecisionLogSection
 from balancer.config.overrides import Overrides
-from balancer.config.sections import DecisionLogSection
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
 from balancer.core.trials.steering import Steering
@@ -23,7 +24,7 @@ from balancer.files.yaml_document import ConfigError
 from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
-from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.kserve import HeaderNames, Objectives
 from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.gateway.outcomes import AccessLog
 from balancer.gateway.picker import Picker
@@ -107,6 +108,7 @@ class App:
         self._recording: Recording | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
         self._names = HeaderNames()
+        self._objectives: Objectives = {}
         self._ads = Ads()
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
@@ -181,7 +183,9 @@ class App:
             self._stop_recording(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
-        processor = ExternalProcessor(self._picker, self._recorder, lambda: self._names, self._may_pick)
+        processor = ExternalProcessor(
+            self._picker, self._recorder, lambda: self._names, self._may_pick, lambda: self._objectives
+        )
         collector = Collector(
             self._observe,
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
@@ -191,13 +195,17 @@ class App:
         self.metrics.watch(collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
+
+        def picks(server: grpc.aio.Server) -> None:
+            server.add_generic_rpc_handlers((processor.handler(),))
+
+        def health(server: grpc.aio.Server) -> None:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+
         await self._listeners.start(
-            envoy=(
-                lambda server: server.add_generic_rpc_handlers((processor.handler(),)),
-                AccessLog(self._recorder, self._run).add_to,
-                self._ads.add_to,
-                lambda server: health_pb2_grpc.add_HealthServicer_to_server(self._health, server),
-            ),
+            envoy=(picks, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
+            gateways=(picks, health),
+            health=(health,),
             reports=(collector.add_to,),
         )
 
@@ -243,6 +251,8 @@ class App:
             tenant=requests.tenant_header,
             deadline=requests.deadline_header,
         )
+        self._objectives = requests.objectives
+        self._picker.fallbacks_for_all = requests.fallbacks_for_all
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
         self._recorder.decision_lines.share = config.log.decisions_share

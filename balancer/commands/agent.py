@@ -11,7 +11,7 @@ import uvloop
 
 from balancer import heap
 from balancer.commands.tls_options import tls_of, tls_options
-from balancer.config.sections import LogSection
+from balancer.config.logs import LogSection
 from balancer.operate.logs import configure
 from balancer.telemetry.agent import MAX_REPORT_HZ, MIN_REPORT_HZ, AgentOptions, run_agent
 from balancer.telemetry.control import MAX_TIMEOUT_S, default_path

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from balancer.balancer_tls import BalancerTls
-from balancer.files.schema import HeaderName, StrictModel, field_error
+from balancer.files.schema import ConfigFile, HeaderName, StrictModel, field_error
 from balancer.gateway.bootstrap_access import ApiKeys, GlobalLimit, Jwt, LocalLimit, Per
 from balancer.gateway.bootstrap_addresses import check_balancers
 from balancer.gateway.bootstrap_logs import AuditLog
@@ -24,12 +24,6 @@ SYSTEM_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 
 def _path(name: str | None) -> Path | None:
     return None if name is None else Path(name)
-
-
-def _beside(info: ValidationInfo, file: str) -> str:
-    """A file that is named relative to the config file."""
-    folder: Path = (info.context or {}).get("folder", Path())
-    return str(folder / file)
 
 
 def _service(address: str) -> str:
@@ -81,7 +75,7 @@ class JwtSection(StrictModel):
     """The claim `iss`, exactly."""
     audiences: Annotated[tuple[str, ...], Field(min_length=1)]
     """One of these must be in the claim `aud`."""
-    jwks_file: str | None = None
+    jwks_file: ConfigFile | None = None
     """File of the issuer's public keys (JWKS), relative to the folder of the config file. `balancer envoy` reads it;
     where that wrote into a folder (`--secrets`), run it again when the keys have changed: Envoy needs no restart."""
     jwks_url: str | None = None
@@ -93,11 +87,6 @@ class JwtSection(StrictModel):
     tenant_claim: Claim | None = None
     """The claim that names the tenant; it replaces the header `requests.tenant_header`. null: the principal is the
     tenant."""
-
-    @field_validator("jwks_file")
-    @classmethod
-    def _absolute(cls, file: str | None, info: ValidationInfo) -> str | None:
-        return None if file is None else _beside(info, file)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -137,16 +126,11 @@ def _is_url(text: str) -> bool:
 class ApiKeysSection(StrictModel):
     """API keys that clients must show in a header; Envoy takes it out of the request. The client is the principal."""
 
-    file: str
+    file: ConfigFile
     """YAML, `CLIENT: KEY` or `CLIENT: [KEY, KEY]`, 16 characters or more each; relative to the folder of the config
     file. `balancer envoy FILE --secrets FOLDER` reads it and writes what Envoy reads: run it again when keys change."""
     header: HeaderName = "x-api-key"
     """The header that has the key."""
-
-    @field_validator("file")
-    @classmethod
-    def _absolute(cls, file: str, info: ValidationInfo) -> str:
-        return _beside(info, file)
 
     def options(self) -> ApiKeys:
         """For the bootstrap."""

@@ -15,15 +15,14 @@ from pydantic import Field, model_validator
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.listen import ListenSection, TlsSection, is_unix
+from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
     AdminSection,
-    DecisionLogSection,
     EnvoySection,
     EnvoyTlsSection,
     EstimatorsSection,
     LimitsSection,
-    LogSection,
     ModelSection,
     PolicySection,
     RequestsSection,

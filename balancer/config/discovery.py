@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from balancer.core.settings import Settings
 from balancer.discovery.dns import NameWanted
 from balancer.discovery.pods.api import Access
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.discovery.workers import Port, WorkerList
-from balancer.files.schema import StrictModel, field_error
+from balancer.files.schema import ConfigFile, StrictModel, field_error
 
 _SETTINGS = Settings()
 _PODS = PodsWanted(Access(""))
@@ -28,7 +28,7 @@ class KubernetesSection(StrictModel):
     """Which pods, in Kubernetes' own terms, such as `app=triton`."""
     namespace: _Namespace | None = None
     """Where they are; null: where the balancer is, or the namespace of the kubeconfig's context."""
-    kubeconfig: str | None = None
+    kubeconfig: ConfigFile | None = None
     """File with address and credentials of the API, relative to the folder of the config file; null: the service
     account of the pod that the balancer runs in."""
     grpc_port: Port = _PODS.ports[0]
@@ -37,12 +37,6 @@ class KubernetesSection(StrictModel):
     """Its HTTP port in pods that neither annotate one nor name a container port `http`."""
     max_pods: int = Field(default=_PODS.max_pods, ge=1, le=10_000)
     """Pods that are kept; of more, the first by name are, and a warning says so."""
-
-    @field_validator("kubeconfig")
-    @classmethod
-    def _absolute(cls, kubeconfig: str | None, info: ValidationInfo) -> str | None:
-        folder: Path = (info.context or {}).get("folder", Path())
-        return None if kubeconfig is None else str(folder / kubeconfig)
 
     def wanted(self) -> PodsWanted:
         """What the watch is told."""

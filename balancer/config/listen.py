@@ -7,12 +7,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from balancer.files.schema import UNIX, StrictModel, field_error, join_address, split_address
+from balancer.files.schema import UNIX, ConfigFile, StrictModel, field_error, join_address, split_address
 
 WORKER = "{worker}"
 """In a subject alternative name: the worker's name."""
@@ -64,6 +63,12 @@ class ListenSection(StrictModel):
     """For Envoy: picks (ext_proc), endpoints (ADS), outcomes (access log) and health. `host:port`: all processes share
     the port (SO_REUSEPORT), and process i, counted from 0, has its own as well: this port + 1 + i. `unix:/path`:
     process i listens at `/path.i`."""
+    gateways: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    """For gateways other than the bootstrap's Envoy, which ask by the Endpoint Picker Protocol: picks and health, and
+    nothing else. All processes share the port. null: there is none."""
+    health: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    """For probes: gRPC's health service in plain text, and nothing else. All processes share the port. null: there is
+    none."""
     reports: SocketAddress = "127.0.0.1:9102"
     """For agents: their reports, and nothing else. Process i listens at this port + i, or at `unix:/path.i`."""
     admin: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8090"
@@ -96,9 +101,10 @@ class ListenSection(StrictModel):
     def check(self, processes: int, envoys: Mapping[str, str], *, one_machine: bool) -> None:
         """PydanticCustomError, of a section above this one, where `processes` processes do not fit, or two listeners
         need one port. `envoys`: where Envoy listens, `host:port` by field; `one_machine`: on that of the balancer."""
-        addresses: dict[str, str] = {f"listen.{name}": getattr(self, name) for name in ("envoy", "reports", "admin")}
+        addresses: dict[str, str] = {f"listen.{name}": address for name, address in self if address is not None}
+        count = {"listen.envoy": processes + 1, "listen.gateways": 1, "listen.health": 1}
         ports = {
-            field: _Ports(field, *split_address(address), processes + (field == "listen.envoy"))
+            field: _Ports(field, *split_address(address), count.get(field, processes))
             for field, address in addresses.items()
             if not is_unix(address)
         }
@@ -162,31 +168,49 @@ class _ServerTls(StrictModel):
     """The certificate of a listener, in PEM files, relative to the folder of the config file. All files are followed:
     what they say anew holds for the next connection."""
 
-    cert_file: str
+    cert_file: ConfigFile
     """Certificate chain of the server."""
-    key_file: str
+    key_file: ConfigFile
     """Its private key."""
-
-    @field_validator("cert_file", "key_file", "client_ca_file", check_fields=False)
-    @classmethod
-    def _absolute(cls, name: str | None, info: ValidationInfo) -> str | None:
-        folder: Path = (info.context or {}).get("folder", Path())
-        return None if name is None else str(folder / name)
 
 
 class EnvoyListenerTls(_ServerTls):
     """Mutual TLS of `listen.envoy`."""
 
-    client_ca_file: str
+    client_ca_file: ConfigFile
     """Authority that Envoy's certificate must come from."""
     client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/envoy"
     """Subject alternative name (URI or DNS) that Envoy's certificate must have."""
 
 
+class GatewaysListenerTls(StrictModel):
+    """TLS of `listen.gateways`: with a certificate in PEM files, as in `tls.envoy`, or one made at each start."""
+
+    self_signed: bool = False
+    """Whether to make a certificate at each start, for gateways that insist on TLS and check no name. It keeps nobody
+    out: who may connect is then the network's to say."""
+    cert_file: ConfigFile | None = None
+    """Certificate chain of the server."""
+    key_file: ConfigFile | None = None
+    """Its private key."""
+    client_ca_file: ConfigFile | None = None
+    """Authority that gateways' certificates must come from; null: they need none."""
+    client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/gateway"
+    """Subject alternative name (URI or DNS) that a gateway's certificate must have, where it needs one."""
+
+    @model_validator(mode="after")
+    def _one_certificate(self) -> Self:
+        files = self.cert_file is not None and self.key_file is not None
+        if self.self_signed == files or (self.cert_file is None) != (self.key_file is None):
+            rule = "is one of two: set self_signed: true, or both cert_file and key_file"
+            raise field_error(("self_signed",), self.self_signed, rule)
+        return self
+
+
 class ReportsListenerTls(_ServerTls):
     """Mutual TLS of `listen.reports`."""
 
-    client_ca_file: str
+    client_ca_file: ConfigFile
     """Authority that agents' certificates must come from."""
     client_san: str = f"spiffe://balancer/agent/{WORKER}"
     """Subject alternative name (URI or DNS) that an agent's certificate must have, with `{worker}` for the name of the
@@ -205,7 +229,7 @@ class ReportsListenerTls(_ServerTls):
 class AdminListenerTls(_ServerTls):
     """TLS of `listen.admin`."""
 
-    client_ca_file: str | None = None
+    client_ca_file: ConfigFile | None = None
     """Authority that clients' certificates must come from; null: clients need none, but then a token."""
     client_san: Annotated[str, Field(min_length=1)] = "spiffe://balancer/admin"
     """Subject alternative name (URI or DNS) that a client's certificate must have."""
@@ -216,6 +240,8 @@ class TlsSection(StrictModel):
 
     envoy: EnvoyListenerTls | None = None
     """Of `listen.envoy`; Envoy's end of it is `envoy.balancer_tls`."""
+    gateways: GatewaysListenerTls | None = None
+    """Of `listen.gateways`; it may be without certificates of clients."""
     reports: ReportsListenerTls | None = None
     """Of `listen.reports`; the agents' end of it are their options `--tls-*`."""
     admin: AdminListenerTls | None = None

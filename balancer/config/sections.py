@@ -38,7 +38,16 @@ from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
 from balancer.discovery.workers import ZONE
-from balancer.files.schema import Address, Bytes, Fraction, HeaderName, Positive, StrictModel, field_error, join_address
+from balancer.files.schema import (
+    Address,
+    Bytes,
+    ConfigFile,
+    HeaderName,
+    Positive,
+    StrictModel,
+    field_error,
+    join_address,
+)
 from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_addresses import check_balancers
@@ -174,17 +183,11 @@ class EstimatorsSection(StrictModel):
     elsewhere."""
     tokens: TokensSection = TokensSection()
     """Token buckets."""
-    profiles: tuple[str, ...] = ()
+    profiles: tuple[ConfigFile, ...] = ()
     """Files written by `balancer profile`: what is assumed of a worker until its own executions tell, by its device
     kind and the model. Relative to the folder of the config file; read when the config is."""
 
     _profiles: dict[tuple[str, str], tuple[float, float]] = PrivateAttr(default_factory=dict)
-
-    @field_validator("profiles")
-    @classmethod
-    def _absolute(cls, profiles: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        folder: Path = (info.context or {}).get("folder", Path())
-        return tuple(str(folder / name) for name in profiles)
 
     @model_validator(mode="after")
     def _load_profiles(self) -> Self:
@@ -235,6 +238,12 @@ class RequestsSection(StrictModel):
     """Whether a request with a routing key goes to the key's worker whatever the policy."""
     max_fallbacks: int = Field(default=_SETTINGS.max_fallbacks, ge=0, le=bounds.MAX_FALLBACKS)
     """Workers named after the pick, for Envoy to try where nothing was executed."""
+    fallbacks_for_all: bool = False
+    """Whether gateways other than the bootstrap's Envoy get fallbacks too. Most know no lists of workers, and answer
+    503 to one."""
+    objectives: Mapping[str, Annotated[int, Field(ge=0, le=bounds.MAX_PRIORITY)]] = {}
+    """Priority by the name of an InferenceObjective, which such gateways' clients give in
+    `x-gateway-inference-objective`; numbered as in `priority_header`."""
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
 
@@ -258,15 +267,9 @@ class AdminSection(StrictModel):
     """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
     max_watchers: int = Field(default=8, ge=1, le=64)
     """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
-    token_file: str | None = None
+    token_file: ConfigFile | None = None
     """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
     answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
-
-    @field_validator("token_file")
-    @classmethod
-    def _absolute(cls, token_file: str | None, info: ValidationInfo) -> str | None:
-        folder: Path = (info.context or {}).get("folder", Path())
-        return None if token_file is None else str(folder / token_file)
 
 
 class EnvoyTlsSection(StrictModel):
@@ -370,28 +373,3 @@ class EnvoySection(StrictModel):
     def on_this_machine(self) -> bool:
         """Whether Envoy reaches a balancer by loopback or a Unix socket, or is not told how."""
         return not self.balancers or any(is_local(balancer) for balancer in self.balancers)
-
-
-class LogSection(StrictModel):
-    """Structured logs on stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe level that is written."""
-    format: Literal["auto", "json", "console"] = "auto"
-    """`json`: one object a line; `console`: for people; `auto`: console where stderr is a terminal."""
-    decisions_share: Fraction = 0.0
-    """The share of decisions that are told here, a line each, for people: 0 is none, 1 all."""
-
-
-class DecisionLogSection(StrictModel):
-    """Decisions on file, exactly: what each rested on, what was decided, how it ended; for `balancer replay`."""
-
-    folder: str | None = None
-    """Where each process writes files of its own (gzipped JSON lines), relative to the folder of the config file;
-    null: nothing is recorded."""
-    share: Fraction = 1.0
-    """The share of decisions that are recorded: 0 is none, 1 all."""
-    max_file_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 * 2**20)
-    """Size, in bytes or as text such as `64MiB`, at which a process begins its next file."""
-    max_files: int = Field(default=16, ge=1)
-    """Files that each process keeps; for one more, the oldest is deleted."""

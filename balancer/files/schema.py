@@ -9,7 +9,16 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_core import PydanticCustomError
 
 from balancer.files.yaml_document import ConfigError, Document, Path, Problem, dotted
@@ -71,6 +80,15 @@ def _address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 """`host:port`."""
+
+
+def _beside_config(name: str, info: ValidationInfo) -> str:
+    folder: pathlib.Path = (info.context or {}).get("folder", pathlib.Path())
+    return str(folder / name)
+
+
+ConfigFile = Annotated[str, AfterValidator(_beside_config)]
+"""A file, relative to the folder of the config file."""
 
 Bytes = Annotated[ByteSize, Field(ge=0)]
 """A number of bytes, or text such as `12GiB`."""

@@ -11,12 +11,18 @@ import enum
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER, REQUEST_ID_HEADER
+from balancer.gateway.names import (
+    FAIRNESS_HEADER,
+    GATEWAY_MODEL_HEADER,
+    GATEWAY_REQUEST_ID_HEADER,
+    OBJECTIVE_HEADER,
+    REQUEST_ID_HEADER,
+)
 from policies.base import Request
 from policies.hashing import key_of, mix
 
@@ -88,6 +94,10 @@ class HeaderNames:
     deadline: str | None = "x-deadline-ms"
 
 
+Objectives = Mapping[str, int]
+"""Priorities, as Triton numbers them, by the name of an InferenceObjective."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as the gateway understands it."""
@@ -108,13 +118,20 @@ def is_grpc(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").startswith("application/grpc")
 
 
-def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]], names: HeaderNames) -> Call:
+def read_call(
+    headers: Mapping[str, str],
+    fields: Mapping[str, Sequence[object]],
+    names: HeaderNames,
+    objectives: Objectives | None = None,
+) -> Call:
     """Understand one call.
 
     Args:
         headers: Of the request, names in lower case, pseudo-headers included.
         fields: What Envoy extracted: lists of values by field path, empty for REST and for other gateways.
         names: Of the headers that stand in for fields.
+        objectives: Of a gateway other than our own Envoy, whose headers of the Gateway API Inference Extension are read
+            too; None: they are not.
 
     A header can narrow and never widen: what the message or the path says of model and sequence holds, the less
     important priority and the tighter deadline count. Rows are the header's, since the message has only a guess.
@@ -124,6 +141,10 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
     """
     path = headers.get(":path", "").partition("?")[0]
     grpc = is_grpc(headers)
+    objective = 0
+    if objectives is not None:
+        names = _with_extension(headers, names)
+        objective = objectives.get(_header(headers, OBJECTIVE_HEADER), 0)
     kind, model, version = _grpc_call(path, fields) if grpc else _rest_call(path)
     if kind is Kind.PER_SERVER:
         return Call(kind, Request(model=""), grpc, "", "", "")
@@ -142,7 +163,7 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
         rows=_whole_header(headers, names.rows, 1, bounds.MAX_ROWS) or _guessed_rows(fields),
         key=sequence_key(model, sequence_id) if in_sequence else key_of(key) if key else None,
         deadline_s=_deadline_s(headers, names, parameters),
-        priority=max(_priority(parameters), _whole_header(headers, names.priority, 0, bounds.MAX_PRIORITY)),
+        priority=max(_priority(parameters), _whole_header(headers, names.priority, 0, bounds.MAX_PRIORITY), objective),
         tenant=_header(headers, names.tenant),
         sequence=in_sequence,
     )
@@ -153,6 +174,15 @@ def read_call(headers: Mapping[str, str], fields: Mapping[str, Sequence[object]]
         _header(headers, REQUEST_ID_HEADER),
         _header(headers, GATEWAY_REQUEST_ID_HEADER),
         bounds.text("id", str(_first(fields, "id"))),
+    )
+
+
+def _with_extension(headers: Mapping[str, str], names: HeaderNames) -> HeaderNames:
+    """The names with the extension's headers in the place of ours that are not there."""
+    return replace(
+        names,
+        model=names.model if names.model in headers else GATEWAY_MODEL_HEADER,
+        tenant=names.tenant if names.tenant in headers else FAIRNESS_HEADER,
     )
 
 

@@ -40,6 +40,14 @@ GATEWAY_REQUEST_ID_HEADER = "x-gateway-request-id"
 PRINCIPAL_HEADER = "x-gateway-principal"
 """Who sent a request, as Envoy verified it; a client's own is removed."""
 
+# Headers of the Gateway API Inference Extension, read for gateways other than our own Envoy.
+GATEWAY_MODEL_HEADER = "x-gateway-model-name"
+"""The model, set by a router that reads bodies."""
+OBJECTIVE_HEADER = "x-gateway-inference-objective"
+"""The name of an InferenceObjective."""
+FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
+"""The tenant."""
+
 # What a pick leaves in Envoy for its audit log and traces.
 TOLD_NAMESPACE = "balancer.told"
 """The balancer's; the module uses the decision's."""

@@ -38,36 +38,44 @@ class Picker:
         log and traces."""
         self.router = router
         self.addresses = Addresses()
+        self.fallbacks_for_all = False
         self._clock = clock
         self._process = process
         self._run = run
         self._told = told
         self._refused = responses.decision(process, run, None)
 
-    def pick(self, call: Call, subset: Collection[str] | None = None, header: bool = True) -> Pick:
+    def pick(self, call: Call, subset: Collection[str] | None = None, own: bool = False) -> Pick:
         """Decide for one call.
 
         Args:
             call: What is asked for.
-            subset: The endpoints (`address:port`) that the gateway allows; None: all.
-            header: As in `responses.destination`.
+            subset: The endpoints (`address:port`, or an address for each worker there) that the gateway allows; None:
+                all.
+            own: Our own Envoy asks. It goes by the metadata alone, as a header more could make a request too large that
+                was not, and takes fallbacks; others get them where `fallbacks_for_all` says so.
         """
         if call.kind is Kind.PER_SERVER:
             return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
-        allowed = None if subset is None else self.addresses.names(subset)
+        allowed = None if subset is None else self.addresses.within(subset, call.grpc)
         try:
-            decision = self._route(call, allowed)
+            decision = self._route(call, None if allowed is None else frozenset(allowed))
         except RoutingError as error:
             refused = responses.refusal(error, call.grpc) + self._refused
             return Pick(refused + self._tell(call), error=error)
-        addresses = self.addresses.of((decision.worker, *decision.fallbacks), call.grpc)
-        answer = responses.destination(addresses, call.request.sequence, header)
+        fallbacks = decision.fallbacks if own or self.fallbacks_for_all else ()
+        addresses = self.addresses.of((decision.worker, *fallbacks), call.grpc, allowed)
+        answer = responses.destination(addresses, call.request.sequence, header=not own)
         answer += responses.decision(self._process, self._run, decision.number)
         return Pick(answer + self._tell(call, decision.policy), decision)
 
     def invalid(self, error: OutOfBoundsError, grpc: bool) -> Pick:
         """Refuse a request that is out of bounds."""
         return Pick(responses.immediate(*responses.INVALID_CODES, str(error), grpc) + self._refused)
+
+    def unready(self, why: str, grpc: bool) -> Pick:
+        """Refuse a request while no worker is known."""
+        return Pick(responses.refusal(NoEligibleWorker(why), grpc) + self._refused)
 
     def failed(self, grpc: bool) -> Pick:
         """Refuse a request that a mistake of ours kept from being decided."""

@@ -7,52 +7,29 @@ the hot path, and each layer left out is a tenth of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable
+from typing import Protocol, TypeGuard
 
 import grpc
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from balancer.core.bounds import OutOfBoundsError
-from balancer.core.router import Decision
-from balancer.gateway.kserve import Call, HeaderNames, is_grpc, read_call
-from balancer.gateway.names import (
-    DESTINATION_NAMESPACE,
-    EXTRACTION,
-    HEADERS_ONLY,
-    PICKS_SERVICE,
-    SERVED,
-    SUBSET,
-    SUBSET_NAMESPACE,
-)
+from balancer.gateway.exchange import Exchange, Served
+from balancer.gateway.kserve import Call, HeaderNames, Objectives, is_grpc, read_call
+from balancer.gateway.messages import read_fields, read_headers, read_subset
+from balancer.gateway.names import HEADERS_ONLY, PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.verdict import code
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
 _NO_REQUEST = "the first message has no request_headers"
-_FULL_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+_NOT_READY = "the balancer does not know its workers yet"
+_MOST_CONNECTIONS = 1024
 
 UNREADABLE = object()
 """In the place of a message that protobuf cannot read."""
 
 Stream = grpc.aio.ServicerContext[ext_proc.ProcessingRequest, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How a request ended, for gateways that send the response headers here instead of an access log."""
-
-    decision: Decision
-    endpoint: str
-    latency_s: float
-    status: int
-    """HTTP status; 0: the stream ended without response headers."""
-    grpc_status: int = -1
-    """-1: not gRPC, or not in the headers, as where the answer is no error."""
 
 
 class Listener(Protocol):
@@ -72,32 +49,43 @@ class Listener(Protocol):
 
 
 class ExternalProcessor:
-    """Serves `Process`. Until `ready`, picks cannot be made: streams fail and the gateway falls back."""
+    """Serves `Process`. Until `ready`, picks cannot be made: our own Envoy's streams fail, so that it falls back, and
+    other gateways are told 503, as the protocol has it."""
 
     def __init__(
-        self, picker: Picker, listener: Listener, names: Callable[[], HeaderNames], ready: Callable[[], bool]
+        self,
+        picker: Picker,
+        listener: Listener,
+        names: Callable[[], HeaderNames],
+        ready: Callable[[], bool],
+        objectives: Callable[[], Objectives] = dict,
     ) -> None:
+        """`names` and `objectives`, as of `read_call`, are asked for with each request."""
         self._picker = picker
         self._listener = listener
         self._names = names
         self._ready = ready
+        self._objectives = objectives
+        self._telling: dict[str, None] = {}
+        """Connections by which response headers came, oldest first."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
         return _Handler(self)
 
     async def once(self, _: object, stream: Stream) -> bytes:
-        """A request of a gateway that tells nothing after the headers: the answer ends the stream."""
+        """A request of our own Envoy, which tells nothing after the headers: the answer ends the stream."""
         message = await stream.read()
         if message is UNREADABLE:
             return self._unreadable()
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
-        # Our own gateway, which goes by the metadata: a header more could make a request too large that was not.
-        return (await self._answer(message, stream, header=False))[1].answer
+        if not self._ready():
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
+        return self._answer(message, own=True)[1].answer
 
     async def process(self, _: object, stream: Stream) -> None:
-        """One request of a client, from its headers to the end of what the gateway tells of it."""
+        """One request of another gateway's client, from its headers to the end of what the gateway tells of it."""
         message = await stream.read()
         start_s = time.perf_counter()
         if message is UNREADABLE:
@@ -105,11 +93,10 @@ class ExternalProcessor:
             return
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
-        call, pick = await self._answer(message, stream, header=True)
+        call, pick = self._answer(message, own=False)
         await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
-            echo = message.protocol_config.request_body_mode == _FULL_DUPLEX
-            await self._follow(stream, call, pick.decision, start_s, echo)
+            await self._follow(stream, call, Exchange(message, pick.decision, start_s))
 
     def _unreadable(self) -> bytes:
         """A text in the request is none. Ended with an error, it would go on without a pick."""
@@ -117,23 +104,21 @@ class ExternalProcessor:
         self._listener.refused(error)
         return self._picker.invalid(error, grpc=True).answer
 
-    async def _answer(
-        self, message: ext_proc.ProcessingRequest, stream: Stream, header: bool
-    ) -> tuple[Call | None, Pick]:
-        """Understand the first message and decide.
+    def _answer(self, message: ext_proc.ProcessingRequest, own: bool) -> tuple[Call | None, Pick]:
+        """Understand the first message and decide; `own`: it is our own Envoy's.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
         limits, pins and the model table.
         """
-        if not self._ready():
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, "the balancer does not know its workers yet")
         start_s = time.perf_counter()
         grpc_call = False
         try:
             headers = read_headers(message.request_headers)
             grpc_call = is_grpc(headers)
-            call = read_call(headers, read_fields(message), self._names())
-            pick = self._picker.pick(call, read_subset(message), header)
+            if not self._ready():
+                return None, self._picker.unready(_NOT_READY, grpc_call)
+            call = read_call(headers, read_fields(message), self._names(), None if own else self._objectives())
+            pick = self._picker.pick(call, read_subset(message), own)
         except OutOfBoundsError as error:
             self._listener.refused(error)
             return None, self._picker.invalid(error, grpc_call)
@@ -146,18 +131,30 @@ class ExternalProcessor:
             self._listener.mistaken(error)
         return call, pick
 
-    async def _follow(self, stream: Stream, call: Call, decision: Decision, start_s: float, echo: bool) -> None:
-        """Pass the rest of the stream on unchanged, which is nothing at all with our own bootstrap."""
-        response: ext_proc.ProcessingRequest | None = None
-        while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
-            kind = message.WhichOneof("request")
-            if kind is None:
-                await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
-            if kind == "response_headers":
-                response = message
-            await stream.write(unchanged(message, kind, echo).SerializeToString())
-        if response is not None:
-            self._listener.served(call, read_served(response, decision, time.perf_counter() - start_s))
+    async def _follow(self, stream: Stream, call: Call, exchange: Exchange) -> None:
+        """Pass the rest of the stream on unchanged, and tell how the request ended.
+
+        A stream that ends without response headers is a client that left, where the gateway sends them. One that never
+        sends any may end the stream as soon as it has its pick.
+        """
+        connection = stream.peer()
+        try:
+            while isinstance(message := await stream.read(), ext_proc.ProcessingRequest):
+                kind = message.WhichOneof("request")
+                if kind is None:
+                    await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message of the stream is empty")
+                await stream.write(exchange.answer(message, kind))
+                if exchange.answered and connection not in self._telling:
+                    self._remember(connection)
+        finally:
+            # A client that leaves may have the stream cancelled.
+            if exchange.answered or connection in self._telling:
+                self._listener.served(call, exchange.ended(time.perf_counter()))
+
+    def _remember(self, connection: str) -> None:
+        self._telling[connection] = None
+        if len(self._telling) > _MOST_CONNECTIONS:
+            del self._telling[next(iter(self._telling))]
 
 
 def _read(data: bytes) -> object:
@@ -193,85 +190,3 @@ class _Handler(grpc.GenericRpcHandler):
         if handler_call_details.method != _METHOD:
             return None
         return self._once if HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
-
-
-def read_fields(message: ext_proc.ProcessingRequest) -> Mapping[str, Sequence[object]]:
-    """What Envoy extracted of the client's message; empty where it did not."""
-    extracted = message.metadata_context.filter_metadata.get(EXTRACTION)
-    return {} if extracted is None else Extracted(extracted)
-
-
-def read_subset(message: ext_proc.ProcessingRequest) -> list[str] | None:
-    """The endpoints that the gateway allows; None: all."""
-    hint = message.metadata_context.filter_metadata.get(SUBSET_NAMESPACE)
-    if hint is None or SUBSET not in hint.fields:
-        return None
-    values = flatten(hint.fields[SUBSET])
-    return [part.strip() for value in values for part in str(value).split(",") if part.strip()]
-
-
-def read_served(message: ext_proc.ProcessingRequest, decision: Decision, latency_s: float) -> Served:
-    """What the response's headers say; a status that is none counts as no answer."""
-    headers = read_headers(message.response_headers)
-    served = message.metadata_context.filter_metadata.get(DESTINATION_NAMESPACE)
-    endpoint = _string(served, SERVED) or headers.get(SERVED, "")
-    return Served(
-        decision, endpoint, latency_s, code(headers.get(":status", ""), 0), code(headers.get("grpc-status", ""))
-    )
-
-
-class Extracted(Mapping[str, Sequence[object]]):
-    """The fields that Envoy extracted, each read when it is asked for: most requests use a few of them."""
-
-    def __init__(self, extracted: struct_pb2.Struct) -> None:
-        self._fields = extracted.fields
-
-    def __getitem__(self, path: str) -> Sequence[object]:
-        if path not in self._fields:  # protobuf would add it
-            raise KeyError(path)
-        return flatten(self._fields[path])
-
-    def get(self, path: str, default: Any = ()) -> Any:  # the inherited one takes an exception for every field not sent
-        """The leaves of a field, in order."""
-        return flatten(self._fields[path]) if path in self._fields else default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-
-def read_headers(headers: ext_proc.HttpHeaders) -> Mapping[str, str]:
-    """Names, in lower case as HTTP/2 has them, to values; the last of a repeated header counts."""
-    return {h.key: h.raw_value.decode("latin-1") or h.value for h in headers.headers.headers}
-
-
-def flatten(value: struct_pb2.Value) -> list[object]:
-    """The leaves of a metadata value, in order: Envoy nests lists where fields repeat within fields that repeat."""
-    match value.WhichOneof("kind"):
-        case "list_value":
-            return [leaf for item in value.list_value.values for leaf in flatten(item)]
-        case "string_value":
-            return [value.string_value]
-        case "number_value":
-            return [value.number_value]
-        case "bool_value":
-            return [value.bool_value]
-    return []
-
-
-def _string(metadata: struct_pb2.Struct | None, key: str) -> str:
-    return metadata.fields[key].string_value if metadata is not None and key in metadata.fields else ""
-
-
-def unchanged(message: ext_proc.ProcessingRequest, kind: str, echo: bool) -> ext_proc.ProcessingResponse:
-    """The answer that changes nothing; a body in full-duplex mode has to be sent back to be passed on."""
-    response = ext_proc.ProcessingResponse()
-    part = getattr(response, kind)
-    part.SetInParent()
-    if kind.endswith("_body") and echo:
-        body = getattr(message, kind)
-        part.response.body_mutation.streamed_response.body = body.body
-        part.response.body_mutation.streamed_response.end_of_stream = body.end_of_stream
-    return response

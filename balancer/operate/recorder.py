@@ -10,10 +10,10 @@ from itertools import islice
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import EXPIRED_PER_TICK, Router
+from balancer.gateway.exchange import Served
 from balancer.gateway.kserve import Call, Kind
 from balancer.gateway.outcomes import NOT_PICKED, Outcome, aborted_by, verdict_of
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.picks import Served
 from balancer.gateway.verdict import verdict
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.logs import DecisionLines

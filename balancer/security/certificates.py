@@ -15,17 +15,18 @@ from pathlib import Path
 import grpc
 from pydantic import BaseModel
 
-from balancer.config.listen import AdminListenerTls, EnvoyListenerTls, ReportsListenerTls
+from balancer.config.listen import AdminListenerTls, EnvoyListenerTls, GatewaysListenerTls, ReportsListenerTls
 from balancer.files.off_loop import OffLoop
 from balancer.files.regular import UnreadableError, read_regular
 from balancer.files.watch import READ_LIMIT_S
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.security.expiry import expires_s, troubles
+from balancer.security.self_signed import self_signed
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-ListenerTls = EnvoyListenerTls | ReportsListenerTls | AdminListenerTls
+ListenerTls = EnvoyListenerTls | GatewaysListenerTls | ReportsListenerTls | AdminListenerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,15 @@ def tls_files(section: BaseModel) -> dict[str, str]:
 
 
 def read_material(name: str, tls: ListenerTls) -> Material:
-    """The files that section `tls.NAME` names; blocks.
+    """The files that section `tls.NAME` names, or a certificate made here where that is asked for; blocks.
 
     Raises:
         ConfigError: one cannot be read, or they do not fit together; each problem names its field.
     """
+    if isinstance(tls, GatewaysListenerTls) and tls.self_signed:
+        chain, key = self_signed()
+        authority = read_fitting(f"tls.{name}", tls_files(tls)).get("client_ca_file")
+        return Material(chain, key, authority)
     contents = read_fitting(f"tls.{name}", tls_files(tls))
     return Material(contents["cert_file"], contents["key_file"], contents.get("client_ca_file"))
 

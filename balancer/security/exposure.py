@@ -7,6 +7,7 @@ from balancer.config.listen import is_local
 
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
+    "gateways": "see which workers there are, and take picks that count as in flight",
     "reports": "report in any worker's name, and so draw requests to it or away from it",
     "admin": "read the fleet, the config and the metrics, though drain no worker",
 }
@@ -18,7 +19,7 @@ def warnings(config: Config) -> list[str]:
     for name, harm in _HARM.items():
         address = getattr(config.listen, name)
         tls = getattr(config.tls, name)
-        if is_local(address) or (tls is not None and tls.client_ca_file is not None):
+        if address is None or is_local(address) or (tls is not None and tls.client_ca_file is not None):
             continue
         if name == "admin" and config.admin.token_file is not None:
             continue

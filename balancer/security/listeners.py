@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import grpc
@@ -48,7 +48,8 @@ Services = Callable[[grpc.aio.Server], None]
 
 
 class Listeners:
-    """The two gRPC servers, `envoy` and `reports`, with their certificates; that of `admin` too, which is aiohttp's."""
+    """The gRPC servers `envoy`, `gateways`, `health` and `reports`, with their certificates; that of `admin` too, which
+    is aiohttp's."""
 
     def __init__(self, config: Config, process: int, metrics: Metrics) -> None:
         """Reads the certificates, so it blocks.
@@ -70,13 +71,15 @@ class Listeners:
         certificates = self.certificates.get(listener)
         return None if certificates is None else certificates.role
 
-    async def start(self, envoy: Iterable[Services], reports: Iterable[Services]) -> None:
-        """Listen; each of `envoy` and `reports` adds services to the listener of that name.
+    async def start(self, **services: Iterable[Services]) -> None:
+        """Listen; each adds services to the listener of its name, where the config has one.
 
         Raises:
             AddressInUseError: naming the field of the config, the address and the remedy.
         """
         config = self._config
+        # Several processes share the port; a single one wants to be told when somebody else has it.
+        shared = (("grpc.so_reuseport", int(config.processes > 1)),)
         # A request's fields reach us with its headers. One that is too large for us would be answered by Envoy as if
         # there were no balancer, so whatever Envoy may send is taken, and refused by the gate where it is too long.
         envoy_bytes = int(config.envoy.request_buffer_limit_bytes) + _SPARE_BYTES
@@ -84,26 +87,35 @@ class Listeners:
             *endpoints.SERVER_OPTIONS,
             ("grpc.max_concurrent_streams", _ENVOY_STREAMS),
             ("grpc.max_receive_message_length", min(envoy_bytes, 2**31 - 1)),
-            # Several processes share the port; a single one wants to be told when somebody else has it.
-            ("grpc.so_reuseport", int(config.processes > 1)),
+            *shared,
         )
         reports_options = (
             *collector.SERVER_OPTIONS,
             *collector.OWN_SERVER_OPTIONS,
             ("grpc.so_reuseport", 0),
         )
-        await self._open("envoy", config.listen.envoy_addresses(self._process), envoy_options, envoy)
-        await self._open("reports", (config.reports_address(self._process),), reports_options, reports)
+        listen = config.listen
+        await self._open("envoy", listen.envoy_addresses(self._process), envoy_options, services)
+        await self._open("gateways", (listen.gateways,), envoy_options, services)
+        await self._open("health", (listen.health,), shared, services)
+        await self._open("reports", (config.reports_address(self._process),), reports_options, services)
 
     async def _open(
-        self, name: str, addresses: Iterable[str], options: Iterable[tuple[str, int]], services: Iterable[Services]
+        self,
+        name: str,
+        addresses: Iterable[str | None],
+        options: Iterable[tuple[str, int]],
+        services: Mapping[str, Iterable[Services]],
     ) -> None:
+        named = [address for address in addresses if address is not None]
+        if not named:
+            return
         certificates = self.certificates.get(name)
         server = grpc.aio.server(options=[*_LIMITS, *options])
         guarded = GuardedServer(server, Gatekeeper(self._metrics, self.role(name)))
-        for add_to in services:
+        for add_to in services[name]:
             add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
-        for address in addresses:
+        for address in named:
             _bind(server, f"listen.{name}", address, certificates)
         await server.start()
         self._servers.append(server)

@@ -28,7 +28,7 @@ class BalancerAlone:
         self.envoy = f"127.0.0.1:{free_port_range(2)}"
         reports, admin = free_ports(2)
         self.reports, self.admin = f"127.0.0.1:{reports}", f"127.0.0.1:{admin}"
-        listen = {"envoy": self.envoy, "reports": self.reports, "admin": self.admin}
+        listen = {"envoy": self.envoy, "reports": self.reports, "admin": self.admin, **sections.pop("listen", {})}
         config = directory / "balancer.yaml"
         ours = {"listen": listen, "discovery": {"workers": [WORKER]}, "telemetry": {"required": reports_required}}
         config.write_text(dump({**ours, **sections}))

@@ -11,42 +11,21 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
+from support.other_gateways import Listening
 
-from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Finished
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Addresses
-from balancer.gateway.kserve import Call, HeaderNames
+from balancer.gateway.kserve import HeaderNames, Objectives
 from balancer.gateway.names import PICKS_SERVICE
-from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.picks import ExternalProcessor, Served
+from balancer.gateway.picker import Picker
+from balancer.gateway.picks import ExternalProcessor
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
 KEY = "x-gateway-destination-endpoint"
-
-
-class Listening:
-    """Remembers what the service told."""
-
-    def __init__(self) -> None:
-        self.served_calls: list[Served] = []
-        self.refusals: list[str] = []
-        self.mistakes: list[Exception] = []
-
-    def picked(self, call: Call, pick: Pick, seconds: float) -> None:
-        assert seconds >= 0
-
-    def served(self, call: Call, served: Served) -> None:
-        self.served_calls.append(served)
-
-    def refused(self, error: OutOfBoundsError) -> None:
-        self.refusals.append(error.field)
-
-    def mistaken(self, error: Exception) -> None:
-        self.mistakes.append(error)
 
 
 class Gateway:
@@ -77,13 +56,17 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings | None = None, ready: bool = True) -> AsyncIterator[Gateway]:
+async def gateway(
+    settings: Settings | None = None, ready: bool = True, fallbacks: bool = False, objectives: Objectives | None = None
+) -> AsyncIterator[Gateway]:
     router = make_router(3, RoundRobin(), settings)
     picker = Picker(router, lambda: 0.1, "7")
+    picker.fallbacks_for_all = fallbacks
     picker.addresses = Addresses(SPECS)
     listening = Listening()
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((ExternalProcessor(picker, listening, HeaderNames, lambda: ready).handler(),))
+    processor = ExternalProcessor(picker, listening, HeaderNames, lambda: ready, lambda: objectives or {})
+    server.add_generic_rpc_handlers((processor.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -101,14 +84,16 @@ def headers(path: str = "/v2/models/m/infer", **more: str) -> ext_proc.Processin
     return request
 
 
-async def test_the_pick_and_its_fallbacks_are_in_header_and_metadata_alike() -> None:
-    async with gateway() as g:
+@pytest.mark.parametrize("fallbacks", [False, True])
+async def test_the_pick_is_in_header_and_metadata_alike_with_fallbacks_where_told_to(fallbacks: bool) -> None:
+    async with gateway(fallbacks=fallbacks) as g:
         [response] = await g.exchange(headers())
     metadata = response.dynamic_metadata["envoy.lb"][KEY]
     [option] = response.request_headers.response.header_mutation.set_headers
     assert option.header.key == KEY
     assert option.header.raw_value.decode() == metadata
-    assert sorted(metadata.split(",")) == ["10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"]
+    everyone = ["10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"]
+    assert sorted(metadata.split(",")) == (everyone if fallbacks else ["10.0.0.1:200"])
     assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": "0.0"}
 
 
@@ -228,24 +213,136 @@ async def test_what_served_is_read_back_where_it_is_sent() -> None:
     assert (served.endpoint, served.status, served.decision.number) == ("10.0.0.1:201", 200, 0)
 
 
-async def test_full_duplex_bodies_come_back_as_they_are() -> None:
-    first = headers()
-    first.protocol_config.request_body_mode = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
-    chunks = [
-        ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=last))
-        for body, last in ((b"abc", False), (b"def", True))
+MODES = processing_mode_pb2.ProcessingMode
+BACK = (MODES.FULL_DUPLEX_STREAMED, MODES.GRPC)
+
+
+def bodies(kind: str) -> list[ext_proc.ProcessingRequest]:
+    chunks = ((b"abc", False), (b"def", True))
+    return [
+        ext_proc.ProcessingRequest(**{kind: ext_proc.HttpBody(body=body, end_of_stream=last)}) for body, last in chunks
     ]
+
+
+def sent_back(kind: str, answers: list[ext_proc.ProcessingResponse]) -> list[tuple[bytes, bool]]:
+    """What came back of a body; nothing where the answers change nothing."""
+    mutations = [getattr(answer, kind).response.body_mutation for answer in answers]
+    streamed = [one.streamed_response for one in mutations if one.WhichOneof("mutation") is not None]
+    return [(one.body, one.end_of_stream) for one in streamed]
+
+
+@pytest.mark.parametrize("response_mode", MODES.BodySendMode.values())
+@pytest.mark.parametrize("request_mode", MODES.BodySendMode.values())
+async def test_a_body_comes_back_where_its_own_mode_wants_that(request_mode: int, response_mode: int) -> None:
+    first = headers()
+    first.protocol_config.request_body_mode = request_mode  # type: ignore[assignment]  # an enum's value
+    first.protocol_config.response_body_mode = response_mode  # type: ignore[assignment]
     async with gateway() as g:
-        _, *echoes = await g.exchange(first, *chunks)
-    streamed = [echo.request_body.response.body_mutation.streamed_response for echo in echoes]
-    assert [(one.body, one.end_of_stream) for one in streamed] == [(b"abc", False), (b"def", True)]
+        answers = await g.exchange(first, *bodies("request_body"), *bodies("response_body"))
+    whole = [(b"abc", False), (b"def", True)]
+    assert sent_back("request_body", answers[1:3]) == (whole if request_mode in BACK else [])
+    assert sent_back("response_body", answers[3:]) == (whole if response_mode in BACK else [])
 
 
-async def test_before_it_knows_its_workers_it_fails_the_stream_so_that_the_gateway_falls_back() -> None:
-    async with gateway(ready=False) as g:
+@pytest.mark.parametrize("kind", ["request_body", "response_body"])
+async def test_a_gateway_that_tells_no_modes_is_taken_for_full_duplex(kind: str) -> None:
+    async with gateway() as g:
+        answers = await g.exchange(headers(), *bodies(kind))
+    assert sent_back(kind, answers[1:]) == [(b"abc", False), (b"def", True)]
+
+
+def response(**more: str) -> ext_proc.ProcessingRequest:
+    answer = ext_proc.ProcessingRequest()
+    for key, value in {":status": "200", **{k.replace("_", "-"): v for k, v in more.items()}}.items():
+        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+    return answer
+
+
+async def test_a_failure_of_grpc_is_read_in_the_trailers() -> None:
+    trailers = ext_proc.ProcessingRequest()
+    trailers.response_trailers.trailers.headers.append(base_pb2.HeaderValue(key="grpc-status", raw_value=b"14"))
+    async with gateway() as g:
+        await g.exchange(headers(), response(), trailers)
+        [served] = g.listening.served_calls
+    assert (served.status, served.grpc_status) == (200, 14)
+
+
+async def test_a_client_that_leaves_ends_its_request_where_the_gateway_tells_of_answers() -> None:
+    async with gateway() as g:
+        await g.exchange(headers())  # it has never told of one: this request may go on
+        await g.exchange(headers(), response())
         stream = g._process()
         await stream.write(headers())
-        assert await stream.code() == grpc.StatusCode.UNAVAILABLE
+        await stream.read()
+        stream.cancel()
+        unknown, answered, left = g.listening.calls
+        assert (await g.listening.end_of(left)).status == 0
+        assert (await g.listening.end_of(answered)).status == 200
+        assert id(unknown) not in g.listening.ended
+
+
+async def test_an_empty_message_is_refused_in_words() -> None:
+    async with gateway() as g:
+        stream = g._process()
+        await stream.write(headers())
+        await stream.read()
+        await stream.write(ext_proc.ProcessingRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="a message of the stream is empty") as error:
+            await stream.read()
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("subset", "picked"),
+    [
+        (["10.0.0.1:202"], "10.0.0.1:202"),  # Triton's HTTP port, though the request is gRPC: as the gateway has it
+        (["10.0.0.1:202", "10.0.0.1:102"], "10.0.0.1:102"),
+        (["10.0.0.1:102", "10.0.0.1:202"], "10.0.0.1:102"),
+    ],
+)
+async def test_a_pick_is_an_endpoint_of_the_subset(subset: list[str], picked: str) -> None:
+    request = headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
+    request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": subset})
+    async with gateway() as g:
+        [response] = await g.exchange(request)
+    assert response.dynamic_metadata["envoy.lb"][KEY] == picked
+
+
+async def test_an_address_alone_in_the_subset_allows_the_workers_there() -> None:
+    request = headers()
+    request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": "10.0.0.1"})
+    async with gateway() as g:
+        picked = {(await g.exchange(request))[0].dynamic_metadata["envoy.lb"][KEY] for _ in range(3)}
+    assert picked == {"10.0.0.1:200", "10.0.0.1:201", "10.0.0.1:202"}
+
+
+async def test_headers_of_the_extension_are_read() -> None:
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    extension = {
+        "x_gateway_model_name": "m",
+        "x_gateway_inference_objective": "batch",
+        "x_gateway_inference_fairness_id": "somebody",
+    }
+    async with gateway(objectives={"batch": 200}) as g:
+        await g.exchange(headers(path, content_type="application/grpc", **extension))
+        await g.exchange(headers(x_tenant="own", **extension | {"x_gateway_inference_objective": "unheard-of"}))
+        first, second = [call.request for call in g.listening.calls]
+    assert (first.model, first.priority, first.tenant) == ("m", 200, "somebody")
+    assert (second.model, second.priority, second.tenant) == ("m", 0, "own")
+
+
+async def test_the_path_names_the_model_whatever_the_headers_say() -> None:
+    async with gateway() as g:
+        await g.exchange(headers(x_gateway_model_name="another"))
+        [call] = g.listening.calls
+    assert call.request.model == "m"
+
+
+async def test_before_it_knows_its_workers_it_answers_503() -> None:
+    async with gateway(ready=False) as g:
+        [response] = await g.exchange(headers())
+    assert response.immediate_response.status.code == 503
+    assert b"does not know its workers yet" in response.immediate_response.body
 
 
 async def test_a_pick_counts_in_flight_until_its_outcome() -> None:

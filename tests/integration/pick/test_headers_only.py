@@ -14,10 +14,11 @@ from support.fleets import make_router
 from balancer.core.bounds import OutOfBoundsError
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Addresses
+from balancer.gateway.exchange import Served
 from balancer.gateway.kserve import Call, HeaderNames
 from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.picks import ExternalProcessor, Served
+from balancer.gateway.picks import ExternalProcessor
 
 METADATA = (("x-ext-proc-headers-only", "true"),)
 

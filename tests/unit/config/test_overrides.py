@@ -37,7 +37,10 @@ from balancer.config.overrides import Overrides
         ("policy.options.temp=1", "--set policy.options.temp=1: unknown field"),
         ("models.a.version=[1]", "--set models.a.version=[1]: unknown field (its value is [1]); did"),
         ("policy={nam: wlpr}", '--set policy={"nam": "wlpr"}: policy.nam: unknown field'),
-        ("listen=5", "--set listen=5: 5 is not allowed: must be a mapping of fields: envoy, reports, admin."),
+        (
+            "listen=5",
+            "--set listen=5: 5 is not allowed: must be a mapping of fields: envoy, gateways, health,",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named_with_its_remedy(

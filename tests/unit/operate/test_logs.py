@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from balancer.config.sections import LogSection
+from balancer.config.logs import LogSection
 from balancer.operate import logs
 
 

@@ -1,0 +1,129 @@
+"""The listeners for other gateways and for probes, of a real `balancer serve`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.balancer_alone import BalancerAlone
+from support.certificates import Authority
+from support.envoy_fakes import running
+from support.other_gateways import DUPLEX, EchoingWorker, Envoys, Gateway
+
+from balancer.gateway.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
+from tools.stack.ports import free_ports
+
+pytestmark = pytest.mark.integration
+
+PLAIN, OVER_TLS = Gateway(DUPLEX, DUPLEX), Gateway(DUPLEX, DUPLEX, tls=True)
+
+
+@dataclass
+class Served:
+    """A balancer with both listeners, and workers that answer."""
+
+    gateways: int
+    health: int
+    workers: list[EchoingWorker]
+
+
+@asynccontextmanager
+async def serving(directory: Path, tls: dict[str, Any] | None = None) -> AsyncIterator[Served]:
+    gateways, health = free_ports(2)
+    workers = [EchoingWorker("w0"), EchoingWorker("w1")]
+    async with running(*workers):
+        listed = [
+            {"name": w.name, "address": w.address, "grpc_port": w.grpc_port, "http_port": w.http_port} for w in workers
+        ]
+        balancer = BalancerAlone(
+            directory,
+            listen={"gateways": f"127.0.0.1:{gateways}", "health": f"127.0.0.1:{health}"},
+            discovery={"workers": listed},
+            **({} if tls is None else {"tls": {"gateways": tls}}),
+        )
+        async with running(balancer):
+            yield Served(gateways, health, workers)
+
+
+async def ask(directory: Path, served: Served, gateway: Gateway) -> tuple[int, str]:
+    """Status and worker of one request through a real Envoy that is set up so."""
+    envoys = Envoys(directory, served.gateways, served.workers, [gateway])
+    async with envoys.running(), aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{envoys.ports[gateway]}/v2/models/m/infer"
+        async with http.post(url, data=b"{}") as response:
+            return response.status, response.headers.get("x-worker", "")
+
+
+@pytest.mark.parametrize(("gateway", "tls"), [(PLAIN, None), (OVER_TLS, {"self_signed": True})], ids=["plain", "tls"])
+async def test_a_gateway_is_served_with_and_without_tls(
+    tmp_path: Path, gateway: Gateway, tls: dict[str, Any] | None
+) -> None:
+    async with serving(tmp_path, tls) as served:
+        status, worker = await ask(tmp_path, served, gateway)
+    assert status == 200
+    assert worker in ("w0", "w1")
+
+
+async def test_a_self_signed_certificate_vouches_for_nobody(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"self_signed": True}) as served:
+        pem = ssl.get_server_certificate(("127.0.0.1", served.gateways))
+        async with grpc.aio.secure_channel(f"localhost:{served.gateways}", grpc.ssl_channel_credentials()) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        trusting = grpc.ssl_channel_credentials(pem.encode())
+        async with grpc.aio.secure_channel(f"localhost:{served.gateways}", trusting) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(("uri", "code"), [("spiffe://balancer/gateway", None), ("spiffe://balancer/agent/w0", "role")])
+async def test_a_gateway_shows_its_role_where_that_is_asked_for(tmp_path: Path, uri: str, code: str | None) -> None:
+    authority = Authority(tmp_path / "certificates")
+    own, client = authority.issue("balancer", dns="localhost"), authority.issue("gateway", uri=uri)
+    async with (
+        serving(tmp_path, own.section(authority)) as served,
+        grpc.aio.secure_channel(f"localhost:{served.gateways}", client.credentials(authority)) as channel,
+    ):
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=PICKS_SERVICE))
+        if code is None:
+            assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await check
+            assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_probes_need_no_tls_and_get_nothing_else(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, {"self_signed": True}) as served,
+        grpc.aio.insecure_channel(f"127.0.0.1:{served.health}") as channel,
+    ):
+        for service in ("readiness", "liveness", PICKS_SERVICE):
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+            assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+        assert await called(channel, f"/{PICKS_SERVICE}/Process") == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_other_gateways_get_neither_endpoints_nor_a_say_about_outcomes(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as served,
+        grpc.aio.insecure_channel(f"127.0.0.1:{served.gateways}") as channel,
+    ):
+        for method in (f"/{ENDPOINTS_SERVICE}/StreamAggregatedResources", f"/{OUTCOMES_SERVICE}/StreamAccessLogs"):
+            assert await called(channel, method) == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def called(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
+    """How a stream without a message ends."""
+    stream = channel.stream_stream(method)()
+    await stream.done_writing()
+    return await stream.code()

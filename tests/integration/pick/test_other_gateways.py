@@ -1,0 +1,216 @@
+"""Real Envoys, set up as other gateways set up theirs, ask for picks; what passes by them stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import pytest_asyncio
+from support.envoy_fakes import a_request, running
+from support.fleets import make_router
+from support.other_gateways import (
+    DUPLEX,
+    GRPC,
+    MODES,
+    NONE,
+    STREAMED,
+    EchoingWorker,
+    Envoys,
+    Gateway,
+    Listening,
+    digest,
+)
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.gateway.addresses import Addresses
+from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.picker import Picker
+from balancer.gateway.picks import ExternalProcessor
+from policies.round_robin import RoundRobin
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+EVERY = [Gateway(request, response) for request in MODES for response in MODES]
+MESSAGES = Gateway(GRPC, GRPC)
+BY_METADATA = Gateway(DUPLEX, DUPLEX, by="metadata")
+SILENT = Gateway(tells=False)
+BODY = os.urandom(5_000_000)
+
+
+@dataclass
+class Stack:
+    """A picker, two workers, and an Envoy with a listener for each gateway."""
+
+    envoys: Envoys
+    listening: Listening
+    workers: list[EchoingWorker]
+    http: aiohttp.ClientSession
+    ready: list[bool] = field(default_factory=lambda: [True])
+
+    def url(self, gateway: Gateway, verb: str = "infer") -> str:
+        return f"http://127.0.0.1:{self.envoys.ports[gateway]}/v2/models/m/{verb}"
+
+    def channel(self, gateway: Gateway) -> grpc.aio.Channel:
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.envoys.ports[gateway]}", options=unlimited)
+
+    async def served(self) -> Any:
+        """What is told of the last call."""
+        return await self.listening.end_of(self.listening.calls[-1])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    workers = [EchoingWorker("w0"), EchoingWorker("w1")]
+    listening, ready = Listening(), [True]
+    async with AsyncExitStack() as parts:
+        await parts.enter_async_context(running(*workers))
+        picker = Picker(make_router(2, RoundRobin()), lambda: 0.1)
+        specs = [
+            WorkerSpec(name=w.name, address="127.0.0.1", grpc_port=w.grpc_port, http_port=w.http_port) for w in workers
+        ]
+        picker.addresses = Addresses(specs)
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+        processor = ExternalProcessor(picker, listening, HeaderNames, lambda: ready[0])
+        server.add_generic_rpc_handlers((processor.handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        parts.push_async_callback(server.stop, None)
+        subset = Gateway(DUPLEX, DUPLEX, subset=workers[1].http_endpoint)
+        gateways = [*EVERY, MESSAGES, BY_METADATA, subset]
+        folder: Path = tmp_path_factory.mktemp("gateways")
+        envoys = await parts.enter_async_context(Envoys(folder, port, workers, gateways).running())
+        http = await parts.enter_async_context(aiohttp.ClientSession())
+        yield Stack(envoys, listening, workers, http, ready)
+
+
+@pytest.mark.parametrize("gateway", [*EVERY, BY_METADATA], ids=str)
+async def test_five_megabytes_pass_both_ways(stack: Stack, gateway: Gateway) -> None:
+    async with stack.http.post(stack.url(gateway), data=BODY) as response:
+        back = await response.read()
+    assert response.status == 200
+    assert response.headers["x-digest"] == digest(BODY) == digest(back)
+    served = await stack.served()
+    assert (served.status, served.decision.worker) == (200, response.headers["x-worker"])
+
+
+@pytest.mark.parametrize("gateway", [*EVERY, MESSAGES, BY_METADATA], ids=str)
+async def test_messages_of_grpc_pass_with_their_trailers(stack: Stack, gateway: Gateway) -> None:
+    async with stack.channel(gateway) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = (("x-gateway-model-name", "m"),)
+        answer = await stub.ModelInfer(a_request(payload_bytes=1_000_000), metadata=metadata, timeout=60)
+    assert answer.raw_output_contents == [bytes(1_000_000)]
+    served = await stack.served()
+    assert (served.status, served.grpc_status, served.decision.worker) == (200, 0, answer.id)
+
+
+@pytest.mark.parametrize("gateway", [EVERY[0], Gateway(DUPLEX, DUPLEX), MESSAGES], ids=str)
+async def test_a_failure_of_grpc_is_told_as_one(
+    stack: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
+        # Headers first, so that the status is in the trailers.
+        await context.send_initial_metadata(())
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "full")
+        raise AssertionError
+
+    for worker in stack.workers:
+        monkeypatch.setattr(worker, "infer", fail)
+    async with stack.channel(gateway) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="full"):
+            await stub.ModelInfer(a_request(), metadata=(("x-gateway-model-name", "m"),), timeout=30)
+    assert (await stack.served()).grpc_status == grpc.StatusCode.UNAVAILABLE.value[0]
+
+
+@pytest.mark.parametrize("mode", [NONE, STREAMED, DUPLEX])
+async def test_events_arrive_one_by_one(stack: Stack, mode: str) -> None:
+    gateway = Gateway(mode, mode)
+    for worker in stack.workers:
+        worker.go_on.clear()
+    async with stack.http.post(stack.url(gateway, "generate_stream"), data=b"{}") as response:
+        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 30)
+        for worker in stack.workers:
+            worker.go_on.set()
+        rest = await response.read()
+    assert (first, rest) == (b"data: first\n\n", b"data: second\n\n")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def waiting(stack: Stack) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Workers that hold an inference: the first event says that one is there, the second lets it go on."""
+    arrived, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: service_pb2.ModelInferRequest, context: Any) -> service_pb2.ModelInferResponse:
+        arrived.set()
+        await release.wait()
+        return service_pb2.ModelInferResponse()
+
+    for worker in stack.workers:
+        worker.infer = wait
+    yield arrived, release
+    release.set()
+    for worker in stack.workers:
+        worker.infer = None
+
+
+@pytest.mark.parametrize("gateway", [EVERY[0], Gateway(DUPLEX, DUPLEX), MESSAGES], ids=str)
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_request_is_in_flight_until_it_has_ended(
+    stack: Stack, waiting: tuple[asyncio.Event, asyncio.Event], gateway: Gateway, leaves: bool
+) -> None:
+    arrived, release = waiting
+    async with stack.channel(gateway) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        inference = stub.ModelInfer(a_request(), metadata=(("x-gateway-model-name", "m"),))
+        await asyncio.wait_for(arrived.wait(), 30)
+        picked = stack.listening.calls[-1]
+        async with stack.http.post(stack.url(EVERY[0]), data=b"{}"):
+            await stack.served()  # what came later has ended
+        assert id(picked) not in stack.listening.ended
+        if leaves:
+            inference.cancel()
+        else:
+            release.set()
+            await inference
+        served = await stack.listening.end_of(picked)
+    assert (served.status, served.grpc_status) == ((0, -1) if leaves else (200, 0))
+
+
+async def test_of_a_gateway_that_tells_nothing_no_end_is_made_up(stack: Stack, tmp_path: Path) -> None:
+    async with Envoys(tmp_path, stack.envoys.picker_port, stack.workers, [SILENT]).running() as envoys:
+        async with stack.http.post(
+            f"http://127.0.0.1:{envoys.ports[SILENT]}/v2/models/m/infer", data=b"{}"
+        ) as response:
+            assert response.status == 200
+        picked = stack.listening.calls[-1]
+        async with stack.http.post(stack.url(EVERY[0]), data=b"{}"):
+            await stack.served()
+    assert id(picked) not in stack.listening.ended
+
+
+async def test_a_gateways_subset_is_kept_to(stack: Stack) -> None:
+    [gateway] = [gateway for gateway in stack.envoys.gateways if gateway.subset]
+    for _ in range(3):
+        async with stack.http.post(stack.url(gateway), data=b"{}") as response:
+            assert response.headers["x-worker"] == "w1"
+
+
+async def test_without_workers_a_gateway_that_fails_closed_says_503(stack: Stack) -> None:
+    stack.ready[0] = False
+    try:
+        async with stack.http.post(stack.url(Gateway(DUPLEX, DUPLEX)), data=b"{}") as response:
+            assert response.status == 503
+            assert "does not know its workers yet" in (await response.json())["error"]
+    finally:
+        stack.ready[0] = True
