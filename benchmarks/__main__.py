@@ -15,7 +15,19 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from benchmarks import decisions, engine, fallback, gateway_cost, machine, memory, report_cost, scaling, scrape, swap
+from benchmarks import (
+    decisions,
+    engine,
+    fallback,
+    gateway_cost,
+    machine,
+    memory,
+    pages,
+    report_cost,
+    scaling,
+    scrape,
+    swap,
+)
 from benchmarks.client import find_h2load
 from benchmarks.frontends import inside, peers
 from benchmarks.frontends import measure as frontends
@@ -54,6 +66,8 @@ class _Run:
         self._console = Console()
         self._began_s = time.monotonic()
         self.sections: dict[str, Section] = {}
+        self.text = ""
+        """Of all tables, in Markdown, once it has finished."""
         self._head: dict[str, Any] = {"machine": machine.facts(), "quick": quick}
         facts = self._head["machine"]
         self._say(
@@ -85,7 +99,8 @@ class _Run:
         (self._out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         facts = self._head["machine"]
         about = f"{facts['cores']} cores, {facts['cpu']}; Envoy {facts['envoy']}; commit {facts['commit'][:12]}"
-        (self._out / "table.md").write_text("\n".join([about, "", *(table.markdown() for table in tables)]))
+        self.text = "\n".join([about, "", *(table.markdown() for table in tables)])
+        (self._out / "table.md").write_text(self.text)
         self._say(f"{time.monotonic() - self._began_s:.0f} s; {self._out / 'results.json'}, {self._out / 'table.md'}")
 
     def _say(self, text: str) -> None:
@@ -105,8 +120,15 @@ class _Run:
     "--policy", type=click.Choice(sorted(BUILTIN)), default=POLICY, show_default=True, help="Of frontends and peers."
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Of frontends and peers.")
-def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int | None) -> None:
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Put the tables of a whole run between the marks of this page, docs/benchmarks.md.",
+)
+def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int | None, page: Path | None) -> None:
     """Run the command."""
+    if page is not None and (only or quick):
+        raise click.UsageError("--page takes a whole run; leave out --only and --quick")
     options, chosen = Options(quick, out, policy, rounds), only or PARTS
     try:
         on_the_stack = any(name in chosen for name in WITH_STACK)
@@ -122,6 +144,8 @@ def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int
                     run.add(name, measure(options))
             if on_the_stack:
                 asyncio.run(_with_stack(run, chosen, quick))
+        if page is not None:
+            pages.put(run.text, page, "bench")
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
 

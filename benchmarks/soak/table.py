@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from balancer.errors import OperatorError
+from benchmarks import pages
 from benchmarks.soak.faults import FAULTS
 from benchmarks.soak.report import UNEXPLAINED
-
-_BEGIN, _END = "<!-- when a part dies -->", "<!-- /when a part dies -->"
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -41,12 +39,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 def put(results: Mapping[str, Any], page: Path) -> None:
     """Write the table between its marks; OperatorError where they are not there."""
-    text = page.read_text()
-    before, found, rest = text.partition(_BEGIN)
-    _, found_end, after = rest.partition(_END)
-    if not (found and found_end):
-        raise OperatorError(f"{page}: no {_BEGIN} ... {_END} to put the table between; add the two marks")
-    page.write_text(f"{before}{_BEGIN}\n{markdown(results)}\n{_END}{after}")
+    pages.put(markdown(results), page, "when a part dies")
 
 
 def _failed(row: Mapping[str, Any]) -> str:
