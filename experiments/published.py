@@ -88,8 +88,9 @@ class Softly(Stranger):
 
     def shares(self, fleet: FleetView) -> FloatArray:
         """See `Stranger`."""
-        shares: FloatArray = np.where(fleet.eligible, np.exp(-fleet.in_flight), 0.0)
-        return shares / shares.sum()
+        weights = np.where(fleet.eligible, np.exp(-fleet.in_flight), 0.0)
+        shares: FloatArray = weights / weights.sum()
+        return shares
 
 
 class Exact:
