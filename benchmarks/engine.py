@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,8 @@ def _bytes(record: Any) -> int:
     """Of all arrays in nested records."""
     if isinstance(record, np.ndarray):
         return record.nbytes
+    if is_dataclass(record):
+        record = tuple(vars(record).values())
     return sum(map(_bytes, record)) if isinstance(record, tuple) else 0
 
 

@@ -40,49 +40,57 @@ _SETTINGS = Settings(stale_after_s=1e9)
 _MODEL, _ASKED, _TAKEN = "m", "0", "2"
 
 
-def _as_of_a_loop(shares: FloatArray) -> FloatArray:
-    """The same, out of what NumPy knows, so that nothing traces it."""
-    return np.array(shares.tolist())
+class Stranger(Policy):
+    """By a third party, in what no program can carry."""
+
+    source: ClassVar[str] = "This experiment"
+
+    def shares(self, fleet: FleetView) -> FloatArray:
+        """What it answers, `(n,)`."""
+        raise NotImplementedError
+
+    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
+        """See `Policy`."""
+        # The same, out of what NumPy knows, so that nothing traces it.
+        return np.array(self.shares(fleet).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
-class Fewest(Policy):
+class Fewest(Stranger):
     """The fewest in flight."""
 
     name: ClassVar[str] = "fewest"
     summary: ClassVar[str] = "The fewest in flight, by a third party."
-    source: ClassVar[str] = "This experiment"
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """See `Policy`."""
-        return _as_of_a_loop(least(fleet.in_flight, fleet.eligible))
+    def shares(self, fleet: FleetView) -> FloatArray:
+        """See `Stranger`."""
+        return least(fleet.in_flight, fleet.eligible)
 
 
 @dataclasses.dataclass(frozen=True)
-class Soonest(Policy):
+class Soonest(Stranger):
     """The least expected completion."""
 
     name: ClassVar[str] = "soonest"
     summary: ClassVar[str] = "The least expected completion, by a third party."
-    source: ClassVar[str] = "This experiment"
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """See `Policy`."""
-        return _as_of_a_loop(least(fleet.completion_s, fleet.eligible))
+    def shares(self, fleet: FleetView) -> FloatArray:
+        """See `Stranger`."""
+        return least(fleet.completion_s, fleet.eligible)
 
 
 @dataclasses.dataclass(frozen=True)
-class Softly(Policy):
+class Softly(Stranger):
     """Fewer in flight, likelier."""
 
     name: ClassVar[str] = "softly"
     summary: ClassVar[str] = "Shares that fall with what is in flight, by a third party."
-    source: ClassVar[str] = "This experiment"
 
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """See `Policy`."""
-        shares: FloatArray = np.where(fleet.eligible, np.exp(-fleet.in_flight), 0.0)
-        return _as_of_a_loop(shares / shares.sum())
+    def shares(self, fleet: FleetView) -> FloatArray:
+        """See `Stranger`."""
+        weights = np.where(fleet.eligible, np.exp(-fleet.in_flight), 0.0)
+        shares: FloatArray = weights / weights.sum()
+        return shares
 
 
 class Exact:

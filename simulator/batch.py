@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from balancer.core.estimators.columns import declared
 from balancer.core.kernel.state import Options
 from balancer.core.keys import STICKY, placing
 from balancer.native.kinds import Native
@@ -59,24 +61,24 @@ class Batch:
         self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
         self._tenants = [one.tenant for one in arrivals]
         self._tables = Tables(self.sim.plan)
-        self._exact, self._timeline_period_s = exact, timeline_period_s
+        self._timeline_period_s = timeline_period_s
+        self.sim.plan.env[:, at.E_EXACT], self.sim.plan.env[:, at.E_TIMELINE] = exact, timeline_period_s
         self._no_options = Native(Options(np.zeros(1)))
         self._everyone = np.arange(len(fleets))
         self._keyed = any(one.key.any() for one in arrivals)
         for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
             self._fill(e, fleet, one, seed)
 
+    @classmethod
+    def of_room(cls, room: FleetSpec, environments: int, requests: int) -> Batch:
+        """Environments with room for such a fleet and so many requests, for runs that are put there by `load`."""
+        demand = declared(at.Demand).items()
+        columns: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
+        nothing = Arrivals(**columns, tenant=np.zeros(requests, np.int16))
+        return cls([room] * environments, [nothing] * environments, [0] * environments)
+
     def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
-        fill(
-            self.sim,
-            self._tables,
-            e,
-            fleet,
-            arrivals,
-            seed,
-            exact=self._exact,
-            timeline_period_s=self._timeline_period_s,
-        )
+        fill(self.sim, self._tables, e, fleet, arrivals, seed)
         loop.begin(self.native, e)
         self.fleets[e], self._tenants[e] = fleet, arrivals.tenant
 

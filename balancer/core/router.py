@@ -137,7 +137,8 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                self._sent(event.number, event.worker, self.column(event.model), event.rows, now_s, None, True)
+                sent = _InFlight(event.worker, self.column(event.model), event.rows, now_s, None, True)
+                self._count_in(event.number, sent)
             case Withdrawn():
                 _drop(self._end(event.number, now_s))
             case WorkerAdded():
@@ -213,7 +214,7 @@ class Router:
             ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         chosen = placed is policy and picked.among > 1
         decision = self._decision(number, placed, picked, now_s, request.sequence)
-        self._keep(number, decision.worker, column, float(request.rows), now_s, ticket, chosen)
+        self._keep(number, new_tuple(_InFlight, (decision.worker, column, float(request.rows), now_s, ticket, chosen)))
         return decision
 
     def _decide(self, request: Request, number: int, now_s: float, subset: Collection[str] | None) -> Decision:
@@ -235,7 +236,8 @@ class Router:
         if self.witness is not None:
             self.witness.decided(answered, decision)
         chosen = answered.role != "hash" and picked.among > 1
-        self._sent(number, decision.worker, self.column(request.model), float(request.rows), now_s, ticket, chosen)
+        column, rows = self.column(request.model), float(request.rows)
+        self._count_in(number, _InFlight(decision.worker, column, rows, now_s, ticket, chosen))
         return decision
 
     def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
@@ -345,20 +347,16 @@ class Router:
         _drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
 
-    def _sent(
-        self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None, chosen: bool
-    ) -> None:
-        """Count a pick in."""
-        self.fleet.sent(worker, column, rows, now_s)
-        self._keep(number, worker, column, rows, now_s, ticket, chosen)
+    def _count_in(self, number: int, sent: _InFlight) -> None:
+        """A pick, which nobody has counted yet."""
+        self.fleet.sent(sent.worker, sent.column, sent.rows, sent.at_s)
+        self._keep(number, sent)
 
-    def _keep(
-        self, number: int, worker: str, column: int, rows: float, now_s: float, ticket: Ticket | None, chosen: bool
-    ) -> None:
+    def _keep(self, number: int, sent: _InFlight) -> None:
         """Until its outcome comes, or nobody expects one any more."""
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
-            self._expire(next(iter(self._in_flight)), now_s)
-        self._in_flight[number] = new_tuple(_InFlight, (worker, column, rows, now_s, ticket, chosen))
+            self._expire(next(iter(self._in_flight)), sent.at_s)
+        self._in_flight[number] = sent
 
     def _finished(self, event: Finished, now_s: float) -> None:
         sent = self._in_flight.pop(event.number, None)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators import columns, latency, queue, service, tokens
-from balancer.core.estimators.columns import Fields
+from balancer.core.estimators.columns import Fields, declared
+from balancer.core.kernel.books import KINDS
 from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
-from balancer.core.kernel.state import DESK, Desk, lengths_of
+from balancer.core.kernel.state import lengths_of
 from simulator.engine import layout as at
-from simulator.engine.compiled import LatencyArrays, QueueArrays, ServiceArrays, TokenArrays
+from simulator.engine.check import MOST_PREFERRED
 from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
 from simulator.spec import FleetSpec
 
-_RECORDS: tuple[type[Any], ...] = (Plan, Demand, State, Asked, Heap, Known)
+_KINDS: dict[str, type[Any]] = {
+    **{"plan": Plan, "demand": Demand, "state": State, "asked": Asked, "heap": Heap, "known": Known},
+    **KINDS,
+}
+"""Of the records, by the fields of `Sim`."""
+_RECORDS = {name: declared(kind) for name, kind in _KINDS.items()}
 _TOGETHER = ("e k", "g log")
 """Axes of what is looked up one entry at a time, and lies together for it."""
 _LEAST_LOG, _MOST_LOG = 128, 4096
@@ -26,13 +30,6 @@ _EXECUTIONS_PER_S = 2000.0
 """That a log has room for until a balancer has heard of them; more are learned of a little early."""
 _WARM = 1 << 40
 """Executions that a worker is taken to have started when it is there from the start."""
-_PREFERRED = 8
-_ESTIMATORS: dict[type[Any], str] = {
-    queue.Queue: "queue",
-    service.Service: "service",
-    latency.Latency: "latency",
-    tokens.Tokens: "tokens",
-}
 _KEPT_S = 0.15
 """Seconds of samples over which an agent averages what executes."""
 
@@ -84,7 +81,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
         **lengths_of(n, m),
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
-        **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": _PREFERRED},
+        **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
         "fallbacks": max(min(fleet.retries, fleet.settings.max_fallbacks) for fleet in fleets),
@@ -165,24 +162,8 @@ def _padded(count: int) -> int:
 def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> Sim:
     """Arrays for as many environments as there are fleets, with room for the largest, to be filled by `fill`."""
     z = sizes(fleets, requests)
-    estimators = {kind: columns.declared(kind) for kind in _ESTIMATORS}
-    declared = [record._field_defaults for record in _RECORDS]
-    arena = _Arena(_lengths(z, fleets, timeline), [*declared, DESK, *estimators.values()])
-    plan, demand, state, asked, heap, known = map(arena.make, declared)
-    return Sim(
-        sizes=z,
-        plan=Plan(**plan),
-        demand=Demand(**demand),
-        state=State(**state),
-        asked=Asked(**asked),
-        heap=Heap(**heap),
-        known=Known(**known),
-        desk=Desk(**arena.make(DESK)),
-        queue=QueueArrays(**arena.make(estimators[queue.Queue])),
-        service=ServiceArrays(**arena.make(estimators[service.Service])),
-        latency=LatencyArrays(**arena.make(estimators[latency.Latency])),
-        tokens=TokenArrays(**arena.make(estimators[tokens.Tokens])),
-    )
+    arena = _Arena(_lengths(z, fleets, timeline), list(_RECORDS.values()))
+    return Sim(z, **{name: _KINDS[name](**arena.make(arrays)) for name, arrays in _RECORDS.items()})
 
 
 def reset(sim: Sim, e: int) -> None:
@@ -190,13 +171,10 @@ def reset(sim: Sim, e: int) -> None:
     z, x = sim.sizes, sim.state
     of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "ebm": z.balancers * z.models}
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}
-    for record in (x, sim.known):
-        for name, (axes, _, start) in type(record)._field_defaults.items():
-            getattr(record, name)[parts[axes.split()[0]]] = start
-    for kind, estimator in _ESTIMATORS.items():
-        for f in dataclasses.fields(kind):
-            getattr(getattr(sim, estimator), f.name)[parts["r"]] = f.metadata["fill"]
-    sim.desk.reported_s[parts["r"]] = sim.desk.since_s[parts["r"]] = -np.inf
+    for record in ("state", "known", *KINDS):
+        for name, (axes, _, start) in _RECORDS[record].items():
+            if record != "desk" or axes == "r":  # all else of the desk is filled, or nothing of it lasts
+                getattr(getattr(sim, record), name)[parts[axes.split()[0]]] = start
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0
     x.real[workers, at.DEVICE_END] = np.inf

@@ -132,8 +132,8 @@ def _noise(sim: Sim, e: int, g: int, m: int) -> float:
 
 
 @inlined
-def _work(sim: Sim, e: int, g: int, k: int) -> float:
-    """A request's work on this worker, whose cache it enters."""
+def work_of(sim: Sim, e: int, g: int, k: int, enters: bool) -> float:
+    """A request's work if it starts on this worker now: less where its key is cached; `enters`: it is from now on."""
     work = sim.demand.work[e, k]
     entries = int(sim.plan.env[e, at.E_CACHE])
     key = sim.demand.key[e, k]
@@ -141,7 +141,8 @@ def _work(sim: Sim, e: int, g: int, k: int) -> float:
         place = int(key % np.uint64(entries))
         if sim.state.cache[g, place] == key:
             return work * (1 - sim.plan.env[e, at.E_SAVING])
-        sim.state.cache[g, place] = key
+        if enters:
+            sim.state.cache[g, place] = key
     return work
 
 
@@ -165,7 +166,7 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
         size = sim.demand.rows[e, k]
         taken += size
         requests += 1
-        work += size * _work(sim, e, g, k)
+        work += size * work_of(sim, e, g, k, True)
     x.next[e, tail] = -1
     x.queued[g, m] -= requests
     x.whole[g, at.QUEUED] -= requests

@@ -54,26 +54,11 @@ class Tables:
             raise TooLargeError(f"more than the {count} service times that the environments were made for: reuse those")
 
 
-def fill(
-    sim: Sim,
-    tables: Tables,
-    e: int,
-    fleet: FleetSpec,
-    arrivals: Arrivals,
-    seed: int,
-    *,
-    exact: bool = False,
-    timeline_period_s: float = 0.0,
-) -> None:
+def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
     """Set environment `e` to the start of a run."""
     _fill_environment(sim.plan.env[e], fleet)
+    sim.plan.env[e, at.E_CLIENTS] = arrivals.clients
     sim.desk.settings[e] = settings_row(fleet.settings)
-    for column, value in (
-        (at.E_CLIENTS, arrivals.clients),
-        (at.E_EXACT, exact),
-        (at.E_TIMELINE, timeline_period_s),
-    ):
-        sim.plan.env[e, column] = value
     _fill_models(sim, e, fleet)
     _fill_workers(sim, tables, e, fleet)
     for i, fault in enumerate(fleet.faults):

@@ -14,6 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.core.estimators.columns import array
+from balancer.core.estimators.latency import Latency
+from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.service import Service
+from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel.state import Desk
 from policies.base import FloatArray
 from simulator.result import Status
@@ -262,7 +266,7 @@ class Sim(NamedTuple):
     heap: Heap
     known: Known
     desk: Desk
-    queue: Any
-    service: Any
-    latency: Any
-    tokens: Any
+    queue: Queue
+    service: Service
+    latency: Latency
+    tokens: Tokens

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from simulator.engine import layout as at
+from simulator.engine.batcher import work_of
 from simulator.engine.compiled import compiled, inlined
 from simulator.engine.layout import Sim
 
@@ -84,20 +85,10 @@ def see(sim: Sim, waiting: np.ndarray, pending: np.ndarray, backlog_s: np.ndarra
                 before_s = _batches_s(sim, e, g, m, rows, work)
                 total_s += before_s
                 if m == model:
-                    own = size * _own_work(sim, e, g, k)
+                    own = size * work_of(sim, e, g, k, False)
                     more_s = _batches_s(sim, e, g, m, rows + size, work + own) - before_s
             if whole[at.UP] and not whole[at.STALLED]:
                 backlog_s[e, w] = total_s / rate
                 completion_s[e, w] = (total_s + more_s) / rate
             else:
                 backlog_s[e, w] = completion_s[e, w] = NEVER_S
-
-
-@inlined
-def _own_work(sim: Sim, e: int, g: int, k: int) -> float:
-    """As it would be if the request started now: cheaper where its key is cached."""
-    entries = int(sim.plan.env[e, at.E_CACHE])
-    key = sim.demand.key[e, k]
-    if entries > 0 and key != 0 and sim.state.cache[g, int(key % np.uint64(entries))] == key:
-        return sim.demand.work[e, k] * (1 - sim.plan.env[e, at.E_SAVING])
-    return sim.demand.work[e, k]

@@ -10,7 +10,6 @@ from gymnasium.error import ResetNeeded
 
 from balancer.core.kernel.of_worker import pending
 from policies.base import BoolArray, FloatArray, IntArray
-from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
@@ -103,8 +102,7 @@ class Episodes:
                 raise ValueError(f"{name} is {value}: give a finite number of at least {least}")
         self._sampler = Sampler(scenario, load, requests + SPARE)
         room = self._sampler.room
-        nothing = no_arrivals(requests + SPARE)
-        self.batch = Batch([room] * environments, [nothing] * environments, [0] * environments)
+        self.batch = Batch.of_room(room, environments, requests + SPARE)
         self.workers, self.models = len(room.workers), len(room.models)
         self.requests = requests
         self.scenarios: list[Scenario | None] = [None] * environments
@@ -173,14 +171,10 @@ def infos(shown: Shown, invalid: BoolArray) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def info(shown: Shown, e: int, invalid: bool) -> dict[str, Any]:
+def info(shown: Shown, invalid: BoolArray, e: int) -> dict[str, Any]:
     """The infos of one environment: its mask, and plain numbers."""
-    return {
-        "action_mask": shown.mask[e],
-        "invalid_action": invalid,
-        "in_system": shown.in_system.item(e),
-        "now_s": shown.now_s.item(e),
-    }
+    told = infos(shown, invalid)
+    return {name: column[e] if column.ndim > 1 else column.item(e) for name, column in told.items()}
 
 
 _NOT_RUNNING, _NO_WORKER = 1, 2
@@ -234,20 +228,3 @@ def _least_pending(sim: Sim, e: int) -> int:
             if there < least:
                 found, least = w, there
     return found
-
-
-def no_arrivals(requests: int) -> Arrivals:
-    """What environments hold until their first reset."""
-    zeros = np.zeros(requests)
-    whole = zeros.astype(np.int16)
-    return Arrivals(
-        time_s=zeros,
-        model=whole,
-        rows=np.ones(requests, np.int32),
-        work=zeros,
-        key=zeros.astype(np.uint64),
-        deadline_s=zeros,
-        priority=whole,
-        balancer=whole,
-        tenant=whole,
-    )

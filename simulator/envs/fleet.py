@@ -50,7 +50,7 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
         super().reset(seed=seed)
         self._episodes.reset(0, self.np_random, options or {})
         shown = self._episodes.window.look()
-        return self._observation(shown), info(shown, 0, False)
+        return self._observation(shown), info(shown, np.zeros(1, np.bool_), 0)
 
     def step(self, action: SupportsInt) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the request that waits to worker `action`; one that may not be picked: see the README."""
@@ -61,7 +61,7 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
             float(done.reward[0]),
             bool(done.terminated[0]),
             bool(done.truncated[0]),
-            info(shown, 0, bool(done.invalid[0])),
+            info(shown, done.invalid, 0),
         )
 
     def action_masks(self) -> BoolArray:

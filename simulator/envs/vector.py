@@ -151,7 +151,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         found: dict[str, Any] = {}
         for e in map(int, np.flatnonzero(self._over)):
             last = {name: column[e] for name, column in shown.observation.items()}
-            told = {"final_obs": last, "final_info": info(shown, e, bool(invalid[e]))}
+            told = {"final_obs": last, "final_info": info(shown, invalid, e)}
             found = self._add_info(found, told, e)
         return found
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +22,12 @@ from balancer.operate.decision_log.lines import COLUMNS
 from balancer.operate.decision_log.recorded import DecisionLog, Joined, Workers
 from policies.base import BoolArray, FloatArray
 from simulator.arrivals import Arrivals
-from simulator.log.service import Executions, Worked, estimated, pooled, service_time, speed, without_waiting, worked
+from simulator.log.service import Executions, estimated, pooled, service_time, speed, without_waiting, worked
 from simulator.log.workload import models_of, recorded_from, unix_s
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
     Batching,
-    Device,
     Fault,
     FleetSpec,
     ModelSpec,
@@ -108,172 +108,167 @@ def calibrate(log: DecisionLog, *, profiles: Sequence[Profile] = ()) -> Calibrat
     """
     if not log.decisions:
         raise ValueError("the log has no decision: record while requests flow")
-    settings = Settings()
-    notes: list[str] = []
-    seen = worked(log)
-    roster = _roster(log)
-    held = _held(log, seen, models_of(log))
-    kinds = {name: device or name for name, (device, *_) in roster.items()}
-    own = {name: without_waiting(one) for name, one in seen.items()}
-    _fill_in(log, seen, own, notes)
-    times = _service_times(held, kinds, own, profiles, notes)
-    profiled = {(model.model, profile.device) for profile in profiles for model in profile.models}
-    workers = tuple(_workers(roster, held, kinds, own, times, profiled))
-    models = tuple(_model(model, times[model], seen, profiles, held) for model in models_of(log))
-    bare = FleetSpec(
-        models,
-        workers,
-        balancers=_balancers(log, seen, notes),
-        reports=Reports(_report_period_s(log, settings), delay_s=0.0),
-        network=Network(),
-        faults=tuple(_faults(roster, held)),
-        settings=settings,
-    )
-    return Calibration(_with_answers(log, bare, notes), tuple(notes))
+    return _Calibration(log, profiles).found()
 
 
-def _roster(log: DecisionLog) -> dict[str, tuple[str, float, float, float]]:
-    """By worker: device kind, weight, and when it was first and last listed, in seconds since 1970."""
+class _Listed(NamedTuple):
+    """A worker, as discovery listed it; times in seconds since 1970."""
+
+    device: str
+    weight: float
+    first_s: float
+    last_s: float
+
+
+class _Calibration:
+    """A log that is being read, and what was found in it so far."""
+
+    def __init__(self, log: DecisionLog, profiles: Sequence[Profile]) -> None:
+        self._log, self._profiles = log, profiles
+        self._notes: list[str] = []
+        self._models = models_of(log)
+        self._seen = worked(log)
+        self._roster = _roster(log)
+        self._held = self._find_held()
+        self._kinds = {name: listed.device or name for name, listed in self._roster.items()}
+        self._own = {name: without_waiting(one) for name, one in self._seen.items()}
+        self._fill_in()
+        self._times = self._service_times()
+
+    def found(self) -> Calibration:
+        """The fleet."""
+        settings = Settings()
+        bare = FleetSpec(
+            tuple(map(self._model, self._models)),
+            tuple(self._workers()),
+            balancers=self._balancers(),
+            reports=Reports(_report_period_s(self._log, settings), delay_s=0.0),
+            network=Network(),
+            faults=tuple(self._faults()),
+            settings=settings,
+        )
+        return Calibration(_with_answers(self._log, bare, self._notes), tuple(self._notes))
+
+    def _find_held(self) -> dict[str, set[str]]:
+        """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
+        held = defaultdict(set, {name: set(one.models) & set(self._models) for name, one in self._seen.items()})
+        for decision in self._log:
+            if decision.request.model in self._models:
+                for row in np.flatnonzero(decision.eligible):
+                    held[decision.workers.names[row]].add(decision.request.model)
+        return {name: own for name, own in held.items() if own}
+
+    def _fill_in(self) -> None:
+        """Where nobody's executions of a model were recorded, what balancers took its times to be stands in."""
+        executed = {model for models in self._own.values() for model, each in models.items() if each.count}
+        missing = [model for model in self._models if model not in executed]
+        if not missing:
+            return
+        largest = {model: max((each.max_batch_rows for each in self._known(model)), default=0) for model in missing}
+        for model in [model for model in missing if not largest[model]]:
+            rows = [float(np.max(d.request.rows)) for d in self._log if d.request.model == model]
+            largest[model] = most = max(round(max(rows, default=1)), 1)
+            self._notes.append(f"the largest batch of {model} is not told: taken to be that of the requests, {most}")
+        for name, models in estimated(self._log, largest).items():
+            self._own.setdefault(name, {}).update(models)
+        self._notes.append(
+            f"no executions of {', '.join(missing)} are recorded (the log is shorter than some 5 s, or of format "
+            "version 1): the balancers' own estimates stand in for service times"
+        )
+
+    def _known(self, model: str) -> list[Executions]:
+        """What workers told of the model."""
+        return [one.models[model] for one in self._seen.values() if model in one.models]
+
+    def _service_times(self) -> dict[str, dict[str, ServiceTime]]:
+        """By model and device kind."""
+        own, kinds = self._own, self._kinds
+        measured = {profile.device: from_profile(profile) for profile in self._profiles}
+        wanted = sorted({(model, kinds[name]) for name, held in self._held.items() for model in held if name in kinds})
+        times: dict[str, dict[str, ServiceTime]] = defaultdict(dict)
+        for model, kind in wanted:
+            parts = [own[name][model] for name in own if kinds.get(name) == kind and model in own[name]]
+            if model in measured.get(kind, {}):
+                times[model][kind] = measured[kind][model]
+            elif parts:
+                times[model][kind] = service_time(pooled(parts))
+        for model, kind in wanted:
+            if kind in times[model] or not times[model]:
+                continue
+            # As production does: the fastest that is known, until more is.
+            times[model][kind] = min(times[model].values(), key=lambda each: each.device_s[0])
+            self._notes.append(f"{kind} executed {model} never: it is taken to be as fast as the fastest that did")
+        return dict(times)
+
+    def _model(self, model: str) -> ModelSpec:
+        times = self._times[model]
+        told = [one.models[model] for name, one in self._seen.items() if name in self._held and model in one.models]
+        profiled = [each for profile in self._profiles for each in profile.models if each.model == model]
+        largest = max(rows for table in times.values() for rows in table.rows)
+        return ModelSpec(
+            model,
+            times,
+            batching=Batching(max((each.max_batch_rows for each in (told or profiled)), default=largest)),
+            instances=max((each.instances for each in (told or profiled)), default=1),
+        )
+
+    def _workers(self) -> Iterator[WorkerSpec]:
+        profiled = {(model.model, profile.device) for profile in self._profiles for model in profile.models}
+        start_s = min(listed.first_s for listed in self._roster.values())
+        for name, listed in self._roster.items():
+            if name not in self._held:
+                continue
+            held, kind = self._held[name], self._kinds[name]
+            # What a profile tells is each worker's own time; the speed is beside what the log tells of the kind.
+            executed = {
+                model: each
+                for model, each in self._own.get(name, {}).items()
+                if model in held and (model, kind) not in profiled
+            }
+            yield WorkerSpec(
+                name,
+                kind,
+                speed=speed(executed, {model: self._times[model][kind] for model in executed}),
+                weight=listed.weight,
+                models=() if held == set(self._times) else tuple(sorted(held)),
+                present=listed.first_s - start_s <= _SETTLED_S,
+            )
+
+    def _faults(self) -> Iterator[Fault]:
+        """Workers that joined and left while the log was written."""
+        start_s = min(listed.first_s for listed in self._roster.values())
+        end_s = max(listed.last_s for listed in self._roster.values())
+        for name, listed in self._roster.items():
+            if name in self._held and listed.first_s - start_s > _SETTLED_S:
+                yield Fault("join", name, listed.first_s - start_s, duration_s=0.0)
+            if name in self._held and end_s - listed.last_s > _SETTLED_S:
+                yield Fault("leave", name, listed.last_s - start_s)
+
+    def _balancers(self) -> int:
+        recorded = len({run.process for run in self._log.runs})
+        reported = max((one.balancers for one in self._seen.values()), default=recorded)
+        if reported > recorded:
+            self._notes.append(
+                f"agents report to {reported} balancers and the log has {recorded}: the others' requests are missing "
+                "in the simulation; put the logs of all into one folder"
+            )
+        return recorded
+
+
+def _roster(log: DecisionLog) -> dict[str, _Listed]:
+    """By worker."""
     spans: dict[int, tuple[Workers, float, float]] = {}
     for decision in log:
         at_s = unix_s(log, decision.run, decision.at_s)
         _, first_s, last_s = spans.get(id(decision.workers), (None, at_s, at_s))
         spans[id(decision.workers)] = decision.workers, min(first_s, at_s), max(last_s, at_s)
-    roster: dict[str, tuple[str, float, float, float]] = {}
+    roster: dict[str, _Listed] = {}
     for workers, first_s, last_s in sorted(spans.values(), key=lambda each: each[1]):
         for name, device, weight in zip(workers.names, workers.devices, workers.weight, strict=True):
-            before = roster.get(name, ("", 1.0, first_s, last_s))
-            roster[name] = device or before[0], float(weight), min(before[2], first_s), max(before[3], last_s)
+            was = roster.get(name, _Listed("", 1.0, first_s, last_s))
+            span_s = min(was.first_s, first_s), max(was.last_s, last_s)
+            roster[name] = _Listed(device or was.device, float(weight), *span_s)
     return roster
-
-
-def _held(log: DecisionLog, seen: Mapping[str, Worked], models: Sequence[str]) -> dict[str, set[str]]:
-    """Models of each worker, of those that requests were for: as reported, or where it was ever eligible."""
-    held = defaultdict(set, {name: set(one.models) & set(models) for name, one in seen.items()})
-    for decision in log:
-        if decision.request.model in models:
-            for row in np.flatnonzero(decision.eligible):
-                held[decision.workers.names[row]].add(decision.request.model)
-    return {name: own for name, own in held.items() if own}
-
-
-def _fill_in(
-    log: DecisionLog, seen: Mapping[str, Worked], own: dict[str, dict[str, Executions]], notes: list[str]
-) -> None:
-    """Where nobody's executions of a model were recorded, what balancers took its times to be stands in."""
-    executed = {model for models in own.values() for model, each in models.items() if each.count}
-    missing = [model for model in models_of(log) if model not in executed]
-    if not missing:
-        return
-    largest = {
-        model: max((one.models[model].max_batch_rows for one in seen.values() if model in one.models), default=0)
-        for model in missing
-    }
-    for model in [model for model in missing if not largest[model]]:
-        rows = [float(np.max(d.request.rows)) for d in log if d.request.model == model]
-        largest[model] = max(round(max(rows, default=1)), 1)
-        notes.append(f"the largest batch of {model} is not told: taken to be that of the requests, {largest[model]}")
-    for name, models in estimated(log, largest).items():
-        own.setdefault(name, {}).update(models)
-    notes.append(
-        f"no executions of {', '.join(missing)} are recorded (the log is shorter than some 5 s, or of format version "
-        "1): the balancers' own estimates stand in for service times"
-    )
-
-
-def _service_times(
-    held: Mapping[str, set[str]],
-    kinds: Mapping[str, str],
-    own: Mapping[str, Mapping[str, Executions]],
-    profiles: Sequence[Profile],
-    notes: list[str],
-) -> dict[str, dict[str, ServiceTime]]:
-    """By model and device kind."""
-    measured = {profile.device: from_profile(profile) for profile in profiles}
-    wanted = sorted({(model, kinds[name]) for name, models in held.items() for model in models if name in kinds})
-    times: dict[str, dict[str, ServiceTime]] = defaultdict(dict)
-    for model, kind in wanted:
-        parts = [own[name][model] for name in own if kinds.get(name) == kind and model in own[name]]
-        if model in measured.get(kind, {}):
-            times[model][kind] = measured[kind][model]
-        elif parts:
-            times[model][kind] = service_time(pooled(parts))
-    for model, kind in wanted:
-        if kind in times[model] or not times[model]:
-            continue
-        # As production does: the fastest that is known, until more is.
-        times[model][kind] = min(times[model].values(), key=lambda each: each.device_s[0])
-        notes.append(f"{kind} executed {model} never: it is taken to be as fast as the fastest that did")
-    return dict(times)
-
-
-def _model(
-    model: str,
-    times: dict[str, ServiceTime],
-    seen: Mapping[str, Worked],
-    profiles: Sequence[Profile],
-    held: Mapping[str, set[str]],
-) -> ModelSpec:
-    known = [one.models[model] for name, one in seen.items() if name in held and model in one.models]
-    profiled = [each for profile in profiles for each in profile.models if each.model == model]
-    largest = max(rows for table in times.values() for rows in table.rows)
-    return ModelSpec(
-        model,
-        times,
-        batching=Batching(max((each.max_batch_rows for each in (known or profiled)), default=largest)),
-        instances=max((each.instances for each in (known or profiled)), default=1),
-    )
-
-
-def _workers(
-    roster: Mapping[str, tuple[str, float, float, float]],
-    held: Mapping[str, set[str]],
-    kinds: Mapping[str, str],
-    own: Mapping[str, Mapping[str, Executions]],
-    times: Mapping[str, Mapping[str, ServiceTime]],
-    profiled: Set[tuple[str, str]],
-) -> Iterator[WorkerSpec]:
-    start_s = min(first_s for _, _, first_s, _ in roster.values())
-    for name, (_, weight, first_s, _) in roster.items():
-        if name not in held:
-            continue
-        # What a profile tells is each worker's own time; the speed is beside what the log tells of the kind.
-        executed = {
-            model: each
-            for model, each in own.get(name, {}).items()
-            if model in held[name] and (model, kinds[name]) not in profiled
-        }
-        yield WorkerSpec(
-            name,
-            kinds[name],
-            speed=speed(executed, {model: times[model][kinds[name]] for model in executed}),
-            weight=weight,
-            models=() if held[name] == set(times) else tuple(sorted(held[name])),
-            present=first_s - start_s <= _SETTLED_S,
-            sharing=Device(),
-        )
-
-
-def _faults(roster: Mapping[str, tuple[str, float, float, float]], held: Mapping[str, set[str]]) -> Iterator[Fault]:
-    """Workers that joined and left while the log was written."""
-    start_s = min(first_s for _, _, first_s, _ in roster.values())
-    end_s = max(last_s for *_, last_s in roster.values())
-    for name, (_, _, first_s, last_s) in roster.items():
-        if name in held and first_s - start_s > _SETTLED_S:
-            yield Fault("join", name, first_s - start_s, duration_s=0.0)
-        if name in held and end_s - last_s > _SETTLED_S:
-            yield Fault("leave", name, last_s - start_s)
-
-
-def _balancers(log: DecisionLog, seen: Mapping[str, Worked], notes: list[str]) -> int:
-    recorded = len({run.process for run in log.runs})
-    reported = max((one.balancers for one in seen.values()), default=recorded)
-    if reported > recorded:
-        notes.append(
-            f"agents report to {reported} balancers and the log has {recorded}: the others' requests are missing in "
-            "the simulation; put the logs of all into one folder"
-        )
-    return recorded
 
 
 def _report_period_s(log: DecisionLog, settings: Settings) -> float:

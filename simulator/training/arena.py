@@ -22,7 +22,6 @@ from policies.learned.policy import shares
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine.allocate import TooLargeError
-from simulator.envs.episodes import no_arrivals
 from simulator.envs.sampling import covering
 from simulator.result import Result
 from simulator.scenario import Scenario
@@ -49,8 +48,7 @@ class Arena:
         """Allocate; the first draws tell how large fleets are, and larger ones are drawn again."""
         generator = np.random.default_rng(0)
         room = covering([draw(generator).fleet for _ in range(_LOOKED_AT)])
-        nothing = no_arrivals(requests)
-        self.batch = Batch([room] * environments, [nothing] * environments, [0] * environments)
+        self.batch = Batch.of_room(room, environments, requests)
         self.environments, self.requests = environments, requests
         self._draw = draw
 

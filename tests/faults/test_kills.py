@@ -29,9 +29,8 @@ def answered_by(result: LoadResult, worker: str) -> int:
 async def test_a_killed_balancer_costs_no_request_and_picks_again_when_it_is_back(stack: Stack) -> None:
     async with steady_load(stack.url, clients=CLIENTS) as load:
         await stack.balancer.kill()
-        while_gone = load.finished
         # Envoy places requests by itself meanwhile, over the endpoints that it has.
-        await eventually(lambda: load.finished > while_gone + 300, "requests served without a balancer")
+        await load.more(300, "requests served without a balancer")
         await stack.restart_balancer()
         await stack.all_ready()
 
@@ -47,8 +46,7 @@ async def test_a_hung_balancer_costs_no_request(stack: Stack) -> None:
     async with steady_load(stack.url, clients=CLIENTS) as load:
         os.killpg(stack.balancer.process.pid, signal.SIGSTOP)
         try:
-            so_far = load.finished
-            await eventually(lambda: load.finished > so_far + 300, "requests served while the balancer hangs")
+            await load.more(300, "requests served while the balancer hangs")
         finally:
             os.killpg(stack.balancer.process.pid, signal.SIGCONT)
     assert not load.failures()
@@ -67,8 +65,7 @@ async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Sta
 
         await eventually(detected, "the balancer knows that the worker is gone")
         load.marks.mark("detected")
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
+        await load.more(300, "requests served by the others")
     assert load.result is not None
     failures = load.failures()
     phases = load.result.phases(load.marks)
@@ -112,8 +109,7 @@ async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack
         await eventually(idle, "the draining worker has nothing left")
         await stack.tritons[0].stop()
         stack.list_workers(*stack.specs[1:])
-        after = load.finished
-        await eventually(lambda: load.finished > after + 200, "requests served by the others")
+        await load.more(200, "requests served by the others")
     assert not load.failures()
 
 
@@ -124,8 +120,7 @@ async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Lite
         await eventually(lambda: load.finished > 300, "requests served")
         stack.tritons[2].process.terminate()
         await stack.tritons[2].wait()
-        after = load.finished
-        await eventually(lambda: load.finished > after + 200, "requests served by the others")
+        await load.more(200, "requests served by the others")
     assert not load.failures()
 
 
@@ -146,8 +141,7 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
         # What is sent on a connection whose end Envoy has not noticed yet may have been executed, for all it knows.
         await eventually(lambda: unconnected(stack, victim.grpc_endpoint), "Envoy knows that its connections are gone")
         load.marks.mark("dead")
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 300, "requests served by the others")
+        await load.more(300, "requests served by the others")
     assert load.result is not None
     # Nothing fails that was sent when it was dead already, nor what was at the other two.
     assert load.result.phases(load.marks)["dead"].ok.all()

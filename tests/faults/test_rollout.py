@@ -59,8 +59,7 @@ async def test_a_rollout_to_the_slowest_worker_returns_by_itself(stack: Stack, s
         assert (page["rollout"]["share"], page["rollout"]["reason"] in {"tail", "late"}) == (0.0, True)
         assert await stack.metric("balancer_rollout_share", policy="slowest") == 0
         before = await stack.metric("balancer_decisions_total", policy="slowest")
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 100, "requests after the return")
+        await load.more(100, "requests after the return")
         assert await stack.metric("balancer_decisions_total", policy="slowest") == before > 0
     assert not load.failures()
     told = [r for r in stack.log.so_far() if r["message"].startswith("rollout: ")]

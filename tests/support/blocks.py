@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from balancer.core.kernel.block import ABI, BOOKS, ENTRY, HEADER, MAGIC, MOST_AXES, head
-from balancer.core.kernel.books import FIELDS, RECORDS, STATES
-from balancer.core.kernel.state import AnyArray, Books, Desk
+from balancer.core.kernel.books import FIELDS, KINDS, RECORDS
+from balancer.core.kernel.state import AnyArray, Books
 
 
 class BlockError(Exception):
@@ -60,9 +60,8 @@ def books_in(buffer: Any, stamp: str) -> Books:
         BlockError: They do not fit.
     """
     _, arrays = read(buffer, list(FIELDS), kind=BOOKS, stamp=stamp)
-    kinds: dict[str, Any] = {"desk": Desk, **STATES}
     records = {
-        record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in kinds.items()
+        record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in KINDS.items()
     }
     books: Any = SimpleNamespace(**records)
     found: Books = books

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from support.waiting import eventually
 from tools.load.result import OK, LoadResult, Marks
 from tools.load.runner import DriveOptions, Progress, drive
 from tools.load.workload import Workload
@@ -27,6 +28,11 @@ class Load:
     """Cut the result into phases."""
     finished: int = 0
     """Requests answered so far."""
+
+    async def more(self, requests: int, what: str) -> None:
+        """Wait until so many more are answered; `what` they show."""
+        before = self.finished
+        await eventually(lambda: self.finished > before + requests, what)
 
     def failures(self) -> Counter[str]:
         """Requests that failed, by code."""

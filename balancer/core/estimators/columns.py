@@ -49,7 +49,10 @@ def array(axes: str, kind: type[Any] = float, start: Any = 0) -> Any:
 
 
 def declared(kind: type[Any]) -> Fields:
-    """The arrays of a state."""
+    """The arrays of a named tuple of such, or of a state."""
+    if issubclass(kind, tuple):
+        found: Fields = vars(kind)["_field_defaults"]
+        return found
     return {
         f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
         for f in dataclasses.fields(kind)

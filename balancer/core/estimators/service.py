@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -92,47 +91,25 @@ def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
     return s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
 
 
-def forget(s: Service, at: At, share: float) -> None:
-    """Forget `share` (0 to 1) of what was observed."""
-    s.weight[at] *= 1 - share
-    s.rows[at] *= 1 - share
-    s.rows_squared[at] *= 1 - share
-    s.seconds[at] *= 1 - share
-    s.rows_seconds[at] *= 1 - share
-
-
-def known_s(s: Service, at: At) -> Any:
-    """Seconds of one row where they are well known, else infinite: the least is the prior of the others."""
-    return np.where(s.weight[at] >= WELL_KNOWN, s.fixed_s[at] + s.per_row_s[at], np.inf)
-
-
-def unknown_s(default_s: float) -> tuple[float, float]:
-    """Seconds of a batch, and of a row, where no worker is well known."""
-    return default_s * (1 - ROW_SHARE), default_s * ROW_SHARE
-
-
-def set_prior(s: Service, at: At, fixed_s: float | FloatArray, per_row_s: float | FloatArray) -> None:
-    """Take the profile for a prior; where there is none, `fixed_s` and `per_row_s`."""
-    unmeasured = np.isnan(s.profile_fixed_s[at])
-    s.prior_fixed_s[at] = np.where(unmeasured, fixed_s, s.profile_fixed_s[at])
-    s.prior_per_row_s[at] = np.where(unmeasured, per_row_s, s.profile_per_row_s[at])
-
-
 def fade(s: Service, first: int, workers: int, share: float, default_s: float) -> None:
     """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for rows of one fleet.
 
-    The `workers` rows from `first` on are one fleet: what is known of the fastest of them is the prior of the others.
+    The `workers` rows from `first` on are one fleet. The prior of a worker is its profile; without one, the fastest of
+    them that is well known; where none is, a batch of one row that takes `default_s`.
     """
     for m in range(s.weight.shape[1]):
-        fastest, least_s = -1, np.inf
+        fixed_s, per_row_s, least_s = default_s * (1 - ROW_SHARE), default_s * ROW_SHARE, np.inf
         for r in range(first, first + workers):
-            forget(s, (r, m), share)
-            time_s = known_s(s, (r, m))
-            if time_s < least_s:
-                fastest, least_s = r, time_s
-        fixed_s, per_row_s = unknown_s(default_s)
-        if fastest >= 0:
-            fixed_s, per_row_s = s.fixed_s[fastest, m], s.per_row_s[fastest, m]
+            s.weight[r, m] *= 1 - share
+            s.rows[r, m] *= 1 - share
+            s.rows_squared[r, m] *= 1 - share
+            s.seconds[r, m] *= 1 - share
+            s.rows_seconds[r, m] *= 1 - share
+            if s.weight[r, m] >= WELL_KNOWN and s.fixed_s[r, m] + s.per_row_s[r, m] < least_s:
+                fixed_s, per_row_s = s.fixed_s[r, m], s.per_row_s[r, m]
+                least_s = fixed_s + per_row_s
         for r in range(first, first + workers):
-            set_prior(s, (r, m), fixed_s, per_row_s)
+            measured = not math.isnan(s.profile_fixed_s[r, m])
+            s.prior_fixed_s[r, m] = s.profile_fixed_s[r, m] if measured else fixed_s
+            s.prior_per_row_s[r, m] = s.profile_per_row_s[r, m] if measured else per_row_s
             fit(s, (r, m))

@@ -15,10 +15,14 @@ from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
 from balancer.core.kernel.answers import Answering, options_of
 from balancer.core.kernel.block import Block, Memory, Part, Sizes, ordinary_memory
-from balancer.core.kernel.state import DESK, ROOM, AnyArray, Desk, Options, lengths_of
+from balancer.core.kernel.state import ROOM, AnyArray, Desk, Options, lengths_of
 
-STATES: dict[str, type[Any]] = {"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens}
-RECORDS = {"desk": DESK, **{name: declared(kind) for name, kind in STATES.items()}}
+KINDS: dict[str, type[Any]] = {
+    "desk": Desk,
+    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens},
+}
+"""Of the records, by the fields of `Books`."""
+RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
 """All arrays of the books, by the fields of `Books`."""
 FIELDS = {f"{record}.{name}": field for record, fields in RECORDS.items() for name, field in fields.items()}
 """The same, in the order in which they lie in a block."""
@@ -53,7 +57,7 @@ class Ledger:
         self.sizes = Sizes(0, 0)
         self.block = self._new_block(_LEAST_ROOM)
         self.block.arrays = {name: self.block.view(name, shape) for name, shape in _shapes(self.sizes).items()}
-        for name, kind in STATES.items():
+        for name, kind in KINDS.items():
             setattr(self, name, kind(**dict.fromkeys(RECORDS[name])))
         self.resize(self.sizes)
 

@@ -26,21 +26,6 @@ from policies.costs import LOT, ONE
 from policies.hashing import lot_of
 
 
-def weight(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `FleetView`."""
-    return float(x.desk.weight[e, w])
-
-
-def in_flight(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `FleetView`."""
-    return float(x.queue.in_flight[r])
-
-
-def reported_pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `FleetView`."""
-    return float(x.queue.reported_pending[r])
-
-
 def pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `FleetView`; needs no arithmetic where there are no others."""
     if x.queue.others[r] == 0:
@@ -88,25 +73,15 @@ def tokens(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     return float(level_now(x.tokens, r, token_limits(x, e), now_s))
 
 
-def report_age_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `FleetView`."""
-    return float(now_s - x.desk.reported_s[r])
-
-
 def lot(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `policies.costs.LOT`."""
     return float(lot_of(x.desk.name_hash[e, w], np.uint64(ask.mixed_key)))
 
 
-def one(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `policies.costs.ONE`."""
-    return 1.0
-
-
 OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
-    "weight": weight,
-    "in_flight": in_flight,
-    "reported_pending": reported_pending,
+    "weight": lambda x, e, w, r, ask, now_s: float(x.desk.weight[e, w]),
+    "in_flight": lambda x, e, w, r, ask, now_s: float(x.queue.in_flight[r]),
+    "reported_pending": lambda x, e, w, r, ask, now_s: float(x.queue.reported_pending[r]),
     "pending": pending,
     "backlog_s": backlog_s,
     "completion_s": completion_s,
@@ -114,37 +89,16 @@ OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "latency_s": latency_s,
     "error_rate": error_rate,
     "tokens": tokens,
-    "report_age_s": report_age_s,
+    "report_age_s": lambda x, e, w, r, ask, now_s: float(now_s - x.desk.reported_s[r]),
     LOT: lot,
-    ONE: one,
+    ONE: lambda x, e, w, r, ask, now_s: 1.0,
 }
 """By the names that policies know them by."""
 
-
-def rows_of(ask: Ask) -> float:
-    """See `policies.base.Request`."""
-    return ask.rows
-
-
-def deadline_of(ask: Ask) -> float:
-    """See `policies.base.Request`."""
-    return ask.deadline_s
-
-
-def priority_of(ask: Ask) -> float:
-    """See `policies.base.Request`."""
-    return ask.priority
-
-
-def keyed_of(ask: Ask) -> float:
-    """See `policies.costs.OF_REQUEST`."""
-    return ask.keyed
-
-
 OF_REQUEST: dict[str, Callable[[Ask], float]] = {
-    "rows": rows_of,
-    "deadline_s": deadline_of,
-    "priority": priority_of,
-    "keyed": keyed_of,
+    "rows": lambda ask: ask.rows,
+    "deadline_s": lambda ask: ask.deadline_s,
+    "priority": lambda ask: ask.priority,
+    "keyed": lambda ask: ask.keyed,
 }
 """See `policies.costs.OF_REQUEST`."""

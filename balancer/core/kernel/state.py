@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators.columns import Fields, array
+from balancer.core.estimators.columns import array
 from balancer.core.settings import Settings
 from policies.base import FloatArray
 from policies.choices import SCRATCH
@@ -102,10 +102,8 @@ class Desk(NamedTuple):
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
-DESK: Fields = Desk._field_defaults
-"""The desk's arrays, declared."""
 ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "scratch")
-"""Those of them in which a decision is worked out, and nothing outlasts it."""
+"""Those of the desk's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
 def lengths_of(workers: int, models: int) -> dict[str, int]:

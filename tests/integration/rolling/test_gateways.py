@@ -32,8 +32,7 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
         await second.start_balancer()
         await gateways.all_ready()
         for load in (first, others):
-            so_far = load.finished
-            await eventually(lambda load=load, so_far=so_far: load.finished > so_far + 50, "requests are served")
+            await load.more(50, "requests are served")
     assert not first.failures()
     assert not others.failures()
 
@@ -46,8 +45,7 @@ async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateway
     ):
         await second.balancer.kill()
         for load in (first, others):
-            so_far = load.finished
-            await eventually(lambda load=load, so_far=so_far: load.finished > so_far + 50, "requests are served")
+            await load.more(50, "requests are served")
     assert not first.failures()
     assert not others.failures()
 
@@ -81,14 +79,12 @@ async def test_a_rolling_restart_of_the_envoys_fails_no_request(gateways: Gatewa
     async with steady_load(gateways.url, clients=2 * CLIENTS) as load:
         await drained(stack.envoy)
         await stack.envoy.stop()
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 50, "the second Envoy serves all")
+        await load.more(50, "the second Envoy serves all")
         await stack.start_envoy()
         await gateways.all_ready()
         await drained(second.envoy)
         await second.envoy.stop()
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 50, "the first Envoy serves all")
+        await load.more(50, "the first Envoy serves all")
         await second.start_envoy()
         await gateways.all_ready()
     assert not load.failures()

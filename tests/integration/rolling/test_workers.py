@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.load import steady_load
 from support.replicas import Gateways
-from support.waiting import eventually
 
 from balancer.commands.drain import STILL_BUSY
 from tools.load.result import LoadResult
@@ -55,8 +54,7 @@ async def test_a_rolling_update_of_all_workers_fails_no_request(gateways: Gatewa
             await gateways.all_ready()
         for load in (first, second):
             load.marks.mark("rolled")
-            so_far = load.finished
-            await eventually(lambda load=load, so_far=so_far: load.finished > so_far + 100, "requests are served")
+            await load.more(100, "requests are served")
     for load in (first, second):
         assert load.result is not None
         assert not load.failures()
@@ -77,6 +75,5 @@ async def test_a_drain_waits_for_what_runs_and_gives_up_in_time(gateways: Gatewa
         page = await stack.get("/workers")
         assert [each["worker"] for each in page["workers"] if each["drained_by_hand"]] == [leaving]
         assert await stack.metric("balancer_worker_drained", worker=leaving) == 1
-        so_far = load.finished
-        await eventually(lambda: load.finished > so_far + 50, "requests served by the others")
+        await load.more(50, "requests served by the others")
     assert not load.failures()

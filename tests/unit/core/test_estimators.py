@@ -78,11 +78,11 @@ class TestService:
         for rows in (1, 4):
             service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100)
         before = {name: float(array[0, 0]) for name, array in vars(s).items()}
-        service.forget(s, (0, 0), 0.25)
+        service.fade(s, 0, 1, 0.25, default_s=0.1)
         sums = {"weight", "rows", "rows_squared", "seconds", "rows_seconds"}
         for name in sums:
             assert getattr(s, name)[0, 0] == pytest.approx(0.75 * before[name])
-        for name in before.keys() - sums:
+        for name in ("profile_fixed_s", "profile_per_row_s", "max_batch_rows", "instances"):
             np.testing.assert_array_equal(getattr(s, name)[0, 0], before[name])
 
     def test_only_a_worker_that_is_well_known_is_a_prior_for_others(self) -> None:
@@ -384,17 +384,3 @@ class TestOneOrAll:
             assert queue.pending_now(q, w, one_left) == queue.pending_now(q, ..., left)[w]
             assert one_backlog_s == backlog_s[w]
             assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s) == completion_s[w]
-
-    def test_parts_of_fading(self) -> None:
-        (_, s), (_, other) = self.states(), self.states()
-        service.forget(s, ..., 0.25)
-        service.set_prior(s, ..., 0.5, 0.125)
-        service.fit(s, ...)
-        for w in range(6):
-            for m in range(3):
-                service.forget(other, (w, m), 0.25)
-                service.set_prior(other, (w, m), 0.5, 0.125)
-                service.fit(other, (w, m))
-                assert service.known_s(other, (w, m)) == service.known_s(s, ...)[w, m]
-        for name, array in vars(s).items():
-            np.testing.assert_array_equal(getattr(other, name), array)
