@@ -86,9 +86,11 @@ held-out: setup ## the shipped learned policy on held-out scenarios and other fl
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site
 	$(BIN)/python -m balancer.config.page docs/config.md
-	@# Not in the set-up: nothing else needs it.
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@# In an environment of its own: nothing else needs it.
+	@[[ -x out/docs/bin/python ]] || $(PYTHON) -m venv out/docs
+	out/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement deploy/lock/docs.txt
+	@# Not quiet: strict counts warnings that are told, and no others.
+	NO_MKDOCS_2_WARNING=1 out/docs/bin/mkdocs build --strict
 	@echo "Written: site/index.html (python -m http.server --directory site)"
 
 proto: setup ## code from the .proto files

@@ -7,7 +7,8 @@ copies a Triton setting, its name and meaning are Triton's (docs: "model configu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from balancer.core.settings import Settings
@@ -101,6 +102,8 @@ class WorkerSpec:
     present: bool = True
     """Whether it is there at the start; else a `join` or the autoscaler brings it."""
     sharing: Device = Device()
+    zone: str = ""
+    """Where it stands, as discovery tells balancers; empty: unknown, which counts as near."""
 
     def holds(self, model: str) -> bool:
         """Whether the model is loaded."""
@@ -130,6 +133,9 @@ class Network:
     """From the end of execution to the client."""
     jitter_s: float = 0.0
     """Mean of an exponential delay on top of the way to the worker."""
+    across_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By a balancer's zone, then by a worker's: what a request takes longer between them, there and back; all of it is
+    added to the way there. Zones that are not named are no farther."""
     outcome_s: float = 0.001
     """From the end of execution until the balancer knows of it (Envoy's access log)."""
 
@@ -204,3 +210,17 @@ class FleetSpec:
     """Attempts after the first where nothing was executed: at the decision's fallbacks, in turn, as Envoy does."""
     settings: Settings = field(default_factory=Settings)
     """The routers'; model names in `settings.models` are the fleet's."""
+    zones: tuple[str, ...] = ()
+    """Where each balancer stands; empty: all in `settings.zones.own`."""
+
+    def zone_of(self, balancer: int) -> str:
+        """Where a balancer stands; empty: zones do not matter to it."""
+        return self.zones[balancer] if self.zones else self.settings.zones.own
+
+    def settings_of(self, balancer: int) -> Settings:
+        """The settings of a balancer's router."""
+        return replace(self.settings, zones=replace(self.settings.zones, own=self.zone_of(balancer)))
+
+    def across_s(self, balancer: int, worker: WorkerSpec) -> float:
+        """What a request takes longer from a balancer to a worker than within a zone."""
+        return self.network.across_s.get(self.zone_of(balancer), {}).get(worker.zone, 0.0)

@@ -27,10 +27,10 @@ from balancer.config.sections import (
     PolicySection,
     RequestsSection,
     TelemetrySection,
-    ZonesSection,
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
-from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings, ZoneSettings
+from balancer.config.zones import ZonesSection
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
@@ -215,7 +215,7 @@ class Config(StrictModel):
                 for name, row in self.models.items()
             },
             limits=Limits(**limits),
-            zones=ZoneSettings(self.zones.own or "", self.zones.bound_s),
+            zones=self.zones.settings(),
             estimators=self.estimators.settings(),
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,

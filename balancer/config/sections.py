@@ -16,7 +16,6 @@ from pydantic import (
     ByteSize,
     Field,
     PrivateAttr,
-    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -36,8 +35,7 @@ from balancer.config.policy_options import build_policy, checked_options, policy
 from balancer.config.profile_file import load_profile
 from balancer.config.traces import TracesSection
 from balancer.core import bounds
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
-from balancer.discovery.workers import ZONE
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
 from balancer.files.schema import (
     Address,
     Bytes,
@@ -58,7 +56,6 @@ _SETTINGS = Settings()
 _LIMITS = Limits()
 _ESTIMATORS = EstimatorSettings()
 _TOKENS = TokenSettings()
-_ZONES = ZoneSettings()
 _BOOTSTRAP = BootstrapOptions()
 _NAMES = HeaderNames()
 
@@ -143,16 +140,6 @@ class LimitsSection(StrictModel):
     """The lower limit that holds for sheddable requests; null: none."""
     shed_late: bool = _LIMITS.shed_late
     """Whether to shed a request whose deadline no worker is expected to meet."""
-
-
-class ZonesSection(StrictModel):
-    """Workers of the balancer's own zone first. A request goes to another one where that is done sooner by more than a
-    bound, or where no near worker may serve it. Keys and sequences belong to one worker, wherever that stands."""
-
-    own: Annotated[str, StringConstraints(pattern=ZONE, min_length=1)] | None = None
-    """The balancer's zone, in the words of `discovery.workers[].zone`; null: zones do not matter."""
-    bound_s: float = Field(default=_ZONES.bound_s, ge=0, le=3600)
-    """Seconds: a near worker is preferred while it is expected to be done so much later than the best at most."""
 
 
 class TokensSection(StrictModel):

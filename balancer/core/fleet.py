@@ -17,7 +17,7 @@ from balancer.core.kernel.books import Ledger
 from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import settings_row
 from balancer.core.settings import Settings
-from balancer.core.worker import Worker, is_far, objections
+from balancer.core.worker import Worker, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
 
@@ -74,7 +74,7 @@ class Fleet:
         self.settings = settings
         self._forget_masks()
         self.desk.settings[0] = settings_row(settings)
-        self.far[:] = [is_far(worker.zone, settings) for worker in self.workers]
+        self.desk.tier[:] = [tier_of(worker.zone, settings.zones) for worker in self.workers]
         self._take_profiles(range(len(self.workers)), self.models)
 
     @property
@@ -94,7 +94,6 @@ class Fleet:
         self.reported_s: FloatArray = self.desk.reported_s
         """When each worker's last report was received; minus infinity: none, or its stream broke."""
         self.weight: FloatArray = self.desk.weight[0]
-        self.far: BoolArray = self.desk.far[0]
         self.name_hash: UintArray = self.desk.name_hash[0]
 
     def add_models(self, models: Collection[str]) -> None:
@@ -156,7 +155,7 @@ class Fleet:
             worker = self.workers[row]
             worker.weight = self.weight[row] = event.weight
             worker.draining, worker.zone = event.draining, event.zone
-            self.far[row] = is_far(event.zone, self.settings)
+            self.desk.tier[row] = tier_of(event.zone, self.settings.zones)
             self._take_device(row, event.device)
             worker.memory_bytes = event.memory_bytes or worker.memory_bytes
             self.changes += 1

@@ -43,12 +43,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ZoneSettings:
-    """Which workers are near, and for how long a request waits for one of them."""
+    """Which workers are near, and how much longer a request waits for one of them."""
 
     own: str = ""
     """Of the balancer; empty: zones do not matter."""
     bound_s: float = 0.02
-    """A near worker is preferred while it is expected to be done so much later than the best at most."""
+    """Nearer workers are preferred while one is expected to be done so much later than the best farther one at most."""
+    order: tuple[str, ...] = ()
+    """Zones after the own one, nearest first; all that are not named are equally far behind them."""
 
 
 @dataclass(frozen=True, slots=True)

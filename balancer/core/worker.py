@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from balancer.core.settings import ModelSettings, Settings
+from balancer.core.settings import ModelSettings, Settings, ZoneSettings
 
 
 @dataclass
@@ -34,9 +34,14 @@ class Worker:
     """The cumulative counters last seen for each (model, version, rows)."""
 
 
-def is_far(zone: str, settings: Settings) -> bool:
-    """Whether a worker of that zone stands in another one than the balancer; what is unknown is near."""
-    return bool(zone and settings.zones.own) and zone != settings.zones.own
+def tier_of(zone: str, zones: ZoneSettings) -> int:
+    """How far a zone is from the balancer's own, which is 0: its place among the zones in order, and those that are not
+    named come last. What is unknown is near.
+    """
+    if not zone or not zones.own or zone == zones.own:
+        return 0
+    others = [other for other in zones.order if other != zones.own]
+    return 1 + (others.index(zone) if zone in others else len(others))
 
 
 def objections(worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False) -> Iterator[str]:

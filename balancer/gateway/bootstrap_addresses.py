@@ -62,9 +62,12 @@ def cluster_of(name: str, server: str) -> Node:
     except ValueError as error:
         raise OperatorError(f"{name}: {error}") from error
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
+    # A name may have addresses of both families, as localhost has, where the server or the network has one. With this
+    # type Envoy tries all in turn; by default it would take those of IPv6 alone.
+    found: Node = {"type": "STATIC"} if server.startswith(UNIX) else {"type": "LOGICAL_DNS", "dns_lookup_family": "ALL"}
     return {
         "name": name,
-        "type": discovery_type((server,)),
+        **found,
         "connect_timeout": "1s",
         "load_assignment": {"cluster_name": name, "endpoints": endpoints},
     }

@@ -116,8 +116,8 @@ def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:
     """Why a worker that may serve is left out of this request; empty: it is not."""
     if eligible:
         return []
-    if fleet.far[row]:
-        return [f"in zone {fleet.workers[row].zone}, and a near worker is expected to be done soon enough"]
+    if fleet.desk.tier[row]:
+        return [f"in zone {fleet.workers[row].zone}, and a nearer worker is expected to be done soon enough"]
     return ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"]
 
 

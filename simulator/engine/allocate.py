@@ -75,7 +75,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     events = 2 * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
-    # A request on its way with jitter is in the heap, and so is a client's next one.
+    # A request on its way is in the heap where ways are unequal, and so is a client's next one.
     most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
     return {
         **lengths_of(n, m),

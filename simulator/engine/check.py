@@ -42,10 +42,20 @@ def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
         yield f"reports.period_s is {fleet.reports.period_s}: give seconds above 0"
     if not fleet.autoscale.period_s > 0:
         yield f"autoscale.period_s is {fleet.autoscale.period_s}: give seconds above 0, infinite for off"
+    yield from _zone_problems(fleet)
     for worker in fleet.workers:
         yield from _worker_problems(worker, [model.name for model in fleet.models])
     for model in fleet.models:
         yield from _model_problems(model)
+
+
+def _zone_problems(fleet: FleetSpec) -> Iterator[str]:
+    if fleet.zones and len(fleet.zones) != fleet.balancers:
+        yield f"zones are {fleet.zones}: give one for each of the {fleet.balancers} balancers, or none"
+    for zone, others in fleet.network.across_s.items():
+        for other, seconds in others.items():
+            if not seconds >= 0:
+                yield f"network.across_s from {zone!r} to {other!r} is {seconds}: give seconds of 0 or more"
 
 
 def _worker_problems(worker: WorkerSpec, models: list[str]) -> Iterator[str]:

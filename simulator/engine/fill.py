@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from balancer.core.kernel.state import settings_row
-from balancer.core.worker import Worker, objections
+from balancer.core.worker import Worker, objections, tier_of
 from policies.base import FloatArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
@@ -58,7 +58,9 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
     """Set environment `e` to the start of a run."""
     _fill_environment(sim.plan.env[e], fleet)
     sim.plan.env[e, at.E_CLIENTS] = arrivals.clients
-    sim.desk.settings[e] = settings_row(fleet.settings)
+    # Balancers differ in nothing but where they stand; the row says by it whether zones matter at all. To whom they do
+    # not, all workers are near.
+    sim.desk.settings[e] = np.max([settings_row(fleet.settings_of(b)) for b in range(fleet.balancers)], axis=0)
     _fill_models(sim, e, fleet)
     _fill_workers(sim, tables, e, fleet)
     for i, fault in enumerate(fleet.faults):
@@ -73,6 +75,7 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
         getattr(sim.demand, name)[e] = getattr(arrivals, name)
     reset(sim, e)
     _fill_profiles(sim, e, fleet)
+    _fill_zones(sim, e, fleet)
 
 
 def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
@@ -103,6 +106,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
         at.E_FAULTS: len(fleet.faults),
         at.E_FALLIBLE: fallible,
         at.E_BALANCERS: fleet.balancers,
+        at.E_UNEQUAL_WAYS: network.jitter_s > 0 or bool(network.across_s),
         at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),
     }
     for column, value in values.items():
@@ -176,3 +180,14 @@ def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
             for b in range(z.balancers):
                 r = (e * z.balancers + b) * z.workers + w
                 sim.service.profile_fixed_s[r, m], sim.service.profile_per_row_s[r, m] = profile
+
+
+def _fill_zones(sim: Sim, e: int, fleet: FleetSpec) -> None:
+    """How far each worker is from each balancer."""
+    z = sim.sizes
+    for b in range(fleet.balancers):
+        zones = fleet.settings_of(b).zones
+        for w, worker in enumerate(fleet.workers):
+            r = (e * z.balancers + b) * z.workers + w
+            sim.desk.tier[r] = tier_of(worker.zone, zones)
+            sim.plan.across_s[r] = fleet.across_s(b, worker)

@@ -42,8 +42,8 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
-    ENV_COLUMNS,
-) = range(27)  # fmt: skip
+    E_UNEQUAL_WAYS, ENV_COLUMNS,
+) = range(28)  # fmt: skip
 
 # Columns of `Plan.model`, by environment and model.
 (
@@ -101,6 +101,8 @@ class Plan(NamedTuple):
     permitted: AnyArray = array("g m two", bool, True)
     """Whether the settings' model table permits it, `(e * n, m, 2)`: before the worker's first report, and after."""
     instances: AnyArray = array("g m", int)
+    across_s: FloatArray = array("r")
+    """What the way from a balancer to a worker takes longer than within a zone."""
     device_s: FloatArray = array("tables rows")
     """`(tables, most rows + 1)`."""
     host_s: FloatArray = array("tables rows")

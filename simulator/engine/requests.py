@@ -51,15 +51,15 @@ def count_coming(sim: Sim, e: int, k: int, change: int) -> None:
 
 @inlined
 def send(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """Send a request on its way to a worker; without jitter, those on their way stay in order."""
+    """Send a request on its way to a worker; where all ways take equally long, those on their way stay in order."""
     x, env = sim.state, sim.plan.env
     x.server[e, k] = w
     x.sent_s[e, k] = now_s
     count_coming(sim, e, k, 1)
-    jitter_s = env[e, at.E_NET_JITTER]
-    if jitter_s > 0:
-        late_s = exponential(jitter_s, uniform(sim, e, 3, (k << 3) | x.attempts[e, k]))
-        push(sim.heap, e, now_s + env[e, at.E_TO_WORKER] + late_s, at.REACH, k)
+    if env[e, at.E_UNEQUAL_WAYS]:
+        across_s = sim.plan.across_s[(e * sim.sizes.balancers + sim.demand.balancer[e, k]) * sim.sizes.workers + w]
+        late_s = exponential(env[e, at.E_NET_JITTER], uniform(sim, e, 3, (k << 3) | x.attempts[e, k]))
+        push(sim.heap, e, now_s + env[e, at.E_TO_WORKER] + across_s + late_s, at.REACH, k)
     else:
         append(sim, e, k, at.REACH_HEAD, at.REACH_TAIL)
     x.attempts[e, k] += 1

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from balancer.core.settings import Settings
+from balancer.discovery.workers import ZONE
 from balancer.files.schema import Positive, StrictModel, did_you_mean, field_error
 from simulator.spec import (
     Autoscale,
@@ -30,6 +31,7 @@ from simulator.spec import (
     WorkerSpec,
 )
 
+Zone = Annotated[str, StringConstraints(pattern=ZONE)]
 Table = Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
 
 _AT_LEAST = {
@@ -112,6 +114,8 @@ class WorkerGroup(StrictModel):
     """Whether they are there at the start; else a `join` or the autoscaler brings them."""
     sharing: Device = Device()
     """How executions share the device."""
+    zone: Zone = ""
+    """Where they stand, as discovery tells balancers; empty: unknown, which counts as near."""
 
     @property
     def base(self) -> str:
@@ -120,7 +124,8 @@ class WorkerGroup(StrictModel):
 
     def spec(self, name: str) -> WorkerSpec:
         """One of them."""
-        return WorkerSpec(name, self.device, self.speed, self.weight, self.models, self.present, self.sharing)
+        told = (self.device, self.speed, self.weight, self.models, self.present, self.sharing, self.zone)
+        return WorkerSpec(name, *told)
 
 
 class FleetSection(StrictModel):
@@ -148,6 +153,8 @@ class FleetSection(StrictModel):
     """Attempts after the first where nothing was executed."""
     settings: Settings = Settings()
     """The balancers' settings, as the core has them."""
+    zones: tuple[Zone, ...] = ()
+    """Where each balancer stands; empty: all in `settings.zones.own`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -174,9 +181,20 @@ class FleetSection(StrictModel):
                 yield ("faults", i, "worker"), fault.worker, "is there from the start: give its group `present: false`"
             if fault.kind == "errors" and fault.amount > 1:
                 yield ("faults", i, "amount"), fault.amount, "must be a share of requests, at most 1"
+        yield from self._strange_zones()
         for name in self.settings.models:
             if name not in self.models:
                 yield ("settings", "models", name), name, f"no such model; {did_you_mean(name, self.models)}"
+
+    def _strange_zones(self) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
+        if self.zones and len(self.zones) != self.balancers:
+            yield ("zones",), list(self.zones), f"must be as many as there are balancers, {self.balancers}, or none"
+        owns, others = {*self.zones, self.settings.zones.own} - {""}, {group.zone for group in self.workers} - {""}
+        for own, ways_s in self.network.across_s.items():
+            if own not in owns:
+                yield ("network", "across_s", own), own, f"no balancer is there; {did_you_mean(own, owns)}"
+            for other in ways_s.keys() - others:
+                yield ("network", "across_s", own, other), other, f"no worker is there; {did_you_mean(other, others)}"
 
     def worker_specs(self) -> tuple[WorkerSpec, ...]:
         """The workers one by one, named."""

@@ -165,6 +165,8 @@ class WorkloadSection(StrictModel):
     """Weight by priority number: 1 is the highest, 0 the model's default."""
     tenants: Annotated[Mapping[str, NotNegative], Field(min_length=1)] = {"all": 1.0}
     """Weight by tenant; results number them in this order."""
+    balancers: tuple[NotNegative, ...] = ()
+    """Weight by balancer; nothing: requests fall to all alike."""
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
@@ -177,6 +179,8 @@ class WorkloadSection(StrictModel):
         for name, weights in (("priorities", self.priorities), ("tenants", self.tenants)):
             if not sum(weights.values()) > 0:
                 raise field_error((name,), dict(weights), "must have a weight above 0")
+        if self.balancers and not sum(self.balancers) > 0:
+            raise field_error(("balancers",), list(self.balancers), "must have a weight above 0")
         return self
 
     def workload(self, fleet: FleetSpec, recorded: Recorded | None) -> Workload:
@@ -193,6 +197,7 @@ class WorkloadSection(StrictModel):
             keys=None if self.keys is None else self.keys.only,
             priorities=Shares(self.priorities),
             tenants=Shares(dict(enumerate(self.tenants.values()))),
+            balancers=self.balancers,
             clients=self.clients or 0,
         )
 
@@ -237,4 +242,8 @@ class ScenarioFile(StrictModel):
             if name not in self.fleet.models:
                 rule = f"no such model in the fleet; {did_you_mean(name, self.fleet.models)}"
                 raise field_error(("workload", "models", name), name, rule)
+        weights = self.workload.balancers
+        if weights and len(weights) != self.fleet.balancers:
+            rule = f"must be as many as there are balancers, {self.fleet.balancers}"
+            raise field_error(("workload", "balancers"), list(weights), rule)
         return self

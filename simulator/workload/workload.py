@@ -72,6 +72,8 @@ class Workload:
     """Shares of priority numbers; 0 is the model's default."""
     tenants: Shares = _ALL_ZERO
     """Shares of tenant indices."""
+    balancers: tuple[float, ...] = ()
+    """Weight of each balancer, by which requests fall to it; empty: to all alike."""
     clients: int = 0
     """Above 0: a closed loop of so many clients, all of whom send at 0."""
 
@@ -83,7 +85,7 @@ class Workload:
         """The first `requests` requests of the run with this seed; equal for equal arguments.
 
         Raises:
-            ValueError: no request is asked for, or a model is not the fleet's; named, with the remedy.
+            ValueError: no request is asked for, or a model or balancer is not the fleet's; named, with the remedy.
         """
         if requests < 1:
             raise ValueError(f"requests is {requests}: ask for at least 1")
@@ -109,7 +111,7 @@ class Workload:
             key=self._told("keys", position, drawn_keys),
             deadline_s=self._told("deadline_s", position, deadlines_s[model]),
             priority=self._told("priorities", position, levels),
-            balancer=np.floor(balancers.random(requests) * fleet.balancers).astype(np.int16),
+            balancer=self._balancers(fleet, balancers.random(requests)),
             tenant=self._told("tenants", position, owners),
             clients=self.clients,
         )
@@ -145,6 +147,15 @@ class Workload:
         named = {one.name: one for one in self.traffic}
         _indices(tuple(named), fleet)
         return [named.get(model.name, ModelTraffic(model.name, share=0.0)) for model in fleet.models]
+
+    def _balancers(self, fleet: FleetSpec, u: FloatArray) -> npt.NDArray[np.int16]:
+        if not self.balancers:
+            return np.floor(u * fleet.balancers).astype(np.int16)
+        if len(self.balancers) != fleet.balancers:
+            raise ValueError(
+                f"balancers is {self.balancers}: give a weight for each of the fleet's {fleet.balancers} balancers"
+            )
+        return Shares(dict(enumerate(self.balancers))).quantile(u).astype(np.int16)
 
     def _models(self, fleet: FleetSpec, position: IntArray, u: FloatArray) -> npt.NDArray[np.int16]:
         if self.recorded is not None and self.recorded.models is not None:

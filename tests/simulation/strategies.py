@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
 from policies.hashing import mix
 from simulator.arrivals import Arrivals
 from simulator.spec import (
@@ -28,6 +28,7 @@ from simulator.spec import (
     WorkerSpec,
 )
 
+ZONES = ("", "a", "b", "c")
 Draw = st.DrawFn
 Value = TypeVar("Value")
 
@@ -93,6 +94,7 @@ def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: boo
         # A router's rows are in order of joining, the engine's in that of the fleet: the draws agree if these do.
         present=not may_be_absent or draw(st.booleans()),
         sharing=Device(draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.25, 1.0]))),
+        zone=draw(st.sampled_from(ZONES)),
     )
 
 
@@ -147,6 +149,7 @@ settings = st.builds(
     sticky_keys=st.booleans(),
     max_fallbacks=st.integers(0, 3),
     slow_start_s=st.sampled_from([0.0, 0.0, 0.5, 4.0]),
+    zones=st.sampled_from([ZoneSettings(), ZoneSettings("a", 0.01), ZoneSettings("b", 0.0, ("a", "b", "c"))]),
 )
 
 reports = st.builds(
@@ -163,6 +166,7 @@ networks = st.builds(
     to_client_s=quanta(0, 2),
     jitter_s=st.sampled_from([0.0, 0.0, 0.01]),
     outcome_s=quanta(0, 8),
+    across_s=st.sampled_from([{}, {}, {"a": {"b": 2 / 1024, "c": 0.01}}, {"a": {"b": 0.003}, "b": {"a": 0.003}}]),
 )
 
 autoscales = st.one_of(
@@ -183,12 +187,13 @@ def fleets(draw: Draw) -> FleetSpec:
     count = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
     workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
     troubles = draw(st.lists(faults(count), max_size=5))
+    balancers = draw(st.integers(1, 3))
     if not workers[-1].present and draw(st.booleans()):
         troubles.append(Fault("join", workers[-1].name, draw(quanta(64, 640)), draw(quanta(0, 64)), 1.0))
     return FleetSpec(
         models=tuple(draw(model_specs(name)) for name in names),
         workers=workers,
-        balancers=draw(st.integers(1, 3)),
+        balancers=balancers,
         reports=draw(reports),
         network=draw(networks),
         faults=tuple(troubles),
@@ -197,6 +202,7 @@ def fleets(draw: Draw) -> FleetSpec:
         cache=draw(st.sampled_from([Cache(), Cache(2, 0.5)])),
         retries=draw(st.integers(0, 3)),
         settings=draw(settings),
+        zones=draw(maybe(st.tuples(*[st.sampled_from(ZONES)] * balancers), ())),
     )
 
 

@@ -138,7 +138,7 @@ def test_within_a_level_it_is_first_come_first_served(scenario: Scenario, name: 
     reached: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for execution in sorted(simulation.executed, key=lambda e: (e.worker, e.number)):
         model = fleet.models[execution.model].batching
-        if fleet.network.jitter_s or model.timeout_action == "delay":
+        if fleet.network.jitter_s or fleet.network.across_s or model.timeout_action == "delay":
             continue
         for r in execution.requests:
             level = min(int(arrivals.priority[r]) or model.default_priority, model.priority_levels)

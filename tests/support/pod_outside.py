@@ -78,12 +78,14 @@ class PodOutside:
         hosts: Iterable[str] = (),
         secrets: Mapping[str, Mapping[str, bytes]] | None = None,
         name: str = "",
+        labels: Mapping[str, str] | None = None,
     ) -> None:
-        """`hosts`: names of Services, all of this machine; `secrets`: what others made, by name."""
+        """`hosts`: names of Services, all of this machine; `secrets`: what others made, by name; `labels`: what the
+        cluster gives the pod beside those of its template."""
         self._found, self._workload = list(found), workload
         self.name = name or f"{workload['metadata']['name']}-0"
         self._directory, self._binaries, self._hosts = directory, binaries, tuple(hosts)
-        self._secrets = secrets or {}
+        self._secrets, self._labels = secrets or {}, labels or {}
         self._versions = itertools.count()
         self.processes: dict[str, ContainerOutside] = {}
         self._volumes: dict[str, Path] = {}
@@ -129,7 +131,6 @@ class PodOutside:
     def mapped(self, text: str) -> str:
         """With the paths and names of this machine."""
         mounts = {mount["mountPath"]: mount for each in containers(self._workload) for mount in each["volumeMounts"]}
-        text = text.replace("$(POD_NAME)", self.name)
         for host in self._hosts:
             text = text.replace(f"{host}:", "127.0.0.1:")
         for path in sorted((each for each in mounts if each not in _SHARED_BY_ALL), key=len, reverse=True):
@@ -142,15 +143,35 @@ class PodOutside:
 
     def _environment(self, container: str) -> dict[str, str]:
         environment = dict(os.environ) | {"PATH": f"{self._binaries}:{os.environ['PATH']}"}
-        for variable in self._of(container).get("env", ()):
-            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            environment[variable["name"]] = self.name if field == "metadata.name" else variable["value"]
-        return environment
+        return environment | self._variables(container)
+
+    def _variables(self, container: str) -> dict[str, str]:
+        """As the pod declares them."""
+        return {
+            variable["name"]: self._field(variable["valueFrom"]["fieldRef"]["fieldPath"])
+            if "valueFrom" in variable
+            else variable["value"]
+            for variable in self._of(container).get("env", ())
+        }
+
+    def _field(self, path: str) -> str:
+        """Of the downward API: a label that the pod does not have is empty."""
+        if path == "metadata.name":
+            return self.name
+        (label,) = re.fullmatch(r"metadata\.labels\['(.+)'\]", path).groups()  # type: ignore[union-attr]  # else the test fails
+        return self._labels.get(label, "")
+
+    def _words(self, container: str, words: Iterable[str]) -> list[str]:
+        """Of a command, as the kubelet has them."""
+        found = list(words)
+        for name, value in self._variables(container).items():
+            found = [word.replace(f"$({name})", value) for word in found]
+        return [self.mapped(word) for word in found]
 
     async def start(self, container: str) -> ContainerOutside:
         """Its command and arguments."""
         one = self._of(container)
-        command = [self.mapped(word) for word in (*one["command"], *one.get("args", ()))]
+        command = self._words(container, (*one["command"], *one.get("args", ())))
         command[0] = self._found_on_path(command[0])
         log = self._directory / f"{container}.log"
         process = ContainerOutside(log_path=log, command=command, environment=self._environment(container))
@@ -164,7 +185,7 @@ class PodOutside:
 
     async def execute(self, container: str, command: list[str]) -> int:
         """As a kubelet does in a container that runs; the exit status."""
-        words = [self.mapped(word) for word in command]
+        words = self._words(container, command)
         words[0] = self._found_on_path(words[0])
         process = await asyncio.create_subprocess_exec(
             *words, env=self._environment(container), stdin=asyncio.subprocess.DEVNULL

@@ -23,12 +23,13 @@ SETTINGS = {
     "late": Settings(limits=Limits(shed_late=True)),
     "sticky": Settings(sticky_keys=True, max_fallbacks=5),
     "zones": Settings(zones=ZoneSettings("a", 0.005), slow_start_s=5.0),
+    "zones in order": Settings(zones=ZoneSettings("b", 0.002, ("a", "b", "c")), sticky_keys=True),
 }
 
 
 def begin(router: Router, now_s: float) -> None:
     for number in range(WORKERS):
-        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3, zone="ab"[number % 2]), now_s)
+        router.observe(WorkerAdded(f"w{number}", weight=1.0 + number % 3, zone="abcd"[number % 4]), now_s)
     for k in range(1, 4):
         for number in range(WORKERS):
             report = busy_report(number, k, executing=0.5 * (number % 3), everywhere=False)

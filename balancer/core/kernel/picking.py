@@ -53,22 +53,46 @@ def keep_within_limits(x: Books, e: int, first: int, ask: Ask, now_s: float) -> 
 
 
 def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
-    """Leave near workers alone in `Desk.mask` while one of them is expected to be done soon enough; how many are left.
+    """Leave the nearest tiers alone in `Desk.mask`, as few as have a worker that is expected to be done soon enough: no
+    more than the bound later than the best of all farther ones. Returns how many workers are left.
 
     A key belongs to one worker, whichever zone asks.
     """
-    mask, far = x.desk.mask[e], x.desk.far[e]
-    near_s = far_s = np.inf
+    if ask.keyed:
+        return among(x, e)
+    mask, done_s, tier = x.desk.mask[e], x.desk.pending[e], x.desk.tier
     for w in range(len(mask)):
-        if mask[w]:
-            done_s = completion_s(x, e, w, first + w, ask, now_s)
-            near_s = near_s if far[w] else min(near_s, done_s)
-            far_s = min(far_s, done_s) if far[w] else far_s
-    # Infinite where no near one is left; then all far ones stay.
-    if not ask.keyed and near_s < np.inf and near_s <= far_s + x.desk.settings[e, ZONE_BOUND_S]:
-        for w in range(len(mask)):
-            mask[w] = mask[w] and not far[w]
+        done_s[w] = completion_s(x, e, w, first + w, ask, now_s) if mask[w] else np.inf
+    reach = next_tier(x, e, first, -1)
+    while is_late(x, e, first, reach):
+        reach = next_tier(x, e, first, reach)
+    for w in range(len(mask)):
+        mask[w] = mask[w] and tier[first + w] <= reach
     return among(x, e)
+
+
+def is_late(x: Books, e: int, first: int, reach: int) -> bool:
+    """Whether a worker farther than the tier `reach` is done sooner by more than the bound than all up to there.
+
+    As `keep_near` left it in `Desk.pending`; none is where nobody is farther.
+    """
+    near_s = far_s = np.inf
+    for w in range(x.desk.mask.shape[1]):
+        if x.desk.tier[first + w] <= reach:
+            near_s = min(near_s, x.desk.pending[e, w])
+        else:
+            far_s = min(far_s, x.desk.pending[e, w])
+    return bool(near_s > far_s + x.desk.settings[e, ZONE_BOUND_S])
+
+
+def next_tier(x: Books, e: int, first: int, after: int) -> int:
+    """The least tier above `after` of those in `Desk.mask`; `after` where there is none."""
+    found = -1
+    for w in range(x.desk.mask.shape[1]):
+        tier = x.desk.tier[first + w]
+        if x.desk.mask[e, w] and tier > after and (found < 0 or tier < found):
+            found = tier
+    return found if found >= 0 else after
 
 
 def best_s(x: Books, e: int, first: int, ask: Ask, now_s: float) -> float:

@@ -80,8 +80,8 @@ class Desk(NamedTuple):
     """When each worker's last report was received, by `r`; minus infinity: none, or its stream broke."""
     since_s: FloatArray = array("r", start=-np.inf)
     """When each worker's first report was received, by `r`; minus infinity: none was yet."""
-    far: AnyArray = array("e n", np.bool_, False)
-    """Who stands in another zone than the balancer, `(e, n)`."""
+    tier: AnyArray = array("r", np.int64)
+    """How far each worker's zone is from the balancer, by `r`: 0 is near, see `balancer.core.worker.tier_of`."""
     mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""
     candidate: AnyArray = array("e n", np.bool_, False)
@@ -95,7 +95,7 @@ class Desk(NamedTuple):
     shares: FloatArray = array("e n")
     """The policy's answer, `(e, n)`."""
     pending: FloatArray = array("e n")
-    """For limits and fallbacks, `(e, n)`."""
+    """Room for a number of each worker, `(e, n)`: its `completion_s`, for zones; its pending, for fallbacks."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
 

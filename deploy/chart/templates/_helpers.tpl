@@ -122,6 +122,9 @@ imagePullSecrets:
 {{- if hasKey (default dict $values.config.envoy) . }}{{ fail (printf "config.envoy.%s: is the chart's to set; see gateway and certificates" .) }}{{ end }}
 {{- end }}
 {{- if hasKey (default dict $values.config.admin) "token_file" }}{{ fail "config.admin.token_file: is the chart's to set; use gateway.adminTokenSecret" }}{{ end }}
+{{- if and $values.gateway.zoneFrom (hasKey (default dict $values.config.zones) "own") }}
+{{- fail "config.zones.own: each pod says it, by gateway.zoneFrom; leave out one of the two" }}
+{{- end }}
 {{- if and (eq $values.gateway.frontend "native") (ne (int $values.gateway.processes) 1) }}
 {{- fail (printf "gateway.processes: %d does not go with gateway.frontend native, where Envoys decide over the state of one balancer; set 1, or frontend pick" (int $values.gateway.processes)) }}
 {{- end }}

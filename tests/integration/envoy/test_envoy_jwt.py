@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from aiohttp import web
+from support.certificates import Authority, Identity
 from support.envoy_fakes import Rig
 from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
@@ -124,8 +127,13 @@ async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: P
         assert (await grpc_status(rig, authorization=bearer(issuer.token())))[0] == UNAUTHENTICATED
 
 
-async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) -> None:
-    async def publish(_: web.Request) -> web.Response:
+@asynccontextmanager
+async def published(issuer: Issuer, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[str]]]:
+    """The port of a server that has the issuer's keys, and the hosts that it was asked for."""
+    asked_for: list[str] = []
+
+    async def publish(request: web.Request) -> web.Response:
+        asked_for.append(request.host)
         return web.Response(text=issuer.jwks())
 
     app = web.Application()
@@ -133,13 +141,57 @@ async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) ->
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks.json"
-        async with guarded("pick", tmp_path, Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url))).running() as rig:
-            assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
-            assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        yield runner.addresses[0][1], asked_for
     finally:
         await runner.cleanup()
+
+
+async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) -> None:
+    async with published(issuer) as (port, _):
+        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=f"http://127.0.0.1:{port}/jwks.json"))
+        async with guarded("pick", tmp_path, access).running() as rig:
+            assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
+            assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
+
+
+def shown(identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity.cert, identity.key)
+    return context
+
+
+@both_fronts
+async def test_keys_are_fetched_over_https_from_a_server_that_the_authority_signed(
+    tmp_path: Path, issuer: Issuer, front: str
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    async with published(issuer, shown(authority.issue("issuer", dns="localhost"))) as (port, asked_for):
+        url = f"https://localhost:{port}/jwks.json"
+        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url, jwks_ca=authority.file))
+        async with guarded(front, tmp_path, access).running() as rig:
+            assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
+            assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 200
+            assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
+        assert set(asked_for) == {f"localhost:{port}"}
+
+
+@both_fronts
+@pytest.mark.parametrize("impostor", ["of another authority", "of another name"])
+async def test_keys_of_a_server_that_is_not_the_issuer_s_are_not_taken(
+    tmp_path: Path, issuer: Issuer, front: str, impostor: str
+) -> None:
+    """Whoever stands in its place could sign tokens of anybody."""
+    authority, another = Authority(tmp_path / "authority"), Authority(tmp_path / "another")
+    by, name = (another, "localhost") if impostor == "of another authority" else (authority, "localhost.example")
+    async with published(issuer, shown(by.issue("issuer", dns=name))) as (port, asked_for):
+        url = f"https://localhost:{port}/jwks.json"
+        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url, jwks_ca=authority.file))
+        async with guarded(front, tmp_path, access).running() as rig:
+            code, words = await grpc_status(rig, authorization=bearer(issuer.token()))
+            assert (code, words) == (UNAUTHENTICATED, "Jwks remote fetch is failed")
+            assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 401
+        assert asked_for == []
 
 
 @both_fronts

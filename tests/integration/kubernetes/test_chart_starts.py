@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 GATEWAY, POOL, BALANCERS = "fleet-balancer", "fleet-balancer-triton-cpu", "fleet-balancer-balancers"
 TOKEN = "a token of the admin pages"
+ZONE = "1"
+"""Text that YAML would take for a number."""
 PAGE = (chart.ROOT / "docs" / "operate" / "kubernetes.md").read_text()
 (IMAGE,) = (json.loads(body) for body in re.findall(r"curl \S+/infer --data '(.*)'", PAGE))
 """The request that the page shows: a zero."""
@@ -43,6 +45,8 @@ class Fleet:
     ports: Mapping[str, int]
     scheme: str
     trusted: Any
+    zone: str | None
+    """The gateway's."""
 
     async def start(self) -> None:
         bootstrap = await self.gateway.start("bootstrap")
@@ -97,7 +101,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     names = [f"gateway.ports.{each}" for each in ("clients", "reports", "admin", "envoyAdmin")]
     names += [f"triton.ports.{each}" for each in ("grpc", "http", "metrics")]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
-    values: dict[str, Any] = {**ports, "gateway.drain.settleSeconds": 1}
+    values: dict[str, Any] = {**ports, "gateway.drain.settleSeconds": 1, "gateway.zoneFrom": "label"}
     secrets: dict[str, dict[str, bytes]] = {}
     trusted: Any = True
     if secure := request.param != "native":
@@ -128,10 +132,14 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             binaries=binaries,
             hosts=[BALANCERS],
             secrets=secrets,
+            # Older clusters give no such label.
+            labels={} if secure else {"topology.kubernetes.io/zone": ZONE},
         )
         for kind, name in (("Deployment", GATEWAY), ("StatefulSet", POOL))
     }
-    fleet = Fleet(pods[GATEWAY], pods[POOL], found, ports, "https" if secure else "http", trusted)
+    fleet = Fleet(
+        pods[GATEWAY], pods[POOL], found, ports, "https" if secure else "http", trusted, None if secure else ZONE
+    )
     fleet.gateway.swap("config", {"balancer.yaml": fleet.config(discovery={"workers": [worker]})})
     try:
         await fleet.start()
@@ -150,6 +158,7 @@ async def test_from_the_chart_to_an_answer_and_to_its_end(fleet: Fleet) -> None:
     async def answered() -> bool:
         return (await fleet.infer()).status == 200
 
+    assert (await fleet.admin("/config"))["config"]["zones"]["own"] == fleet.zone
     # Envoy hears of it right after the balancer.
     await eventually(answered, "there is an answer")
     await the_config_is_swapped(fleet)

@@ -47,7 +47,7 @@ from policies.base import Policy, Request
 from policies.hashing import mix
 from policies.traced import traced
 
-WORKERS, MODELS, DEVICES, ZONES = 7, ("a", "b"), ("", "slow", "fast"), ("", "a", "b")
+WORKERS, MODELS, DEVICES, ZONES = 7, ("a", "b"), ("", "slow", "fast"), ("", "a", "b", "c")
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "token_bucket": [{"when_empty": "shed"}],
     "consistent_hash": [{"load": "in_flight"}],
@@ -98,7 +98,9 @@ SETTINGS = st.builds(
     stale_after_s=st.sampled_from([1.0, 1.0, 5.0]),
     sticky_keys=st.sampled_from([True, True, False]),
     max_fallbacks=st.sampled_from([0, 2, 2, 9]),
-    zones=st.sampled_from([ZoneSettings(), ZoneSettings("a", 0.0), ZoneSettings("a", 0.01), ZoneSettings("b", 1.0)]),
+    zones=st.sampled_from(
+        [ZoneSettings(), ZoneSettings("a", 0.0), ZoneSettings("a", 0.01, ("b", "c")), ZoneSettings("b", 1.0, ("a",))]
+    ),
     slow_start_s=st.sampled_from([0.0, 0.0, 1.0, 60.0]),
     outcome_timeout_s=st.sampled_from([300.0, 2.0]),
 )
@@ -178,7 +180,7 @@ class Host:
             event = ReportsLost(name)
         elif step == "add":
             event = WorkerAdded(
-                name, 1.0 + draw % 3, DEVICES[worker % 3], draw // 3 % 8, draw % 4 == 0, ZONES[worker % 3]
+                name, 1.0 + draw % 3, DEVICES[worker % 3], draw // 3 % 8, draw % 4 == 0, ZONES[worker % 4]
             )
         elif step == "remove" and draw % 3 == 0:
             event = WorkerRemoved(name)

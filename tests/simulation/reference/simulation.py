@@ -168,8 +168,11 @@ class Simulation:
         jitter_s = -network.jitter_s * math.log1p(-u)
         request.attempts += 1
         request.sent_s = self.clock.now_s
-        at_s = self.clock.now_s + network.to_worker_s + jitter_s
-        self.clock.at(at_s, Kind.REACH, (self._sent,), self._reach, request)
+        own, other = self.fleet.zone_of(request.balancer), self.fleet.workers[request.worker].zone
+        across_s = network.across_s.get(own, {}).get(other, 0.0)
+        at_s = self.clock.now_s + network.to_worker_s + across_s + jitter_s
+        subject = request.index if network.jitter_s or network.across_s else self._sent
+        self.clock.at(at_s, Kind.REACH, (subject,), self._reach, request)
         self._sent += 1
 
     def _reach(self, request: LiveRequest) -> None:

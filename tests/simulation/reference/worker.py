@@ -83,7 +83,8 @@ class Worker:
     @property
     def added(self) -> WorkerAdded:
         """What discovery says."""
-        return WorkerAdded(self.spec.name, self.spec.weight, self.device_kind, draining=self.draining)
+        spec = self.spec
+        return WorkerAdded(spec.name, spec.weight, self.device_kind, draining=self.draining, zone=spec.zone)
 
     @property
     def pending(self) -> int:

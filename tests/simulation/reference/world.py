@@ -21,7 +21,7 @@ class World:
         self.clock = Clock()
         self.workers = [Worker(fleet, w) for w in range(len(fleet.workers))]
         self.index = {worker.spec.name: worker for worker in self.workers}
-        self.routers = [Router(policy, fleet.settings, (seed << 8) + b) for b in range(fleet.balancers)]
+        self.routers = [Router(policy, fleet.settings_of(b), (seed << 8) + b) for b in range(fleet.balancers)]
         self.watch = Watch()
         for b, router in enumerate(self.routers):
             router.witness = self.watch

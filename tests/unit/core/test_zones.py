@@ -12,6 +12,7 @@ from balancer.core.events import Sent, WorkerAdded, WorkersAdded
 from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings, ZoneSettings
 from balancer.core.shown import snapshot
+from balancer.core.worker import tier_of
 from policies.base import Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.round_robin import RoundRobin
@@ -82,6 +83,44 @@ def test_a_worker_of_an_unknown_zone_is_near() -> None:
     router = placed("a")
     router.observe(WorkerAdded("w3", zone=""), 0.1)
     assert picked(router) == {"w0", "w1", "w3"}
+
+
+def tiered(own: str) -> Router:
+    """w0 and w1 in zone a, w2 in b, w3 in c; b is nearer to a than c is."""
+    router = make_router(4, RoundRobin(), Settings(zones=ZoneSettings(own, 2.5 * SERVICE_S, ("a", "b", "c"))))
+    router.observe(WorkersAdded(tuple(WorkerAdded(f"w{w}", zone=zone) for w, zone in enumerate("aabc"))), 0.0)
+    return router
+
+
+def test_it_spills_over_to_the_next_zone_in_order_and_from_there_to_the_one_after() -> None:
+    router = tiered("a")
+    assert picked(router) == {"w0", "w1"}
+    load(router, "w0", "w1", requests=3)
+    assert picked(router) == {"w0", "w1", "w2"}
+    load(router, "w2", requests=3)
+    assert picked(router) == set(ZONES)
+    router._end(10_006, 0.1)
+    assert picked(router) == {"w0", "w1", "w2"}
+
+
+def test_the_own_zone_comes_first_wherever_it_stands_in_the_order() -> None:
+    router = tiered("c")
+    assert picked(router) == {"w3"}
+    load(router, "w3", requests=3)
+    assert picked(router) == {"w0", "w1", "w3"}
+
+
+def test_zones_that_are_not_in_the_order_come_last_and_are_equally_far() -> None:
+    zones = ZoneSettings("a", order=("a", "b"))
+    assert [tier_of(zone, zones) for zone in ("", "a", "b", "c", "d")] == [0, 0, 1, 2, 2]
+    assert [tier_of(zone, ZoneSettings("", order=("a", "b"))) for zone in ("", "a", "c")] == [0, 0, 0]
+
+
+def test_where_a_nearer_zone_is_empty_the_next_one_is_the_nearest() -> None:
+    router = tiered("a")
+    for name in ("w0", "w1"):
+        router.observe(report(name, 2, ready=False), 0.1)
+    assert picked(router) == {"w2"}
 
 
 def test_another_zone_is_taken_over_while_it_runs() -> None:

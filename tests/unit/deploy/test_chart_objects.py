@@ -22,6 +22,11 @@ from support.chart import (
 )
 from support.exported import declared
 
+from balancer.config.config import parse
+from balancer.config.overrides import Overrides
+from balancer.discovery.pods.pod import PREFIX, ZONE_LABEL
+from balancer.files.yaml_document import read_value
+
 ALL = pytest.mark.parametrize("name", EXAMPLES)
 MADE_ELSEWHERE = {
     "kube-root-ca.crt",
@@ -32,6 +37,11 @@ MADE_ELSEWHERE = {
     "balancer-agents",
 }
 """What the examples say is there already, and what every namespace has."""
+ZONE_FIELDS = {
+    "label": f"metadata.labels['{ZONE_LABEL}']",
+    "annotation": f"metadata.annotations['{PREFIX}zone']",
+}
+"""Where discovery reads where workers stand, and a gateway where it stands itself."""
 
 
 def labels(workload: Object) -> dict[str, str]:
@@ -267,6 +277,36 @@ def test_discovery_finds_tritons_by_what_their_pods_say(name: str) -> None:
         assert dict(of_agent)["worker"] == "$(POD_NAME)"
         (env,) = (each for each in agent["env"] if each["name"] == "POD_NAME")
         assert env["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+
+
+@ALL
+@pytest.mark.parametrize("zone_from", [*ZONE_FIELDS, ""])
+def test_every_variable_in_a_command_is_one_of_the_containers(name: str, zone_from: str) -> None:
+    found = rendered(EXAMPLES[name], values={"gateway.zoneFrom": zone_from})
+    for workload in workloads(found):
+        for each in containers(workload):
+            words = [*each["command"], *each.get("args", ())]
+            used = {name for word in words for name in re.findall(r"\$\((\w+)\)", word)}
+            declared = {variable["name"]: variable for variable in each.get("env", ())}
+            assert used <= declared.keys()
+            assert ("ZONE" in used) == (zone_from != "" and each["name"] == "balancer")
+            if "ZONE" in used:
+                path = declared["ZONE"]["valueFrom"]["fieldRef"]["fieldPath"]
+                assert path == ZONE_FIELDS[zone_from]
+
+
+@pytest.mark.parametrize(("label", "own"), [("eu-1a", "eu-1a"), ("1", "1"), ("", None)])
+def test_the_balancer_takes_the_zone_of_its_pod(label: str, own: str | None) -> None:
+    found = rendered(EXAMPLES["try"], values={"gateway.zoneFrom": "label", "config.zones": {"order": ["a", "eu-1a"]}})
+    (balancer,) = (
+        each for each in containers(named(found, "Deployment", "fleet-balancer")) if each["name"] == "balancer"
+    )
+    *_, option, setting = balancer["args"]
+    assert option == "--set"
+    field, _, value = setting.replace("$(ZONE)", label).partition("=")
+    text = named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"]
+    config = Overrides({field: read_value(value, field)})(parse(text, "balancer.yaml"))
+    assert (config.zones.own, config.zones.order) == (own, ("a", "eu-1a"))
 
 
 def test_a_kind_of_device_gets_its_nodes_its_gpus_and_its_annotations() -> None:

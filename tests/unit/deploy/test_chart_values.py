@@ -58,6 +58,7 @@ def test_the_schema_knows_every_value() -> None:
 REFUSED_BY_SCHEMA = {
     "gateway.replicas": (0, "gateway.replicas: Must be greater than or equal to 1"),
     "gateway.frontend": ("native2", 'gateway.frontend must be one of the following: "native", "pick"'),
+    "gateway.zoneFrom": ("node", 'gateway.zoneFrom must be one of the following: "", "label", "annotation"'),
     "gateway.fronted": ("pick", "gateway: Additional property fronted is not allowed"),
     "gateway.ports.clients": (70000, "gateway.ports.clients: Must be less than or equal to 65535"),
     "gateway.balancer.limits.memory": ("1 GB", "gateway.balancer.limits.memory: Does not match pattern"),
@@ -93,6 +94,13 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: Any, words: str)
     done = template(TRY, values={name: value})
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_zone_is_said_by_the_pod_or_by_the_values() -> None:
+    done = template(TRY, values={"gateway.zoneFrom": "label", "config.zones": {"own": "a"}})
+    assert done.returncode != 0
+    assert "config.zones.own: each pod says it, by gateway.zoneFrom; leave out one of the two" in done.stderr
+    assert template(TRY, values={"gateway.zoneFrom": "label", "config.zones": {"order": ["a", "b"]}}).returncode == 0
 
 
 def config_of(found: list[dict[str, Any]]) -> str:

@@ -101,7 +101,7 @@ def test_a_worker_that_is_spared_is_explained() -> None:
     assert why == {
         "w0": [],
         "w1": [],
-        "far": ["in zone b, and a near worker is expected to be done soon enough"],
+        "far": ["in zone b, and a nearer worker is expected to be done soon enough"],
         "new": ["new here: it gets part of the requests until its service times are known (discovery.slow_start_s)"],
     }
 

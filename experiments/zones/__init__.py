@@ -1,0 +1,1 @@
+"""What preferring near workers costs and saves, by the bound."""
