@@ -1,4 +1,4 @@
-"""Asks balancers at their admin ports to change something."""
+"""Asks balancers at their admin ports; what answers there may be anybody."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,19 @@ from balancer.errors import OperatorError
 from balancer.files.schema import join_address, split_address
 from balancer.operate.admin.token import read_token
 
-_ANSWER_S = 5.0
-_ANSWER_BYTES = 65_536
+_ANSWER_S = 10.0
+_MOST_BYTES = 2**25
+_MOST_WORDS = 500
+"""Of what a stranger says, in a message."""
 Answer = dict[str, Any]
 
 
-class RefusedError(OperatorError):
-    """A balancer said no, or what answered is none; the message says which and why."""
+class AnswerError(OperatorError):
+    """A balancer did not answer, said no, or what answers is none; the message says which, where and why."""
+
+
+class _UnreachedError(AnswerError):
+    """Nobody answers there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +38,32 @@ class Balancers:
     """Whom to ask, and how."""
 
     addresses: tuple[str, ...]
-    """`host:port`; a name stands for all of its addresses."""
+    """`host:port`."""
     tls: BalancerTls | None = None
     token_file: Path | None = None
 
-    async def post(self, path: str, worker: str) -> tuple[dict[str, Answer], list[str]]:
-        """Ask each; returns the answers by address, and in words whom it could not reach.
+    async def get(self, page: str, query: Mapping[str, str] | None = None) -> bytes:
+        """What a page of the only one says, such as `/config`.
 
         Raises:
-            RefusedError: one says no.
+            AnswerError: nobody answers, or not as asked.
             OperatorError: there is no token in the file, or no certificate.
         """
-        tls = None if self.tls is None else await asyncio.to_thread(_context, self.tls)
-        headers: dict[str, str] = {}
-        if self.token_file is not None:
-            token = await asyncio.to_thread(read_token, self.token_file)
-            headers["Authorization"] = f"Bearer {token.decode()}"
+        (address,) = self.addresses
+        status, text = await (await self._asking()).ask("GET", address, page, query or {})
+        if status != 200:
+            raise AnswerError(f"{address}: {_why(status, text)}")
+        return text
+
+    async def post(self, path: str, worker: str) -> tuple[dict[str, Answer], list[str]]:
+        """Ask each, where a name stands for all of its addresses; the answers by address, and in words whom it could
+        not reach.
+
+        Raises:
+            AnswerError: one says no.
+            OperatorError: there is no token in the file, or no certificate.
+        """
+        asking = await self._asking()
         answers: dict[str, Answer] = {}
         unreached: list[str] = []
         places: list[str] = []
@@ -56,35 +73,85 @@ class Balancers:
             else:
                 unreached.append(str(found))
         places = list(dict.fromkeys(places))
-        asked = [self._ask(place, path, worker, headers, tls) for place in places]
+        asked = [asking.change(place, path, worker) for place in places]
         for place, answer in zip(places, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, dict):
                 answers[place] = answer
-            elif isinstance(answer, aiohttp.ClientError | OSError):
-                unreached.append(f"{place}: {answer or 'no answer'}; is listen.admin of a balancer there?")
+            elif isinstance(answer, _UnreachedError):
+                unreached.append(str(answer))
             else:
                 raise answer
         return answers, unreached
 
-    async def _ask(
-        self, place: str, path: str, worker: str, headers: dict[str, str], tls: ssl.SSLContext | None
-    ) -> Answer:
-        url = f"{'http' if tls is None else 'https'}://{place}{path}"
-        name = None if self.tls is None else self.tls.server_name
+    async def _asking(self) -> _Asking:
+        """With the files as they are now: certificates and tokens are renewed."""
+        tls = None if self.tls is None else await asyncio.to_thread(_context, self.tls)
+        # What is not compressed cannot be more than it seems.
+        headers = {"Accept-Encoding": "identity"}
+        if self.token_file is not None:
+            token = await asyncio.to_thread(read_token, self.token_file)
+            headers["Authorization"] = f"Bearer {token.decode()}"
+        return _Asking(headers, tls, None if self.tls is None else self.tls.server_name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """One round of questions."""
+
+    headers: Mapping[str, str]
+    tls: ssl.SSLContext | None
+    server_name: str | None
+
+    async def ask(self, method: str, place: str, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and text; AnswerError where there is none."""
+        url = f"{'http' if self.tls is None else 'https'}://{place}{path}"
         limit = aiohttp.ClientTimeout(total=_ANSWER_S)
-        async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
-            session.post(url, params={"worker": worker}, ssl=tls or True, server_hostname=name) as response,
-        ):
-            text = await response.content.read(_ANSWER_BYTES)
+        how: dict[str, Any] = {"ssl": self.tls or True, "server_hostname": self.server_name}
+        text = bytearray()
         try:
-            answer = json.loads(text)
-            why = answer.get("error", f"status {response.status}")
-        except (ValueError, AttributeError):
-            raise RefusedError(f"{place}: what answers is no balancer; name the listen.admin of one") from None
-        if response.status != 200:
-            raise RefusedError(f"{place}: {why}")
-        return dict(answer)
+            async with (
+                aiohttp.ClientSession(timeout=limit, headers=self.headers, auto_decompress=False) as session,
+                # A balancer sends nobody elsewhere, and a token goes to nobody else.
+                session.request(method, url, params=query, allow_redirects=False, **how) as response,
+            ):
+                async for part in response.content.iter_any():
+                    text += part
+                    if len(text) > _MOST_BYTES:
+                        raise AnswerError(f"{place}: answers with more than {_MOST_BYTES} bytes: that is no balancer")
+                return response.status, bytes(text)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            why = printable(str(error)) or "no answer"
+            raise _UnreachedError(f"{place}: {why}; is listen.admin of a balancer there?") from error
+
+    async def change(self, place: str, path: str, worker: str) -> Answer:
+        """What it answers to a change; AnswerError where that is not done."""
+        status, text = await self.ask("POST", place, path, {"worker": worker})
+        if status != 200:
+            raise AnswerError(f"{place}: {_why(status, text)}")
+        answer = _object(text)
+        if answer is None:
+            raise AnswerError(f"{place}: what answers is no balancer; name the listen.admin of one")
+        return answer
+
+
+def printable(words: str) -> str:
+    """In one line, without what a terminal would obey."""
+    return " ".join("".join(each if each.isprintable() else " " for each in words).split())
+
+
+def _why(status: int, text: bytes) -> str:
+    """Why an answer is none."""
+    answer = _object(text) or {}
+    said = str(answer["error"]) if "error" in answer else text[:_MOST_WORDS].decode("utf-8", "replace")
+    return f"answers {status}: {printable(said)[:_MOST_WORDS] or 'nothing more; is that a balancer?'}"
+
+
+def _object(text: bytes) -> Answer | None:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 async def _resolved(address: str) -> list[str]:

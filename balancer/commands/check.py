@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import click
 
-from balancer.commands import admin_pages
-from balancer.commands.admin_pages import PagesError, Who
+from balancer.commands.admin_client import AnswerError, Balancers
+from balancer.commands.admin_options import admin_options, balancers_of
 from balancer.config import config as configs
 from balancer.config.changes import changes
 from balancer.config.config import Config
@@ -27,7 +28,7 @@ Examples:
   balancer check balancer.yaml
   balancer check balancer.yaml > /dev/null && kubectl apply ...
   echo '{}' | balancer check -               all defaults
-  balancer check balancer.yaml --against http://127.0.0.1:8090
+  balancer check balancer.yaml --against 127.0.0.1:8090
 
 Every field is explained in docs/config.md.
 """
@@ -35,21 +36,12 @@ Every field is explained in docs/config.md.
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
+@admin_options(
     "--against",
-    "url",
-    metavar="URL",
-    help="Print what FILE would change of the config in force at the balancer whose admin pages are there.",
+    "Print what FILE would change of the config in force at the balancer whose listen.admin is there.",
+    default=None,
 )
-@admin_pages.options
-def check(
-    file: Path,
-    url: str | None,
-    token_file: Path | None,
-    ca_file: Path | None,
-    cert_file: Path | None,
-    key_file: Path | None,
-) -> None:
+def check(file: Path, addresses: str | None, **how: Any) -> None:
     """Validate the config FILE (- for stdin) and print it with all defaults filled in.
 
     Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
@@ -67,15 +59,15 @@ def check(
         click.echo(note, err=True)
     for warning in exposure.warnings(config):
         click.echo(f"warning: {warning}", err=True)
-    if url is not None:
-        sys.exit(_against(config, url, Who(token_file, ca_file, cert_file, key_file)))
+    if addresses is not None:
+        sys.exit(_against(config, balancers_of(addresses, **how)))
     click.echo(f"# {file}, hash {config.hash}")
     click.echo(configs.effective_yaml(config), nl=False)
 
 
-def _against(config: Config, url: str, who: Who) -> int:
+def _against(config: Config, balancer: Balancers) -> int:
     """Print what the config changes at a balancer; the exit status that says so."""
-    in_force, overrides = _in_force(url, who)
+    in_force, overrides = _in_force(balancer)
     found = changes(in_force, overrides(config).model_dump(mode="json"))
     for change in found:
         click.echo(change.words)
@@ -85,13 +77,13 @@ def _against(config: Config, url: str, who: Who) -> int:
     return RESTARTS if any(change.restart for change in found) else CHANGES
 
 
-def _in_force(url: str, who: Who) -> tuple[dict[str, Any], Overrides]:
+def _in_force(balancer: Balancers) -> tuple[dict[str, Any], Overrides]:
     """The config in force there, and what its command line sets over every file."""
     try:
-        shown = json.loads(admin_pages.get(url, "config", who))
+        shown = json.loads(asyncio.run(balancer.get("/config")))
         in_force, values = shown["config"], shown["overrides"]
         if not isinstance(in_force, dict) or not isinstance(values, dict):
             raise TypeError
         return in_force, Overrides(values)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise PagesError(f"{url}/config is not that of a balancer of this version") from error
+        raise AnswerError(f"{balancer.addresses[0]}: /config is not that of a balancer of this version") from error

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import click
 
-from balancer.commands.admin_client import Balancers
-from balancer.commands.tls_options import FILE, Command, tls_of, tls_options
-from balancer.config.listen import ListenSection
-from balancer.files.schema import split_address
+from balancer.commands.admin_client import Balancers, printable
+from balancer.commands.admin_options import admin_options, balancers_of
 
 STILL_BUSY = 3
 """Exit status: every balancer knows, and something is left at the worker."""
@@ -42,35 +39,11 @@ Example:
 """
 
 
-def _addresses(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    for value in values:
-        try:
-            split_address(value)
-        except ValueError as error:
-            raise click.BadParameter(f"{value!r}: {error}") from error
-    return values
-
-
-def _admin_options(command: Command) -> Command:
-    """Add to a command who is asked, and what is shown to them."""
-    options = (
-        click.option(
-            "--balancer",
-            "addresses",
-            metavar="HOST:PORT",
-            multiple=True,
-            default=(ListenSection().admin,),
-            show_default=True,
-            callback=_addresses,
-            help="A balancer's listen.admin; repeat for several. A name stands for all of its addresses. Each process "
-            "of a balancer has a port of its own.",
-        ),
-        click.option("--token-file", type=FILE, help="Holds the token of admin.token_file."),
-        tls_options("questions travel"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_admin_options = admin_options(
+    says="A balancer's listen.admin; repeat for several. A name stands for all of its addresses. Each process of a "
+    "balancer has a port of its own.",
+    several=True,
+)
 
 
 @click.command(epilog=_EPILOG)
@@ -88,7 +61,7 @@ def _admin_options(command: Command) -> Command:
 )
 def drain(worker: str, wait: bool, timeout_s: float, **where: Any) -> None:
     """Give a worker nothing new; what runs there ends as it would."""
-    left, unreached = asyncio.run(_drain(_balancers(**where), worker, timeout_s if wait else None))
+    left, unreached = asyncio.run(_drain(balancers_of(**where), worker, timeout_s if wait else None))
     if left:
         click.echo(f"Error: not drained after {timeout_s:g} s: {left}", err=True)
     _complain(unreached)
@@ -102,7 +75,7 @@ def drain(worker: str, wait: bool, timeout_s: float, **where: Any) -> None:
 @_admin_options
 def undrain(worker: str, **where: Any) -> None:
     """Give requests again to a worker that was drained by hand."""
-    answers, unreached = asyncio.run(_balancers(**where).post("/undrain", worker))
+    answers, unreached = asyncio.run(balancers_of(**where).post("/undrain", worker))
     _complain(unreached)
     still = any(answer.get("draining") for answer in answers.values())
     further = "; discovery or its agent still says that it drains" if still else ""
@@ -118,23 +91,14 @@ async def _drain(balancers: Balancers, worker: str, wait_s: float | None) -> tup
     until_s = loop.time() + (wait_s or 0.0)
     while True:
         answers, unreached = await balancers.post("/drain", worker)
-        left = "; ".join(f"{place}: {answer['why']}" for place, answer in answers.items() if answer.get("why"))
+        left = "; ".join(
+            f"{place}: {printable(str(answer['why']))}" for place, answer in answers.items() if answer.get("why")
+        )
         if wait_s is None or not left:
             return "", unreached
         if loop.time() >= until_s:
             return left, unreached
         await asyncio.sleep(_POLL_S)
-
-
-def _balancers(
-    addresses: tuple[str, ...],
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_name: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-) -> Balancers:
-    return Balancers(addresses, tls_of(tls_ca, tls_name, tls_cert, tls_key), token_file)
 
 
 def _complain(unreached: list[str]) -> None:

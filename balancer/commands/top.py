@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
-from pathlib import Path
-from urllib.parse import urlencode
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from balancer.commands import admin_pages
-from balancer.commands.admin_pages import DEFAULT_URL, PagesError, Who
+from balancer.commands.admin_client import AnswerError, Balancers
+from balancer.commands.admin_options import admin_options, balancers_of
 from balancer.operate.page.document import DOCUMENT, Document, Number
 
 _PERIOD_S = 1.0
@@ -28,33 +28,24 @@ _TROUBLE = "bold red"
 _EPILOG = """\b
 Examples:
   balancer top
-  balancer top http://10.0.0.5:8090 --model digits
+  balancer top --balancer 10.0.0.5:8090 --model digits
   balancer top --once | grep silent          one table, to a pipe
 """
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("url", default=DEFAULT_URL)
+@admin_options()
 @click.option("--model", default="", help="Whose probabilities to show [default: the one with the most traffic].")
 @click.option("--once", is_flag=True, help="Print it once, and end.")
-@admin_pages.options
-def top(
-    url: str,
-    model: str,
-    once: bool,
-    token_file: Path | None,
-    ca_file: Path | None,
-    cert_file: Path | None,
-    key_file: Path | None,
-) -> None:
-    """Show workers, traffic and events of the balancer whose admin pages are at URL, each second; Ctrl-C ends.
+def top(model: str, once: bool, **where: Any) -> None:
+    """Show workers, traffic and events of a balancer, each second; Ctrl-C ends.
 
-    It shows what the page at URL does; every process of a balancer has its own.
+    It shows what the page at its listen.admin does; every process of a balancer has its own.
     """
-    who = Who(token_file, ca_file, cert_file, key_file)
+    balancer = balancers_of(**where)
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
     if once:
-        console.print(drawn(_document(url, model, who), sys.maxsize))
+        console.print(drawn(_document(balancer, model), sys.maxsize))
         return
     # Ctrl-C is how it ends.
     with (
@@ -62,24 +53,23 @@ def top(
         Live(console=console, screen=console.is_terminal, auto_refresh=False) as live,
     ):
         while True:
-            live.update(_now(url, model, who, console.height), refresh=True)
+            live.update(_now(balancer, model, console.height), refresh=True)
             time.sleep(_PERIOD_S)
 
 
-def _now(url: str, model: str, who: Who, lines: int) -> RenderableType:
+def _now(balancer: Balancers, model: str, lines: int) -> RenderableType:
     """As it is now, or why that is not known: a balancer that restarts answers again."""
     try:
-        return drawn(_document(url, model, who), lines)
-    except PagesError as error:
+        return drawn(_document(balancer, model), lines)
+    except AnswerError as error:
         return Text(str(error), style=_TROUBLE)
 
 
-def _document(url: str, model: str, who: Who) -> Document:
-    page = f"page.json?{urlencode({'model': model})}" if model else "page.json"
+def _document(balancer: Balancers, model: str) -> Document:
     try:
-        return DOCUMENT.validate_json(admin_pages.get(url, page, who))
+        return DOCUMENT.validate_json(asyncio.run(balancer.get("/page.json", {"model": model} if model else None)))
     except ValidationError as error:
-        raise PagesError(f"{url}/page.json is not that of a balancer of this version") from error
+        raise AnswerError(f"{balancer.addresses[0]}: /page.json is not that of a balancer of this version") from error
 
 
 def drawn(shown: Document, lines: int) -> RenderableType:

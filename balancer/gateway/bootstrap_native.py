@@ -13,7 +13,7 @@ from pathlib import Path
 
 from balancer.gateway import names
 from balancer.gateway.bootstrap_tls import Node
-from balancer.gateway.bootstrap_traces import decision_tags
+from balancer.gateway.bootstrap_traces import decision_tags, traced_logger
 
 _ROOM_KB = 1
 _ROOM_HEADERS = 16
@@ -46,8 +46,10 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     logs = [log for log in manager["access_log"] if log["name"] == names.FILE_LOG]
     manager["http_filters"] = [_module_filter(native, told=bool(logs) or "tracing" in manager), router]
     _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
+    told_of = next(log for log in manager["access_log"] if log["name"] == names.OUTCOMES_LOG)
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
     if "tracing" in manager:
+        manager["access_log"].append(_only_settled(traced_logger(told_of)))
         manager["tracing"]["custom_tags"] = decision_tags(names.DECISION_NAMESPACE, names.DECISION_NAMESPACE)
     (host,) = manager["route_config"]["virtual_hosts"]
     for route in host["routes"]:
@@ -145,6 +147,11 @@ def _of_what_was_settled(log: Node) -> Node:
         if key in fields:
             fields[key] = f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{key})%"
     fields.pop("gateway_request_id", None)  # a client's, where none is made
+    return _only_settled(log)
+
+
+def _only_settled(log: Node) -> Node:
+    """Of requests that the module did not leave to the internal listener."""
     settled = {"header_filter": {"header": {**_ASKED, "invert_match": True}}}
     return {**log, "filter": {"and_filter": {"filters": [settled, log["filter"]]}} if "filter" in log else settled}
 

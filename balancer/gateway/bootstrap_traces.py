@@ -6,15 +6,19 @@ Envoy sends them to a collector over OTLP, and hands the W3C trace context on to
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 from balancer.gateway import names
 from balancer.gateway.bootstrap_addresses import grpc_cluster
 from balancer.gateway.bootstrap_tls import Node
 
-_TRACE_HEADERS = ("traceparent", "tracestate")
+_TRACE_HEADERS = (names.TRACE_HEADER, names.TRACE_STATE_HEADER)
 _TIMEOUT = "1s"
 _MILLION = 1_000_000
+_SAMPLED = ".*-[0-9a-f][13579bdf]"
+"""A `traceparent` whose flags say so."""
+_TRACED_FLUSH = "1s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ def add_traces(bootstrap: Node, traces: TraceOptions) -> None:
     if not traces.follow_clients:
         (extension,) = manager["early_header_mutation_extensions"]
         extension["typed_config"]["mutations"][:0] = [{"remove": header} for header in _TRACE_HEADERS]
+    for log in manager["access_log"]:
+        if log["name"] == names.OUTCOMES_LOG:
+            # As Envoy hands it on: with its own id where it began the trace, and whether that is sampled.
+            log["typed_config"]["additional_request_headers_to_log"].append(names.TRACE_HEADER)
     resources["clusters"].append(grpc_cluster(names.TRACES_CLUSTER, traces.collector))
 
 
@@ -72,6 +80,16 @@ def _sampler(share: float) -> Node:
         "name": f"{names.TRACER}.samplers.parent_based",
         "typed_config": {"@type": f"{names.SAMPLER_TYPE}ParentBasedSamplerConfig", "wrapped_sampler": of_new},
     }
+
+
+def traced_logger(outcomes: Node) -> Node:
+    """Tells the balancer of sampled requests, where it is not told of each; `outcomes`: what tells of each."""
+    log = copy.deepcopy(outcomes)
+    sampled = {"safe_regex": {"regex": _SAMPLED}}
+    log["filter"] = {"header_filter": {"header": {"name": names.TRACE_HEADER, "string_match": sampled}}}
+    common = log["typed_config"]["common_config"]
+    common |= {"log_name": names.TRACED_LOG, "buffer_flush_interval": _TRACED_FLUSH}
+    return log
 
 
 def decision_tags(told: str, destination: str) -> list[Node]:

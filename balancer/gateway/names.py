@@ -48,6 +48,12 @@ OBJECTIVE_HEADER = "x-gateway-inference-objective"
 FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
 """The tenant."""
 
+# Traces.
+TRACE_HEADER = "traceparent"
+TRACE_STATE_HEADER = "tracestate"
+TRACED_LOG = "traced"
+"""The access log of traced requests that Envoy's module decided about."""
+
 # What a pick leaves in Envoy for its audit log and traces.
 TOLD_NAMESPACE = "balancer.told"
 """The balancer's; the module uses the decision's."""
@@ -105,6 +111,7 @@ CEL_FILTER_TYPE = f"{_EXTENSIONS}access_loggers.filters.cel.v3.ExpressionFilter"
 PICKS_FILTER = "envoy.filters.http.ext_proc"
 HEAP_MONITOR = "envoy.resource_monitors.fixed_heap"
 CONNECTIONS_MONITOR = "envoy.resource_monitors.global_downstream_max_connections"
+OUTCOMES_LOG = "envoy.access_loggers.http_grpc"
 FILE_LOG = "envoy.access_loggers.file"
 FILE_LOG_TYPE = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog"
 TRACER = "envoy.tracers.opentelemetry"

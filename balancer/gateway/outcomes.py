@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -22,9 +22,12 @@ from balancer.gateway.names import (
     DECISION_NAMESPACE,
     EXTRACTION,
     GATEWAY_REQUEST_ID_HEADER,
+    MODEL_KEY,
     NUMBER_KEY,
     OUTCOMES_SERVICE,
     RUN_SEPARATOR,
+    TRACE_HEADER,
+    TRACED_LOG,
 )
 from balancer.gateway.outcomes_wire import read_message
 from balancer.gateway.verdict import OF_ABORTED, By, Verdict, code, verdict
@@ -74,6 +77,12 @@ _ABORTED: tuple[tuple[By, frozenset[str]], ...] = (
 _NUMBER = re.compile(rf"(?P<run>[0-9a-z]{{1,32}}){re.escape(RUN_SEPARATOR)}(?P<number>[0-9]{{1,19}})")
 
 
+# Of version 00; the last bit of the flags says that it is sampled. https://www.w3.org/TR/trace-context/#traceparent-header
+_SAMPLED = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f][13579bdf]")
+_MOST_TRACED = 4
+"""Of a message, that are looked at."""
+
+
 class Outcome(NamedTuple):
     """How a request ended, as Envoy saw it. After a retry, what concerns the worker is of the last attempt."""
 
@@ -106,6 +115,8 @@ class Outcome(NamedTuple):
     """Empty: the request is about no model."""
     attempts: int
     """1 + retries; 0: no worker was tried."""
+    trace: str = ""
+    """Id of its trace, 32 hexadecimal digits; empty: it was not sampled, or Envoy makes no traces."""
 
 
 class Listener(Protocol):
@@ -113,6 +124,9 @@ class Listener(Protocol):
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
         """So these requests ended."""
+
+    def traced(self, outcomes: list[Outcome]) -> None:
+        """So these ended, some of the traced requests that Envoy's module tells of, and which are counted there."""
 
     def out_of_bounds(self, field: str) -> None:
         """A value of an outcome was refused; the rest of it counts."""
@@ -148,8 +162,14 @@ class AccessLog:
         context: grpc.aio.ServicerContext[als_pb2.StreamAccessLogsMessage, als_pb2.StreamAccessLogsResponse],
     ) -> als_pb2.StreamAccessLogsResponse:
         """Serve one worker thread of one Envoy until it leaves."""
+        log_name = ""
         while isinstance(message := await context.read(), als_pb2.StreamAccessLogsMessage):
-            self._take(message.http_logs.log_entry)
+            # The first message of a stream has it.
+            log_name = message.identifier.log_name or log_name
+            if log_name == TRACED_LOG:
+                self._take_traced(message.http_logs.log_entry)
+            else:
+                self._take(message.http_logs.log_entry)
         return als_pb2.StreamAccessLogsResponse()
 
     def _take(self, entries: Iterable[accesslog_pb2.HTTPAccessLogEntry]) -> None:
@@ -166,6 +186,22 @@ class AccessLog:
             outcomes.append(outcome)
         if outcomes:
             listener.outcomes(outcomes)
+
+    def _take_traced(self, entries: Sequence[accesslog_pb2.HTTPAccessLogEntry]) -> None:
+        """Some of them are enough: one is shown of each bucket. So it costs little where clients have all traced."""
+        traced = []
+        for entry in entries[-_MOST_TRACED:]:
+            try:
+                outcome = outcome_of(entry, self._run)
+                told = entry.common_properties.metadata.filter_metadata[DECISION_NAMESPACE].fields
+                model = told[MODEL_KEY].string_value if MODEL_KEY in told else outcome.model
+            except Exception as error:
+                self._listener.mistaken(error)
+                continue
+            if outcome.trace and len(model) <= MAX_TEXT_BYTES:
+                traced.append(outcome._replace(model=model))
+        if traced:
+            self._listener.traced(traced)
 
 
 def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outcome:
@@ -202,7 +238,17 @@ def outcome_of(entry: accesslog_pb2.HTTPAccessLogEntry, run: str = "0") -> Outco
         path=path,
         model=model if len(model) <= MAX_TEXT_BYTES else "",
         attempts=common.upstream_request_attempt_count,
+        trace=sampled_trace(parent) if (parent := request.request_headers.get(TRACE_HEADER)) else "",
     )
+
+
+def sampled_trace(parent: str) -> str:
+    """The id of the trace in a header `traceparent`; empty where it is not sampled.
+
+    Envoy writes the header, but leaves a client's as it came where it cannot read it.
+    """
+    match = _SAMPLED.fullmatch(parent)
+    return match["trace"] if match and match["trace"].strip("0") and match["span"].strip("0") else ""
 
 
 def aborted_by(outcome: Outcome) -> By:

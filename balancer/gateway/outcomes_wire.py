@@ -3,7 +3,7 @@
 Envoy writes x-request-id as it came, and protobuf refuses a whole message for one byte that is not UTF-8: the outcomes
 of others in it would be lost, and their requests would count in flight until they expire. So where a message cannot be
 read, each of its entries is read by itself, and in one that cannot be read either, the fields that quote headers of the
-request are left out.
+request are left out where they are no text.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def _number(message: Descriptor, field: str) -> int:
 
 
 _MESSAGE = als_pb2.StreamAccessLogsMessage
+_IDENTIFIER = _number(_MESSAGE.DESCRIPTOR, "identifier")
 _HTTP_LOGS = _number(_MESSAGE.DESCRIPTOR, "http_logs")
 _LOG_ENTRY = _number(_MESSAGE.HTTPAccessLogEntries.DESCRIPTOR, "log_entry")
 _ENTRY = accesslog_pb2.HTTPAccessLogEntry.DESCRIPTOR
@@ -45,6 +46,8 @@ def read_message(data: bytes) -> als_pb2.StreamAccessLogsMessage:
     except DecodeError:
         message = _MESSAGE()
         for number, _, logs in fields(data):
+            if number == _IDENTIFIER:
+                message.identifier.MergeFromString(logs)
             for inner, _, entry in fields(logs) if number == _HTTP_LOGS else ():
                 if inner == _LOG_ENTRY:
                     message.http_logs.log_entry.append(_entry(entry))
@@ -67,9 +70,17 @@ def _without_quotes(entry: bytes) -> bytes:
         if quoted is None:
             kept += raw
             continue
-        part = b"".join(inner for field, inner, _ in fields(content) if field not in quoted)
+        part = b"".join(inner for field, inner, text in fields(content) if field not in quoted or _is_text(text))
         kept += raw[:1] + _varint(len(part)) + part
     return bytes(kept)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from balancer.operate.metric_series import Family
@@ -18,6 +20,18 @@ PERIOD_S = 1.0
 _GZIP_LEVEL = 1
 _HEAD_LINES = 2
 """HELP and TYPE, which stand before the first slice of a family alone."""
+_END = b"# EOF\n"
+"""Of a text in OpenMetrics."""
+PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Whether who sends this header `Accept` prefers OpenMetrics, which has exemplars, over plain text."""
+    try:
+        return choose_encoder(accept)[1].startswith("application/openmetrics-text")
+    except TypeError:  # the library compares a version that is no number
+        return False
 
 
 class Text(NamedTuple):
@@ -39,6 +53,11 @@ class _One(Collector):
         yield self._metric
 
 
+def _openly(registry: Collector) -> bytes:
+    text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    return text
+
+
 class Exposition:
     """The text of a registry, and of families beside it."""
 
@@ -48,8 +67,12 @@ class Exposition:
         families: Sequence[Family[Any]],
         clock: Callable[[], float],
         prepare: Callable[[], None],
+        open_metrics: bool = False,
     ) -> None:
-        """`clock` in seconds, which never goes back; `prepare` is called before a text is made."""
+        """`clock` in seconds, which never goes back; `prepare` is called before a text is made. `open_metrics`: in that
+        format, with exemplars.
+        """
+        self._open = open_metrics
         self._registry = registry
         self._families = families
         self._clock = clock
@@ -63,12 +86,15 @@ class Exposition:
         before = ""
         self._prepare()
         for metric in self._registry.collect():
-            text = generate_latest(_One(metric))
+            text = _openly(_One(metric)) if self._open else generate_latest(_One(metric))
+            text = text.removesuffix(_END)
             yield text if metric.name != before else text.split(b"\n", _HEAD_LINES)[_HEAD_LINES]
             before = metric.name
         for family in self._families:
-            for part in family.text():
+            for part in family.text(self._open):
                 yield part.encode()
+        if self._open:
+            yield _END
 
     async def latest(self) -> Text:
         """The text, no older than a second and what it takes to make one; those who ask meanwhile share it."""

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isnan
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from prometheus_client.core import Metric
@@ -45,16 +45,37 @@ class Count:
         self.value += amount
 
 
+class Exemplar(NamedTuple):
+    """One request of those that a bucket counts."""
+
+    trace: str
+    """Its id, 32 hexadecimal digits: nothing in it is to be escaped."""
+    value: float
+    at_s: float
+    """Unix time."""
+
+    @property
+    def text(self) -> str:
+        """As it stands behind a bucket in OpenMetrics."""
+        return f' # {{trace_id="{self.trace}"}} {self.value} {self.at_s:.3f}'
+
+
 class Distribution:
     """One series of a histogram."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         """Observations in each bucket, not cumulative; the last is what is above all bounds."""
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last one of each bucket that has any."""
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Show it with its bucket; it is not counted."""
+        self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def observe(self, value: float) -> None:
         """Take in a value, in the unit of the bounds."""
@@ -123,13 +144,15 @@ class Family(ABC, Generic[Child]):
         place = self._labels.index(label)
         return {values[place] for values in self._children}
 
-    def text(self) -> Iterator[str]:
-        """Yield the family as Prometheus reads it, in slices."""
-        yield f"# HELP {self._family} {self._documentation}\n# TYPE {self._family} {self._kind}\n"
+    def text(self, open_metrics: bool = False) -> Iterator[str]:
+        """Yield the family as Prometheus reads it, in slices; `open_metrics`: in that format, with exemplars."""
+        # There, a counter's samples have a suffix that the family has not.
+        name = self._family.removesuffix("_total") if open_metrics and self._kind == "counter" else self._family
+        yield f"# HELP {name} {self._documentation}\n# TYPE {name} {self._kind}\n"
         children = list(self._children.items())
         for start in range(0, len(children), self._series_a_slice):
             part = children[start : start + self._series_a_slice]
-            yield "".join(self._lines(self._labels_text(values), child) for values, child in part)
+            yield "".join(self._lines(self._labels_text(values), child, open_metrics) for values, child in part)
 
     def _labels_text(self, values: tuple[str, ...]) -> str:
         return ",".join(
@@ -137,7 +160,7 @@ class Family(ABC, Generic[Child]):
         )
 
     @abstractmethod
-    def _lines(self, labels: str, child: Child) -> str:
+    def _lines(self, labels: str, child: Child, exemplars: bool) -> str:
         """The lines of one series, whose labels are these."""
 
 
@@ -147,7 +170,7 @@ class Counters(Family[Count]):
     def __init__(self, name: str, documentation: str, labels: Sequence[str], most: int = MOST_SERIES) -> None:
         super().__init__(f"{name}_total", "counter", documentation, labels, Count, 1, most)
 
-    def _lines(self, labels: str, child: Count) -> str:
+    def _lines(self, labels: str, child: Count, exemplars: bool) -> str:
         return f"{self._family}{{{labels}}} {child.value}\n"
 
 
@@ -161,12 +184,13 @@ class Histograms(Family[Distribution]):
         super().__init__(name, "histogram", documentation, labels, lambda: Distribution(bounds), samples, most)
         self._bounds = [*map(str, bounds), "+Inf"]
 
-    def _lines(self, labels: str, child: Distribution) -> str:
+    def _lines(self, labels: str, child: Distribution, exemplars: bool) -> str:
         name, before = self._family, labels and f"{labels},"
         counts = list(itertools.accumulate(child.counts))
+        shown = {bucket: one.text for bucket, one in child.exemplars.items()} if exemplars else {}
         buckets = [
-            f'{name}_bucket{{{before}le="{bound}"}} {count}\n'
-            for bound, count in zip(self._bounds, counts, strict=True)
+            f'{name}_bucket{{{before}le="{bound}"}} {count}{shown.get(bucket, "")}\n'
+            for bucket, (bound, count) in enumerate(zip(self._bounds, counts, strict=True))
         ]
         return f"{''.join(buckets)}{name}_count{{{labels}}} {counts[-1]}\n{name}_sum{{{labels}}} {child.sum}\n"
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -21,7 +21,8 @@ from balancer.core.fleet import ANY_MODEL
 from balancer.core.router import Router
 from balancer.core.view import LiveView
 from balancer.operate.exposition import Exposition, Text
-from balancer.operate.metric_series import OTHER, Count, Counters, Distribution, Family, Histograms, sliced
+from balancer.operate.metric_series import OTHER, Count, Counters, Distribution, Exemplar, Family, Histograms, sliced
+from balancer.operate.metric_sources import ConfigInForce, Envoys, Expiring, Hashed, ReportStreams
 from policies.columns import DECLARED, columns_of
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
@@ -41,65 +42,6 @@ _SHADOW_COUNTERS = {
     "failures": "Exceptions and invalid answers of the shadow",
     "seconds": "Sum over the decisions of the time that the shadow took",
 }
-
-
-class ReportStreams(Protocol):
-    """What a collector counted; all cumulative but `streams`."""
-
-    streams: int
-    """Open now."""
-    silent: int
-    """Ended because nothing came."""
-    invalid: int
-    """Ended by a report out of bounds."""
-    refused: int
-    """Refused at once: too many, or not allowed to speak for the worker."""
-    taken_over: int
-    """Ended because the worker opened another."""
-
-
-class Envoys(Protocol):
-    """What is counted of the Envoys that are told of workers."""
-
-    @property
-    def connected(self) -> int:
-        """Envoys connected now."""
-
-    @property
-    def rejections(self) -> int:
-        """Updates that Envoys refused (NACK)."""
-
-
-class Expiring(Protocol):
-    """The certificate of a listener."""
-
-    @property
-    def expires_s(self) -> float | None:
-        """Unix time at which the first of its chain expires; None: unknown."""
-
-
-class Hashed(Protocol):
-    """A config."""
-
-    @property
-    def hash(self) -> str:
-        """Equal for equal effective configs; costs milliseconds."""
-
-
-class ConfigInForce(Protocol):
-    """The config in force, and when it became that."""
-
-    @property
-    def config(self) -> Hashed:
-        """Another object where it is another config."""
-
-    @property
-    def loaded_at_s(self) -> float:
-        """Unix time."""
-
-    @property
-    def last_error(self) -> Exception | None:
-        """Why the newest file is not in force; None where it is."""
 
 
 class Metrics:
@@ -179,7 +121,10 @@ class Metrics:
         prometheus.ProcessCollector(registry=self.registry)
         build = {"version": importlib.metadata.version("balancer"), "python": platform.python_version()}
         prometheus.Info("balancer_build", "What runs", registry=self.registry).info(build)
-        self._exposition = Exposition(self.registry, self._families, clock, self._prepare)
+        self._exposition, self._open_exposition = (
+            Exposition(self.registry, self._families, clock, self._prepare, open_metrics)
+            for open_metrics in (False, True)
+        )
         self.catch_up: Callable[[], None] = lambda: None
         """Takes in what was not counted yet; before a text is made. Must not raise."""
         # Looking a child up by its labels costs more than counting.
@@ -217,6 +162,10 @@ class Metrics:
     def latency_of(self, model: str, worker: str) -> Distribution:
         """The histogram of latencies with these labels, in seconds."""
         return self.latency.labels(self.model_label(model), self._worker_label(worker))
+
+    def exemplify(self, model: str, worker: str, latency_s: float, trace: str) -> None:
+        """Show a traced request with the bucket of the latencies that it is one of."""
+        self.latency_of(model, worker).exemplify(Exemplar(trace, latency_s, time.time()))
 
     def model_label(self, model: str) -> str:
         """The model's name where the fleet has it; empty for calls about no model."""
@@ -256,9 +205,11 @@ class Metrics:
         """The text that Prometheus scrapes, all at once."""
         return b"".join(self._exposition.slices())
 
-    async def latest(self) -> Text:
-        """The text that Prometheus scrapes, made at most once a second, while requests are served."""
-        return await self._exposition.latest()
+    async def latest(self, open_metrics: bool = False) -> Text:
+        """The text that Prometheus scrapes, made at most once a second, while requests are served; `open_metrics`: in
+        that format, with exemplars.
+        """
+        return await (self._open_exposition if open_metrics else self._exposition).latest()
 
     def _counter(self, name: str, documentation: str, *labels: str) -> prometheus.Counter:
         return prometheus.Counter(f"balancer_{name}", documentation, labels, registry=self.registry)

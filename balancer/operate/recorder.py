@@ -128,26 +128,13 @@ class Recorder:
                 self.mistakes.caught("outcome", error)
 
     def _outcome(self, outcome: Outcome, now_s: float) -> None:
-        inference = outcome.path.partition("?")[0].endswith(_INFERENCE)
+        inference = _is_inference(outcome)
         number = outcome.number
         dropped = self._unheard.pop(outcome.gateway_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
             self._observe(Withdrawn(dropped[0]), now_s)
-        by = aborted_by(outcome)
-        ok, void = verdict_of(outcome, by)
-        ended = Ended(
-            model=outcome.model,
-            worker=self._picker.addresses.name(outcome.upstream) if outcome.upstream else "",
-            grpc_status=outcome.grpc_status,
-            http_status=outcome.http_status,
-            inference=inference,
-            picked=number >= 0,
-            ok=ok,
-            void=void,
-            by=by,
-            policy=dropped[2] if dropped is not None and number >= 0 else "",
-        )
+        ended = self._ended(outcome, inference, dropped[2] if dropped is not None and number >= 0 else "")
         if not outcome.upstream and number >= 0:
             self._observe(Withdrawn(number), now_s)
         if number == NOT_PICKED and self._process != FIRST_PROCESS:
@@ -158,9 +145,37 @@ class Recorder:
             return
         latency_s = outcome.latency_s if inference else math.nan
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
-        self._observe(Finished(number, ended.worker, None if math.isnan(latency_s) else latency_s, ok, void), now_s)
+        finished_s = None if math.isnan(latency_s) else latency_s
+        self._observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
         self.tally.placed(number != NOT_PICKED, outcome.attempts)
+        if outcome.trace:
+            self.tally.exemplify(ended, latency_s, outcome.trace)
+
+    def traced(self, outcomes: list[Outcome]) -> None:
+        """Envoy says how traced requests ended, of which its module tells."""
+        for outcome in outcomes:
+            try:
+                ended = self._ended(outcome, _is_inference(outcome), "")
+                self.tally.exemplify(ended, outcome.latency_s, outcome.trace)
+            except Exception as error:  # as above
+                self.mistakes.caught("outcome", error)
+
+    def _ended(self, outcome: Outcome, inference: bool, policy: str) -> Ended:
+        by = aborted_by(outcome)
+        ok, void = verdict_of(outcome, by)
+        return Ended(
+            model=outcome.model,
+            worker=self._picker.addresses.name(outcome.upstream) if outcome.upstream else "",
+            grpc_status=outcome.grpc_status,
+            http_status=outcome.http_status,
+            inference=inference,
+            picked=outcome.number >= 0,
+            ok=ok,
+            void=void,
+            by=by,
+            policy=policy,
+        )
 
     def served(self, call: Call, served: Served) -> None:
         """A gateway without our access log says how a request ended."""
@@ -188,3 +203,7 @@ class Recorder:
         self._router.observe(event, now_s)
         if self._recording is not None:
             self._recording.ended(event, now_s)
+
+
+def _is_inference(outcome: Outcome) -> bool:
+    return outcome.path.partition("?")[0].endswith(_INFERENCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
+from math import isnan, nan
 from typing import NamedTuple
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
@@ -108,6 +108,11 @@ class Tally:
             metrics.latency_of(model, worker).observe_all(measured.latency_s)
             metrics.first_byte.labels(model).observe_all(measured.first_byte_s)
         self._aborted(ended, count)
+
+    def exemplify(self, ended: Ended, latency_s: float, trace: str) -> None:
+        """A request of those that were served has this trace, which was sampled."""
+        if ended.ok and ended.worker and ended.inference and not isnan(latency_s):
+            self._metrics.exemplify(ended.model, ended.worker, latency_s, trace)
 
     def placed(self, picked: bool, attempts: int, count: int = 1) -> None:
         """Whether some balancer picked their worker, and how many were tried for each."""

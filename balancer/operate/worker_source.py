@@ -39,7 +39,7 @@ def source_of(
         if not is_installed():
             raise ConfigError([Problem(str(config_path), None, "discovery.kubernetes", MISSING)])
         pods = PodSource(config.discovery.kubernetes.wanted())
-        metrics.registry.register(_Pods(pods.counts))
+        metrics.registry.register(Pods(pods.counts))
         return pods
     if config.discovery.dns is not None:
         return DnsSource(config.discovery.dns.wanted())
@@ -76,7 +76,7 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
     return "healthy" if usable else "unhealthy"
 
 
-class _Pods(Collector):
+class Pods(Collector):
     """What the watch of pods counts, read at the moment of the scrape."""
 
     def __init__(self, counts: WatchCounts) -> None:

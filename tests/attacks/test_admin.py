@@ -161,6 +161,27 @@ async def _is(balancer: Balancer, line: str, value: float) -> bool:
     return await balancer.sample(line) == value
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=x",
+        "application/openmetrics-text;version=1.x",
+        f"application/openmetrics-text;version={'9' * 4000}",
+        f"{'application/openmetrics-text;' * 100}",
+        "application/openmetrics-text;version=9.9.9;escaping=nothing",
+        ",;,;==",
+        "\xff\xfe",
+    ],
+)
+async def test_whatever_a_stranger_accepts_is_answered_in_a_format_that_there_is(
+    balancer: Balancer, accept: str
+) -> None:
+    status, text = await balancer.get("/metrics", f"Accept: {accept}")
+    assert status == 200
+    assert text.startswith("# HELP")
+    assert accept not in text
+
+
 async def test_a_stranger_cannot_grow_the_metrics(balancer: Balancer) -> None:
     def names(text: str) -> set[str]:
         return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}

@@ -92,12 +92,15 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
-        "targets": [_target(ref, query) for ref, query in zip("ABCDEFGH", panel.queries, strict=False)],
+        "targets": [
+            _target(ref, query, panel.exemplars) for ref, query in zip("ABCDEFGH", panel.queries, strict=False)
+        ],
     }
 
 
-def _target(ref: str, query: Query) -> dict[str, Any]:
-    return {"refId": ref, "datasource": _SOURCE, "expr": query.expr, "legendFormat": query.legend, "range": True}
+def _target(ref: str, query: Query, exemplars: bool) -> dict[str, Any]:
+    shown = {"expr": query.expr, "legendFormat": query.legend, "range": True, "exemplar": exemplars}
+    return {"refId": ref, "datasource": _SOURCE, **shown}
 
 
 def _datasource() -> dict[str, Any]:

@@ -27,6 +27,8 @@ class Panel(NamedTuple):
     queries: tuple[Query, ...]
     says: str = ""
     stacked: bool = False
+    exemplars: bool = False
+    """Whether traced requests are shown as points."""
 
 
 class Row(NamedTuple):
@@ -140,8 +142,14 @@ _ERRORS = Row(
 _LATENCY = Row(
     "Latency",
     (
-        Panel("By model", "s", _percentiles("balancer_request_duration_seconds", _BOTH, "model")),
-        Panel("By worker", "s", _percentiles("balancer_request_duration_seconds", _BOTH, "worker")),
+        Panel(
+            "By model",
+            "s",
+            _percentiles("balancer_request_duration_seconds", _BOTH, "model"),
+            "A point is a traced request; it leads to its trace where the data source knows of one for traces.",
+            exemplars=True,
+        ),
+        Panel("By worker", "s", _percentiles("balancer_request_duration_seconds", _BOTH, "worker"), exemplars=True),
         Panel("First byte by model", "s", _percentiles("balancer_first_byte_seconds", _MODEL, "model")),
         Panel("Decision", "s", _percentiles("balancer_decision_duration_seconds", _JOB)),
     ),

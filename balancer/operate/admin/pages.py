@@ -23,6 +23,7 @@ from balancer.operate.admin.server import AdminServer
 from balancer.operate.admin.token import Token
 from balancer.operate.drains import Drains
 from balancer.operate.explain import explain, read_question, steering
+from balancer.operate.exposition import OPEN_TYPE, PLAIN_TYPE, wants_open_metrics
 from balancer.operate.journal import Journal
 from balancer.operate.loop_lag import LoopLag
 from balancer.operate.metrics import Metrics
@@ -218,8 +219,9 @@ class Admin:
         return _json({"live": True})
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
-        text = await self._metrics_of_process.latest()
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Vary": "Accept-Encoding"}
+        open_metrics = wants_open_metrics(request.headers.get("Accept", ""))
+        text = await self._metrics_of_process.latest(open_metrics)
+        headers = {"Content-Type": OPEN_TYPE if open_metrics else PLAIN_TYPE, "Vary": "Accept, Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=text.gzipped, headers={**headers, "Content-Encoding": "gzip"})
         return web.Response(body=text.plain, headers=headers)

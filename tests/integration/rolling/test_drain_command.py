@@ -11,6 +11,7 @@ import pytest
 from support.balancer_alone import WORKER, BalancerAlone
 from support.certificates import Authority
 
+from balancer.commands.check import RESTARTS
 from balancer.files.schema import split_address
 from tools.stack.child import Child
 from tools.stack.ports import free_ports
@@ -81,10 +82,13 @@ async def test_a_name_stands_for_its_addresses(balancer: BalancerAlone, shell: S
 
 async def test_what_is_refused_is_refused_in_words(balancer: BalancerAlone, shell: Shell) -> None:
     status, said = await shell.run("drain", "w9", "--balancer", balancer.admin)
-    assert (status, said) == (1, f"Error: {balancer.admin}: worker: discovery lists no 'w9'; it lists {W0}\n")
+    assert (status, said) == (
+        1,
+        f"Error: {balancer.admin}: answers 404: worker: discovery lists no 'w9'; it lists {W0}\n",
+    )
     status, said = await shell.run("drain", W0, "--balancer", "nowhere")
     assert status == 2
-    assert "Invalid value for '--balancer': 'nowhere'" in said
+    assert "Error: 'nowhere': write host:port" in said
     status, said = await shell.run("drain", W0, "--balancer", balancer.envoy)
     assert status == 1
 
@@ -116,6 +120,8 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
     section = authority.issue("balancer", dns=NAME).section(authority)
     balancer = BalancerAlone(tmp_path, tls={"admin": section})
     listens = split_address(balancer.admin)
+    file = tmp_path / "other.yaml"
+    file.write_text("processes: 2")
     try:
         await balancer._child.start()
         await asyncio.wait_for(_listening(*listens), 60)
@@ -128,6 +134,11 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
             pair = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
             found, said = await shell.run("drain", W0, *asked, *pair)
             assert found == status, said
+            # The same options, for the commands that only read.
+            found, said = await shell.run("top", "--once", *asked, *pair)
+            assert found == status, said
+            found, said = await shell.run("check", str(file), "--against", *asked[1:], *pair)
+            assert found == (RESTARTS if status == 0 else 1), said
         assert '"by": "spiffe://balancer/admin"' in balancer.log_path.read_text()
     finally:
         await balancer.stop()

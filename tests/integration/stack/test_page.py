@@ -39,7 +39,7 @@ async def test_traffic_is_told_by_model_policy_and_worker(stack: Stack) -> None:
             return page if picked and all(served) and len(served) == 3 else None
 
         page = await eventually(seen, "all three workers answer")
-        status, said = await command("top", stack.admin(), "--once")
+        status, said = await command("top", "--once", "--balancer", stack.admin())
     assert not load.failures()
     (part,) = (part for part in page["recent"]["parts"] if part["policy"] == "round_robin")
     assert part["rate_per_s"] > 0

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as grpc_aio
+from prometheus_client.openmetrics import parser
 from support.otlp import OtlpReceiver
 from support.stack import Stack
 from support.waiting import eventually
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.integration
 TRACE, PARENT = "ab" * 16, "cd" * 8
 TRIES, PATIENCE_S = 4, 20.0
 MODEL = "emulated_tft"
+OPEN_METRICS = "application/openmetrics-text"
 
 
 @pytest_asyncio.fixture
@@ -120,3 +123,48 @@ async def test_strangers_have_nothing_traced_where_they_are_not_followed(
         assert TRACE not in {span.trace for span in receiver.spans}
     finally:
         await stack.stop()
+
+
+@pytest.mark.parametrize("frontend", ["pick", "native"])
+async def test_a_slow_request_s_trace_is_found_from_the_histogram(
+    tmp_path: Path, receiver: OtlpReceiver, frontend: str
+) -> None:
+    stack = traced(tmp_path, receiver, frontend, share=0.0)
+    forged = "ef" * 16
+    try:
+        await stack.start()
+        # Neither what is not sampled nor what is no trace is shown, ...
+        await infer(stack, {"traceparent": f"00-{forged}-{PARENT}-00"})
+        await infer(stack, {"traceparent": f"00-{forged}-{PARENT}-01-no-trace"})
+        await infer(stack, {"traceparent": f'00-"}} 1{forged}-{PARENT}-01'})
+        await infer(stack, {})
+        # ... what is sampled is, with the id that the receiver got.
+        await infer(stack, {"traceparent": f"00-{TRACE}-{PARENT}-01"})
+
+        async def shown() -> list[tuple[str, float, str]]:
+            text = await scraped(stack, OPEN_METRICS)
+            samples = [each for family in parser.text_string_to_metric_families(text) for each in family.samples]
+            return [
+                (each.exemplar.labels["trace_id"], each.exemplar.value, each.labels["le"])
+                for each in samples
+                if each.exemplar and each.labels["model"] == MODEL
+            ]
+
+        await eventually(shown, "an exemplar has come")
+        ((trace, latency_s, bound_s),) = await shown()
+        assert trace == TRACE
+        assert 0 < latency_s <= float(bound_s)
+        await eventually(lambda: any(span.trace == TRACE for span in receiver.spans), "its spans have come")
+        assert await stack.metric("balancer_requests_total", model=MODEL, status="grpc_0") == 5
+        assert "trace_id" not in await scraped(stack, "text/plain")
+    finally:
+        await stack.stop()
+
+
+async def scraped(stack: Stack, accept: str) -> str:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{stack.admin()}/metrics", headers={"Accept": accept}) as response,
+    ):
+        assert response.content_type == accept
+        return await response.text()

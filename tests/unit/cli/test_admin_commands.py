@@ -82,12 +82,12 @@ async def test_a_bad_file_is_refused_before_anybody_is_asked(tmp_path: Path) -> 
     assert "seed" in result.stderr
 
 
-@pytest.mark.parametrize("command", [("top", "--once"), ("check", "-", "--against")])
+@pytest.mark.parametrize("command", [("top", "--once", "--balancer"), ("check", "-", "--against")])
 async def test_who_does_not_answer_is_named(command: tuple[str, ...]) -> None:
     result = await asyncio.to_thread(CliRunner().invoke, cli.main, [*command, "127.0.0.1:1"], input="{}")
     assert result.exit_code == 1
-    assert "http://127.0.0.1:1/" in result.stderr
-    assert "is it the address listen.admin?" in result.stderr
+    assert "127.0.0.1:1: " in result.stderr
+    assert "is listen.admin of a balancer there?" in result.stderr
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"config": 3, "overrides": 4}', b"\xff", b"\x1b[2J"])
@@ -97,7 +97,7 @@ async def test_an_answer_that_is_no_balancers_is_refused_and_not_obeyed(body: by
         return web.Response(body=body, status=status, headers={"Location": "http://127.0.0.1:1/"})
 
     async with TestServer(_application(handler)) as server:
-        for command in (("top", "--once"), ("check", "-", "--against")):
+        for command in (("top", "--once", "--balancer"), ("check", "-", "--against")):
             url = str(server.make_url(""))
             result = await asyncio.to_thread(CliRunner().invoke, cli.main, [*command, url], input="{}")
             assert result.exit_code == 1
@@ -107,13 +107,13 @@ async def test_an_answer_that_is_no_balancers_is_refused_and_not_obeyed(body: by
 
 def _application(handler: Any) -> web.Application:
     application = web.Application()
-    application.router.add_get("/{page}", handler)
+    application.router.add_route("*", "/{page}", handler)
     return application
 
 
 async def test_top_prints_one_table_to_a_pipe(served: Served) -> None:
     _, url = served
-    result = await run("top", url, "--once", "--model", "n")
+    result = await run("top", "--balancer", url, "--once", "--model", "n")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith("policy wlpr, decided by the balancer")
@@ -126,7 +126,7 @@ async def test_top_prints_one_table_to_a_pipe(served: Served) -> None:
 
 async def test_names_reach_a_terminal_as_text(served: Served) -> None:
     _, url = served
-    result = await run("top", url, "--once")
+    result = await run("top", "--balancer", url, "--once")
     assert "\x1b" not in result.stdout
     assert "[2Jevil[bold]" in result.stdout
 
@@ -135,7 +135,7 @@ async def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_screen_as_it
     fleet, url = served
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    command = (sys.executable, "-m", "balancer", "top", url)
+    command = (sys.executable, "-m", "balancer", "top", "--balancer", url)
     process = await asyncio.create_subprocess_exec(*command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
@@ -159,13 +159,88 @@ async def test_in_a_terminal_it_goes_on_until_ctrl_c_and_leaves_the_screen_as_it
     assert b"Traceback" not in shown
 
 
+@pytest.mark.parametrize(
+    ("address", "options", "says"),
+    [
+        ("https://127.0.0.1:1", (), "is TLS; give --tls-ca and --tls-name"),
+        ("http://127.0.0.1:1", ("--tls-ca", __file__, "--tls-name", "x"), "is plain text; leave --tls-ca out"),
+        ("ftp://127.0.0.1:1", (), "is no address of a balancer; write it as 127.0.0.1:8090"),
+        ("http://127.0.0.1:1/config", (), "write host:port"),
+        ("nowhere", (), "write host:port"),
+        ("127.0.0.1:1", ("--tls-ca", __file__), "--tls-ca and --tls-name go together"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [("drain", "w", "--balancer"), ("undrain", "w", "--balancer"), ("top", "--balancer"), ("check", "-", "--against")],
+)
+def test_an_address_that_is_none_is_refused_alike_by_every_command(
+    command: tuple[str, ...], address: str, options: tuple[str, ...], says: str
+) -> None:
+    result = CliRunner().invoke(cli.main, [*command, address, *options], input="{}")
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("command", [("drain", "w"), ("undrain", "w"), ("top", "--once")])
+async def test_a_token_goes_to_nobody_whom_an_answer_names(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    asked: list[str] = []
+
+    async def elsewhere(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="{}")
+
+    async with TestServer(_application(elsewhere)) as thief:
+
+        async def sends_on(request: web.BaseRequest) -> web.Response:
+            return web.Response(status=307, headers={"Location": str(thief.make_url("/taken"))})
+
+        async with TestServer(_application(sends_on)) as server:
+            address = f"{server.host}:{server.port}"
+            result = await run(*command, "--balancer", address, "--token-file", str(file))
+    assert (result.exit_code, asked) == (1, [])
+    assert "answers 307" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("drain", "w"), ("top", "--once")])
+async def test_an_answer_without_an_end_is_not_kept(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.commands.admin_client._MOST_BYTES", 1 << 20)
+
+    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * 65_536)
+        return response
+
+    async with TestServer(_application(endless)) as server:
+        result = await run(*command, "--balancer", f"{server.host}:{server.port}")
+    assert result.exit_code == 1
+    assert "answers with more than 1048576 bytes" in result.stderr
+
+
+async def test_what_a_balancer_says_of_a_drain_reaches_a_terminal_as_text() -> None:
+    async def says(request: web.BaseRequest) -> web.Response:
+        return web.json_response({"why": "\x1b[2Jcleared", "draining": True})
+
+    async with TestServer(_application(says)) as server:
+        asked = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "0")
+        result = await run("drain", "w", *asked)
+    assert result.exit_code == 3
+    assert "[2Jcleared" in result.stderr
+    assert "\x1b" not in result.output
+
+
 async def test_the_token_is_sent_where_one_is_needed(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     async with PageFleet(1).served(section=AdminSection(token_file=str(file))) as (_, url):
-        refused = await run("top", url, "--once")
+        refused = await run("top", "--balancer", url, "--once")
         assert refused.exit_code == 1
         assert "answers 401" in refused.stderr
-        result = await run("top", url, "--once", "--token-file", str(file))
+        result = await run("top", "--balancer", url, "--once", "--token-file", str(file))
         assert result.exit_code == 0
         assert TOKEN not in result.output

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
 
 from balancer.gateway.outcomes import ANOTHERS, REFUSED, AccessLog, Outcome, outcome_of, verdict_of
 
@@ -81,6 +83,9 @@ def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
         def outcomes(self, outcomes: list[Outcome]) -> None:
             self.told += outcomes
 
+        def traced(self, outcomes: list[Outcome]) -> None:
+            raise AssertionError
+
         def out_of_bounds(self, field: str) -> None:
             self.refused.append(field)
 
@@ -93,6 +98,71 @@ def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
     AccessLog(listening)._take([entry])
     assert listening.refused == ["latency_s"]
     assert math.isnan(listening.told[0].latency_s)
+
+
+TRACE, SPAN = "ab" * 16, "cd" * 8
+
+
+@pytest.mark.parametrize(
+    ("parent", "trace"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", TRACE),
+        (f"00-{TRACE}-{SPAN}-03", TRACE),
+        (f"00-{TRACE}-{SPAN}-00", ""),
+        (f"00-{'0' * 32}-{SPAN}-01", ""),
+        (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (f"ff-{TRACE}-{SPAN}-01", ""),
+        (f"00-{TRACE.upper()}-{SPAN}-01", ""),
+        (f"00-{TRACE}-{SPAN}-01\n", ""),
+        (f"00-{TRACE}-{SPAN}-01-more", ""),
+        (f"00-{TRACE[:-1]}\u0661-{SPAN}-01", ""),
+        (f'00-{TRACE[:-2]}"}}-{SPAN}-01', ""),
+        ("0" * 100_000, ""),
+        ("", ""),
+    ],
+)
+def test_a_trace_is_what_the_standard_says_and_sampled(parent: str, trace: str) -> None:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    entry.request.request_headers["traceparent"] = parent
+    assert outcome_of(entry).trace == trace
+
+
+async def test_what_the_module_counts_is_not_counted_again() -> None:
+    told: list[tuple[str, list[Outcome]]] = []
+
+    class Listening:
+        def outcomes(self, outcomes: list[Outcome]) -> None:
+            told.append(("outcomes", outcomes))
+
+        def traced(self, outcomes: list[Outcome]) -> None:
+            told.append(("traced", outcomes))
+
+        def out_of_bounds(self, field: str) -> None:
+            raise AssertionError(field)
+
+        def mistaken(self, error: Exception) -> None:
+            raise AssertionError from error
+
+    class FakeStream:
+        """Two messages, of which only the first says whose log it is."""
+
+        def __init__(self, log_name: str) -> None:
+            self.messages = [als_pb2.StreamAccessLogsMessage() for _ in range(2)]
+            self.messages[0].identifier.log_name = log_name
+            for message in self.messages:
+                for number in range(10):
+                    entry = message.http_logs.log_entry.add()
+                    entry.request.path = f"/v2/models/m{number}/infer"
+                    entry.request.request_headers["traceparent"] = f"00-{TRACE}-{SPAN}-0{number % 2}"
+
+        async def read(self) -> als_pb2.StreamAccessLogsMessage | None:
+            return self.messages.pop(0) if self.messages else None
+
+    for log_name in ("traced", "outcomes"):
+        context: Any = FakeStream(log_name)
+        await AccessLog(Listening())._serve(None, context)
+    assert [(kind, [each.model for each in some]) for kind, some in told[:2]] == [("traced", ["m7", "m9"])] * 2
+    assert [(kind, len(some)) for kind, some in told[2:]] == [("outcomes", 10)] * 2
 
 
 @pytest.mark.parametrize("status", ["\u00b2", "9" * 5000, "-1", "", "x"])

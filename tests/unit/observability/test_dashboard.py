@@ -50,6 +50,12 @@ def test_panels_have_numbers_and_places_of_their_own() -> None:
     assert not any(one & other for one, other in combinations(cells, 2))
 
 
+def test_traced_requests_are_shown_with_what_the_balancer_has_exemplars_of() -> None:
+    shown = {target["expr"] for panel in plots() for target in panel["targets"] if target["exemplar"]}
+    assert shown
+    assert all("balancer_request_duration_seconds_bucket" in expr for expr in shown)
+
+
 def test_each_query_has_a_letter_and_a_legend() -> None:
     for panel in plots():
         letters = [target["refId"] for target in panel["targets"]]

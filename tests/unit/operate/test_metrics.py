@@ -8,11 +8,14 @@ import math
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as strict
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import make_router, model, report
 
@@ -104,6 +107,40 @@ def test_promtool_finds_nothing_to_complain_of() -> None:
             for sample in family.samples:
                 if sample.name.endswith("_bucket") and sample.labels["le"] == "+Inf":
                     assert sample.value >= 1
+
+
+def open_text(metrics: Metrics) -> str:
+    return b"".join(metrics._open_exposition.slices()).decode()
+
+
+def test_open_metrics_say_the_same_and_an_exemplar() -> None:
+    metrics = whole(large(8)[1])
+    metrics.exemplify("m0", "w0", 0.0151, "ab" * 16)
+    metrics.exemplify("m0", "w0", 0.016, "cd" * 16)
+    metrics.exemplify("m0", "w0", 99.0, "ef" * 16)
+    # This parser refuses families and samples out of order, names that do not fit their types, and a missing end.
+    families = list(strict.text_string_to_metric_families(open_text(metrics)))
+    found = [sample for family in families for sample in family.samples]
+    plain = text_string_to_metric_families(metrics.exposition().decode())
+    # What time it is, and what the process needs, changes.
+    passing = ("process_", "balancer_metrics_timestamp")
+
+    def told(samples: list[Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return {
+            (each.name, frozenset(each.labels.items())): each.value
+            for each in samples
+            if not each.name.startswith(passing)
+        }
+
+    assert told(found) == told([sample for family in plain for sample in family.samples])
+    exemplars = {each.labels["le"]: each.exemplar for each in found if each.exemplar}
+    assert {le: exemplar.labels for le, exemplar in exemplars.items()} == {
+        "0.02": {"trace_id": "cd" * 16},
+        "+Inf": {"trace_id": "ef" * 16},
+    }
+    assert exemplars["0.02"].value == 0.016
+    assert float(exemplars["0.02"].timestamp) == pytest.approx(time.time(), abs=60)
+    assert " # {" not in metrics.exposition().decode()
 
 
 def test_each_family_has_one_head_however_many_slices() -> None:
