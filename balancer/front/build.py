@@ -19,7 +19,7 @@ SOURCES = KERNEL.parent / "module"
 WITHOUT_HOOKS = tuple(sorted(path for path in SOURCES.glob("*.c") if path.name not in {"filter.c", "unused.c"}))
 """All but what Envoy calls: for programs that drive it in Envoy's place."""
 FLAGS = (
-    *("-std=c11", "-O2", "-g1", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c11", "-O3", "-flto", "-g1", "-Wall", "-Wextra", "-Werror"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"),
 )
 

@@ -29,7 +29,7 @@ enum header_kind { REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_HEADERS, RESPONSE
 enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY, RECEIVED_RESPONSE_BODY };
 enum headers_status { HEADERS_CONTINUE, HEADERS_STOP };
 enum body_status { BODY_CONTINUE, BODY_STOP_AND_BUFFER };
-enum attribute { RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53 };
+enum attribute { RESPONSE_CODE = 15, RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53 };
 enum log_level { LOG_INFO = 2, LOG_WARNING = 3 };
 
 WEAK bool CALLBACK(http_get_header)(void *filter, int kind, struct text name, struct text *found, size_t index,
@@ -40,6 +40,8 @@ WEAK bool CALLBACK(http_set_header)(void *filter, int kind, struct text name, st
 WEAK size_t CALLBACK(http_get_body_size)(void *filter, int kind);
 WEAK size_t CALLBACK(http_get_body_chunks_size)(void *filter, int kind);
 WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *chunks);
+WEAK void CALLBACK(http_set_dynamic_metadata_string)(void *filter, struct text space, struct text key,
+                                                     struct text value);
 /* Pairs of key and value. */
 WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
                                                            const struct header *entries, size_t count);

@@ -280,6 +280,9 @@ static bool load_options(struct attached *attached, int which) {
   return options->answer != NULL;
 }
 
+/* Headers that count whatever the directory names, once the body is there. */
+static const char *const ALWAYS[] = {BALANCER_GRPC_TIMEOUT, BALANCER_REQUEST_ID_HEADER};
+
 static bool keep_names(struct attached *attached) {
   const struct directory *directory = attached->directory;
   struct balancer_span found[NAMED_HEADERS];
@@ -293,6 +296,7 @@ static bool keep_names(struct attached *attached) {
     struct text text = directory_text(directory, directory->head.headers[i]);
     memcpy(at, text.ptr, text.length);
     found[i] = (struct balancer_span){text.length ? at : NULL, text.length};
+    if (text.length) made->bits |= name_bit(at, text.length);
     at += text.length;
     const struct balancer_span *old = before ? (const struct balancer_span *)&before->of + i : NULL;
     differ = differ || old->length != text.length || (text.length && memcmp(old->at, text.ptr, text.length));
@@ -303,6 +307,7 @@ static bool keep_names(struct attached *attached) {
   }
   made->of = (struct balancer_names){found[MODEL],    found[ROWS],   found[KEY],     found[SEQUENCE],
                                      found[PRIORITY], found[TENANT], found[DEADLINE]};
+  for (size_t i = 0; i < sizeof ALWAYS / sizeof *ALWAYS; i++) made->bits |= name_bit(ALWAYS[i], strlen(ALWAYS[i]));
   made->before = before;
   atomic_store(&attached->names, made);
   return true;

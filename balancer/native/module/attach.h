@@ -29,9 +29,15 @@ struct options {
   uint64_t room_workers;
 };
 
+/* One of 64 for a name that is not empty, so that most sets of names can be told apart at a glance. */
+static inline uint64_t name_bit(const char *name, size_t length) {
+  return UINT64_C(1) << ((length + 7 * (size_t)(uint8_t)name[length - 1]) & 63);
+}
+
 /* Names of headers in force; those before are kept until nobody can be reading them. */
 struct names {
   struct balancer_names of;
+  uint64_t bits; /* `name_bit` of each, and of those that always count */
   struct names *before;
   char texts[];
 };

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata for Envoy's log and traces. In one space, since each costs as much as a decision. */
+/* Metadata for the cluster, and for Envoy's log and traces. In one space, since each costs as much as a decision. */
 static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
@@ -31,6 +31,7 @@ static const char *missing(void) {
     {CALLBACK(http_get_body_size), "http_get_body_size"},
     {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
+    {CALLBACK(http_set_dynamic_metadata_string), "http_set_dynamic_metadata_string"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
     {CALLBACK(http_set_upstream_override_host), "http_set_upstream_override_host"},
     {CALLBACK(http_send_response), "http_send_response"},
@@ -158,7 +159,7 @@ static void name_workers(void *filter, const struct request *request) {
   CALLBACK(http_set_upstream_override_host)(filter, picked, false);
   if (comma) {
     struct text fallbacks = {comma + 1, all.length - picked.length - 1};
-    CALLBACK(http_set_header)(filter, REQUEST_HEADERS, DESTINATION, fallbacks);
+    CALLBACK(http_set_dynamic_metadata_string)(filter, SPACE, TEXT(NAME_FALLBACKS), fallbacks);
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
@@ -187,19 +188,16 @@ static bool settle(void *filter, struct request *request) {
   return true;
 }
 
-/* All headers of the request at hand, which Envoy hands over at once much faster than one by one. They hold until the
-   hook returns, or a header is set. */
+/* Headers of the request at hand. */
 struct seen {
-  struct header all[MOST_HEADERS];
+  const struct header *all;
   size_t count;
-  uint64_t lengths; /* bit by bit, those that names have: most that are looked for are not there */
+  uint64_t bits; /* `name_bit` of each: most that are looked for are not there */
 };
-
-static uint64_t length_bit(size_t length) { return UINT64_C(1) << (length & 63); }
 
 static const char *header_of(void *context, const char *name, size_t length, size_t *value_length) {
   const struct seen *seen = context;
-  if (!(seen->lengths & length_bit(length))) return NULL;
+  if (!(seen->bits & name_bit(name, length))) return NULL;
   for (size_t i = seen->count; i-- > 0;) {
     if (seen->all[i].name.length != length || memcmp(seen->all[i].name.ptr, name, length)) continue;
     *value_length = seen->all[i].value.length;
@@ -208,13 +206,48 @@ static const char *header_of(void *context, const char *name, size_t length, siz
   return NULL;
 }
 
-/* False: there are more than anybody may send. */
-static bool look_at_headers(void *filter, struct seen *seen) {
-  seen->lengths = 0;
-  seen->count = CALLBACK(http_get_headers_size)(filter, REQUEST_HEADERS);
-  if (seen->count > MOST_HEADERS || !CALLBACK(http_get_headers)(filter, REQUEST_HEADERS, seen->all)) seen->count = 0;
-  for (size_t i = 0; i < seen->count; i++) seen->lengths |= length_bit(seen->all[i].name.length);
-  return seen->count > 0;
+/* All of them, which Envoy hands over at once much faster than one by one. They hold until the hook returns, or a header
+   is set. None: there are more than anybody may send. */
+static struct seen look_at_headers(void *filter, struct header all[MOST_HEADERS]) {
+  struct seen seen = {.all = all};
+  size_t count = CALLBACK(http_get_headers_size)(filter, REQUEST_HEADERS);
+  if (count > MOST_HEADERS || !CALLBACK(http_get_headers)(filter, REQUEST_HEADERS, all)) return seen;
+  seen.count = count;
+  for (size_t i = 0; i < count; i++)
+    if (all[i].name.length) seen.bits |= name_bit(all[i].name.ptr, all[i].name.length);
+  return seen;
+}
+
+/* Copies those that are looked at when the body is there, as being handed all of them again costs a third of a decision.
+   Where they are too long for that, they are asked for again. */
+static void keep_headers(struct request *request, const struct seen *seen) {
+  struct kept *kept = &request->kept;
+  size_t used = 0;
+  kept->count = 0;
+  kept->bits = 0;
+  kept->whole = true;
+  for (size_t i = 0; i < seen->count; i++) {
+    const struct header *header = &seen->all[i];
+    uint64_t bit = header->name.length ? name_bit(header->name.ptr, header->name.length) : 0;
+    if (!(bit & request->names->bits)) continue;
+    size_t name = header->name.length, value = header->value.length;
+    if (kept->count == MOST_KEPT || name > sizeof kept->texts - used || value > sizeof kept->texts - used - name) {
+      kept->whole = false;
+      return;
+    }
+    char *at = kept->texts + used;
+    memcpy(at, header->name.ptr, name);
+    if (value) memcpy(at + name, header->value.ptr, value);
+    kept->all[kept->count++] = (struct header){{at, name}, {at + name, value}};
+    kept->bits |= bit;
+    used += name + value;
+  }
+}
+
+static struct seen kept_headers(void *filter, const struct request *request, struct header all[MOST_HEADERS]) {
+  const struct kept *kept = &request->kept;
+  if (!kept->whole) return look_at_headers(filter, all);
+  return (struct seen){kept->all, kept->count, kept->bits};
 }
 
 static void answer_invalid(void *filter, const struct request *request, const struct balancer_refusal *refusal) {
@@ -232,13 +265,11 @@ static bool refuse(void *filter, struct request *request, const struct balancer_
 }
 
 /* All has been read that is needed. True: the request goes on. */
-static bool judge_request(void *filter, struct request *request, struct seen *seen) {
+static bool judge_request(void *filter, struct request *request, struct seen seen, uint64_t read_ns) {
   struct balancer_refusal refusal;
-  struct balancer_headers headers = {header_of, seen};
-  const struct names *names = atomic_load(&request->attached->names);
-  uint64_t read_ns = now_ns();
+  struct balancer_headers headers = {header_of, &seen};
   request->ask.grpc = request->reader.request.grpc;
-  const struct balancer_request *read = balancer_reader_finish(&request->reader, &names->of, headers, &refusal);
+  const struct balancer_request *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
   request->ask = (struct ask){
     .kind = read->kind,
@@ -265,8 +296,10 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   request->stage = PASSED;
   if (!request->source->kernel.library || !(request->attached = source_take(request->source)))
     return ask_balancer(filter);
-  struct seen seen;
-  if (!atomic_load(&request->attached->names) || !look_at_headers(filter, &seen)) return ask_balancer(filter);
+  struct header all[MOST_HEADERS];
+  if (!(request->names = atomic_load(&request->attached->names))) return ask_balancer(filter);
+  struct seen seen = look_at_headers(filter, all);
+  if (!seen.count) return ask_balancer(filter);
   struct balancer_headers headers = {header_of, &seen};
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
@@ -274,9 +307,10 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   if (end) request->uploaded_ns = request->came_ns;
   if (progress == BALANCER_MORE) {
     request->stage = READING;
+    keep_headers(request, &seen);
     return HEADERS_STOP;
   }
-  return judge_request(filter, request, &seen) ? HEADERS_CONTINUE : HEADERS_STOP;
+  return judge_request(filter, request, seen, request->came_ns) ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
 /* What came last of the body is read; what came before was. */
@@ -300,11 +334,11 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
   if (request->stage == OURS && request->reader.body == BALANCER_GRPC_BODY) {
     /* On its way already; a field that says otherwise than what was decided by must not arrive. */
     struct balancer_refusal refusal;
-    struct seen seen;
-    struct balancer_headers headers = {header_of, &seen};
+    struct seen none = {0};
     if (feed(filter, request) != BALANCER_REFUSED) return BODY_CONTINUE;
-    look_at_headers(filter, &seen);
-    balancer_reader_finish(&request->reader, &atomic_load(&request->attached->names)->of, headers, &refusal);
+    /* Why stands in the reader. */
+    struct balancer_headers headers = {header_of, &none};
+    balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
     answer_invalid(filter, request, &refusal);
     return BODY_STOP_AND_BUFFER;
   }
@@ -313,9 +347,10 @@ HOOKED int HOOK(http_filter_request_body)(void *filter, const void *module, bool
   enum balancer_progress progress = feed(filter, request);
   if (end) progress = balancer_reader_end(&request->reader);
   if (progress == BALANCER_MORE) return BODY_STOP_AND_BUFFER;
-  struct seen seen;
-  look_at_headers(filter, &seen);
-  return judge_request(filter, request, &seen) ? BODY_CONTINUE : BODY_STOP_AND_BUFFER;
+  struct header all[MOST_HEADERS];
+  uint64_t read_ns = end ? request->uploaded_ns : now_ns();
+  bool goes_on = judge_request(filter, request, kept_headers(filter, request, all), read_ns);
+  return goes_on ? BODY_CONTINUE : BODY_STOP_AND_BUFFER;
 }
 
 HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) {
@@ -323,15 +358,17 @@ HOOKED int HOOK(http_filter_request_trailers)(void *filter, const void *module) 
   request->uploaded_ns = now_ns();
   if (request->stage != READING) return HEADERS_CONTINUE;
   balancer_reader_end(&request->reader);
-  struct seen seen;
-  look_at_headers(filter, &seen);
-  return judge_request(filter, request, &seen) ? HEADERS_CONTINUE : HEADERS_STOP;
+  struct header all[MOST_HEADERS];
+  bool goes_on = judge_request(filter, request, kept_headers(filter, request, all), request->uploaded_ns);
+  return goes_on ? HEADERS_CONTINUE : HEADERS_STOP;
 }
 
 /* As `code` of balancer/gateway/verdict.py. */
-static int number_in(void *filter, int kind, struct text name, int absent) {
+static int grpc_status_in(void *filter, int kind) {
+  const int absent = -1;
   struct text found;
-  if (!CALLBACK(http_get_header)(filter, kind, name, &found, 0, NULL) || !found.length || found.length > 3)
+  if (!CALLBACK(http_get_header)(filter, kind, TEXT("grpc-status"), &found, 0, NULL) || !found.length ||
+      found.length > 3)
     return absent;
   int number = 0;
   for (size_t i = 0; i < found.length; i++) {
@@ -341,9 +378,13 @@ static int number_in(void *filter, int kind, struct text name, int absent) {
   return number;
 }
 
-static void ended(struct request *request) {
+/* gRPC's status comes last; with the headers it comes in an answer without a message. */
+static void ended(void *filter, struct request *request, bool trailers) {
+  int *status = &request->ending.grpc_status;
   request->last_byte_ns = now_ns();
   request->whole = true;
+  if (trailers) *status = grpc_status_in(filter, RESPONSE_TRAILERS);
+  if (*status < 0) *status = grpc_status_in(filter, RESPONSE_HEADERS);
 }
 
 /* Whether its end is told: those that end before they are decided about are, too. */
@@ -353,9 +394,7 @@ HOOKED int HOOK(http_filter_response_headers)(void *filter, const void *module, 
   struct request *request = (struct request *)module;
   if (!is_told(request)) return HEADERS_CONTINUE;
   request->first_byte_ns = now_ns();
-  request->ending.http_status = number_in(filter, RESPONSE_HEADERS, TEXT(":status"), 0);
-  request->ending.grpc_status = number_in(filter, RESPONSE_HEADERS, TEXT("grpc-status"), -1);
-  if (end) ended(request);
+  if (end) ended(filter, request, false);
   return HEADERS_CONTINUE;
 }
 
@@ -363,16 +402,14 @@ HOOKED int HOOK(http_filter_response_body)(void *filter, const void *module, boo
   struct request *request = (struct request *)module;
   if (!is_told(request)) return BODY_CONTINUE;
   request->ending.bytes_out += CALLBACK(http_get_body_size)(filter, RECEIVED_RESPONSE_BODY);
-  if (end) ended(request);
+  if (end) ended(filter, request, false);
   return BODY_CONTINUE;
 }
 
 HOOKED int HOOK(http_filter_response_trailers)(void *filter, const void *module) {
   struct request *request = (struct request *)module;
   if (!is_told(request)) return HEADERS_CONTINUE;
-  int status = number_in(filter, RESPONSE_TRAILERS, TEXT("grpc-status"), -1);
-  if (status >= 0) request->ending.grpc_status = status;
-  ended(request);
+  ended(filter, request, true);
   return HEADERS_CONTINUE;
 }
 
@@ -415,8 +452,11 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
     memcpy(ending->endpoint, found.ptr, found.length);
   found.length = 0;
   CALLBACK(http_filter_get_attribute_string)(filter, RESPONSE_CODE_DETAILS, &found);
+  uint64_t attempts = 0, status = 0;
+  /* Envoy has one for clients that left before any came, too. */
+  if (request->first_byte_ns) CALLBACK(http_filter_get_attribute_int)(filter, RESPONSE_CODE, &status);
+  ending->http_status = status < 1000 ? (int)status : 0;
   judge(ending, found, request->whole);
-  uint64_t attempts = 0;
   CALLBACK(http_filter_get_attribute_int)(filter, ATTEMPT_COUNT, &attempts);
   ending->attempts = attempts < UINT_MAX ? (unsigned)attempts : UINT_MAX;
   /* An upload that takes long says nothing of the worker. */

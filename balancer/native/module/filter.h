@@ -4,7 +4,7 @@
 
 #include "decide.h"
 
-enum { MOST_CHUNKS = 64, MOST_HEADERS = 128 };
+enum { MOST_CHUNKS = 64, MOST_HEADERS = 128, MOST_KEPT = 12, KEPT_BYTES = 1024 };
 
 enum stage {
   UNSEEN,  /* Envoy may end it before it is seen here */
@@ -14,9 +14,19 @@ enum stage {
   ENDED
 };
 
+/* Headers that are looked at when the body is there. */
+struct kept {
+  bool whole; /* none of them is missing */
+  size_t count;
+  uint64_t bits; /* `name_bit` of each */
+  struct header all[MOST_KEPT];
+  char texts[KEPT_BYTES];
+};
+
 struct request {
   struct source *source;
   struct attached *attached;
+  const struct names *names; /* in force when its headers came */
   enum stage stage;
   uint64_t came_ns, began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
   bool whole; /* the response was sent to its end */
@@ -24,6 +34,7 @@ struct request {
   struct ask ask;
   struct decision decision;
   struct balancer_reader reader;
+  struct kept kept;
   struct request *next;
 };
 

@@ -253,13 +253,13 @@ static double least(double one, double other) { return other < one ? other : one
 
 bool balancer_deadline(struct balancer_headers headers, struct balancer_span name, const struct balancer_digits *timeout,
                        double *deadline_s, struct balancer_refusal *refusal) {
-  struct balancer_span text = balancer_header(headers, BALANCER_SPAN("grpc-timeout"));
+  struct balancer_span text = balancer_header(headers, BALANCER_SPAN(BALANCER_GRPC_TIMEOUT));
   uint64_t microseconds;
   double value;
   *deadline_s = INFINITY;
   if (text.length) {
     if (!grpc_timeout(text, &value))
-      return refuse_span(refusal, BALANCER_SPAN("grpc-timeout"), text,
+      return refuse_span(refusal, BALANCER_SPAN(BALANCER_GRPC_TIMEOUT), text,
                          "has 1 to 8 digits and a unit of H, M, S, m, u or n");
     *deadline_s = least(*deadline_s, value);
   }

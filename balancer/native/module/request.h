@@ -18,6 +18,8 @@ struct balancer_headers {
   void *context;
 };
 
+#define BALANCER_GRPC_TIMEOUT "grpc-timeout"
+
 /* The headers that may carry what cannot be had without the body, as `HeaderNames` in kserve.py; NULL: none may. */
 struct balancer_names {
   struct balancer_span model, rows, key, sequence, priority, tenant, deadline;
