@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from balancer.commands.admin_client import Balancers
-from balancer.commands.tls_options import FILE, Command, tls_of, tls_options
+from balancer.commands.tls_options import FILE, Command, tls_of, tls_options, together
 from balancer.config.listen import ListenSection
 from balancer.files.schema import split_address
 
@@ -27,7 +27,7 @@ def admin_options(
 
     `name`: of the option with the address, or addresses where there may be several; `default` None: it may be left out.
     """
-    options = (
+    return together(
         click.option(
             name,
             "addresses",
@@ -40,13 +40,6 @@ def admin_options(
         click.option("--token-file", type=FILE, help="Holds the token of admin.token_file."),
         tls_options("questions travel"),
     )
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def balancers_of(

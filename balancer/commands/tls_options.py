@@ -27,6 +27,11 @@ def tls_options(
         click.option(f"{prefix}-cert", type=FILE, help=f"Certificate to show, where {asking} for one."),
         click.option(f"{prefix}-key", type=FILE, help="Its private key."),
     )
+    return together(*options)
+
+
+def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, shown in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
