@@ -22,8 +22,9 @@ from balancer.operate.exposition import PERIOD_S
 from tools.stack.agent import agent_beside
 from tools.stack.child import Child
 from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_port_range, free_ports
+from tools.stack.ports import free_addresses, free_ports
 from tools.stack.tritonserver import TritonServer
+from tools.stack.up import all_workers_ready
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = "identity"
@@ -94,16 +95,7 @@ class Gateway:
         """Start all, and wait until every process can pick from every Triton."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses: dict[str, Any] = {
-            "listen": {
-                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
-                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
-                "admin": f"127.0.0.1:{free_port_range(self.processes)}",
-            },
-            "envoy": {
-                "listen": f"127.0.0.1:{free_ports(1)[0]}",
-                "admin": f"127.0.0.1:{free_ports(1)[0]}",
-                "ready_after_listener": True,
-            },
+            **free_addresses(self.processes),
             "discovery": {"file": "workers.yaml"},
             "processes": self.processes,
         }
@@ -126,7 +118,7 @@ class Gateway:
         """Return once every process is ready and has heard of every Triton."""
         async with asyncio.timeout(_READY_S), aiohttp.ClientSession() as session:
             for process in range(self.processes):
-                while not await self._is_ready(session, f"http://{self.config.admin_address(process)}"):
+                while not await all_workers_ready(session, f"http://{self.config.admin_address(process)}"):
                     await asyncio.sleep(_POLL_S)
         await self.envoy.wait_asks(_READY_S)
 
@@ -188,16 +180,6 @@ class Gateway:
 
     def _agent(self, triton: TritonServer) -> Child:
         return agent_beside(triton, self._reports(), self.directory / f"{triton.name}-agent.log")
-
-    async def _is_ready(self, session: aiohttp.ClientSession, url: str) -> bool:
-        try:
-            async with session.get(f"{url}/ready") as response:
-                if response.status != 200:
-                    return False
-            async with session.get(f"{url}/workers") as response:
-                return all(worker["ready"] for worker in (await response.json())["workers"])
-        except aiohttp.ClientError:
-            return False
 
 
 def without_balancer(options: BootstrapOptions, workers: Sequence[WorkerSpec]) -> str:

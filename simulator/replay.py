@@ -8,7 +8,7 @@ have picked.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from policies.hashing import mix, unit
 from simulator.engine import rows
 
 _BATCH = 4096
+_SAME = ("probabilities", "picks", "fallbacks")
+"""What is compared, in the order of the fields of `Compared`."""
 _MOST_SHOWN = 10
 _IN_FORCE = ("in_force", "published")
 _OTHERS = ("baseline", "rollout")
@@ -117,25 +119,29 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     """
     recorded = np.array([decision.pick for decision in log], np.int64)
     replayed, probability = np.full(len(log), -1, np.int64), np.zeros(len(log))
-    same: defaultdict[RecordedPolicy, Counter[str]] = defaultdict(Counter)
+    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     mismatches: list[Mismatch] = []
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
         as_recorded = policy is None and batch[0].policy.role == "published"
         again = _decide(asked, batch, [log.runs[decision.run] for decision in batch], as_recorded=as_recorded)
         replayed[indices], probability[indices] = again.picks, again.given
-        found = list(_differences(indices, batch, again))
-        mismatches += found
-        same[batch[0].policy].update(decisions=len(batch))
-        same[batch[0].policy].subtract(mismatch.what for mismatch in found)
+        differences = list(_differences(indices, batch, again))
+        mismatches += differences
+        counts = found[batch[0].policy.name, batch[0].policy.role]
+        counts["decisions"] += len(batch)
+        counts.update(mismatch.what for mismatch in differences)
     return ReplayResult(
         recorded=recorded,
         replayed=replayed,
         probability=probability,
-        compared=tuple(_compared(same)),
+        compared=tuple(
+            Compared(*who, counts["decisions"], *(counts["decisions"] - counts[what] for what in _SAME))
+            for who, counts in found.items()
+        ),
         mismatches=tuple(sorted(mismatches, key=lambda mismatch: mismatch.decision)[:_MOST_SHOWN]),
         left_out=np.array([policy is not None and d.policy.role in _OTHERS for d in log], np.bool_),
-        changed=tuple(_changed(log, same)) if policy is None else (),
+        changed=tuple(_changed(log)) if policy is None else (),
     )
 
 
@@ -277,19 +283,10 @@ def _text(values: FloatArray) -> str:
     return " ".join(map(repr, values.tolist()))
 
 
-def _changed(log: DecisionLog, asked: Iterable[RecordedPolicy]) -> Iterator[str]:
+def _changed(log: DecisionLog) -> Iterator[str]:
+    asked = {decision.policy for decision in log}
     for name in sorted({policy.name for policy in asked if policy.is_changed()}):
         yield f"the source of policy {name} is not the one that decided"
     here = arithmetic()
     for there in sorted({run.arithmetic for run in log.runs} - {here}):
         yield f"decided with {there}; here is {here}: exp and log may differ in the last bit"
-
-
-def _compared(same: Mapping[RecordedPolicy, Counter[str]]) -> Iterator[Compared]:
-    """`same` has the decisions of each policy, and minus the differences of each kind."""
-    names: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for asked, counts in same.items():
-        names[asked.name, asked.role].update(counts)
-    for (name, role), counts in names.items():
-        equal = (counts["decisions"] + counts[what] for what in ("probabilities", "picks", "fallbacks"))
-        yield Compared(name, role, counts["decisions"], *equal)

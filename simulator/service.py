@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ OFFLINE = Path(__file__).parent / "data" / "triton_latency_offline.csv"
 ONLINE = Path(__file__).parent / "data" / "triton_latency_online.csv"
 """The same setups under concurrency, with the columns of the other; for predictions, never for fits."""
 
-_PARTS = ("client_send", "network", "server_queue", "compute_input", "compute_infer", "compute_output", "client_recv")
+PARTS = ("client_send", "network", "server_queue", "compute_input", "compute_infer", "compute_output", "client_recv")
 _DEVICE = re.compile(r"\b(A100|A30|A40|V100|T4)\b")
 
 
@@ -46,25 +46,19 @@ class Table:
     rows: tuple[int, ...]
     """Batch sizes, ascending."""
     mean_s: tuple[float, ...]
-    """What the client saw of a request, of which the following are the parts."""
-    client_send_s: tuple[float, ...]
-    network_s: tuple[float, ...]
-    """Network and the server's handling of the request."""
-    server_queue_s: tuple[float, ...]
-    """With one client nobody is ahead, so this is the scheduler's own time."""
-    compute_input_s: tuple[float, ...]
-    compute_infer_s: tuple[float, ...]
-    compute_output_s: tuple[float, ...]
-    """The PyTorch backend waits for the device here rather than in `compute_infer_s`."""
-    client_recv_s: tuple[float, ...]
+    """What the client saw of a request."""
+    parts_s: Mapping[str, tuple[float, ...]]
+    """Of that, by `PARTS`: `network` has the server's handling of the request in it, `server_queue` is the scheduler's
+    time alone, as nobody is ahead of one client, and in `compute_output` the PyTorch backend waits for the device."""
 
     @property
     def service(self) -> ServiceTime:
         """On the device: inference and output; on the host: input. Without these parts: the mean latency."""
-        if not self.compute_infer_s:
+        parts_s = self.parts_s
+        if not parts_s["compute_infer"]:
             return ServiceTime(self.rows, self.mean_s)
-        parts = zip(self.compute_infer_s, self.compute_output_s, strict=True)
-        return ServiceTime(self.rows, tuple(round(sum(part), 9) for part in parts), self.compute_input_s)
+        device_s = zip(parts_s["compute_infer"], parts_s["compute_output"], strict=True)
+        return ServiceTime(self.rows, tuple(round(sum(each), 9) for each in device_s), parts_s["compute_input"])
 
 
 @cache
@@ -90,7 +84,7 @@ def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
         instances=int(rows[0]["instances"] or 0),
         rows=tuple(int(row["batch"]) for row in rows),
         mean_s=seconds("avg"),
-        **{f"{part}_s": seconds(part) for part in _PARTS},
+        parts_s={part: seconds(part) for part in PARTS},
     )
 
 

@@ -98,11 +98,11 @@ def _service(setup: Setup, largest: int, assumed: Assumptions) -> ServiceTime:
     def at(seconds: tuple[float, ...], sizes: npt.NDArray[np.int64]) -> FloatArray:
         return np.interp(sizes, offline.rows, seconds)
 
-    if not offline.compute_infer_s:
+    if not offline.parts_s["compute_infer"]:
         return ServiceTime(tuple(requests.tolist()), tuple(at(offline.mean_s, rows).tolist()))
     padded = 2 ** np.ceil(np.log2(rows)).astype(np.int64) if setup.runtime in assumed.rounds_up else rows
-    device_s = at(offline.compute_infer_s, padded) + at(offline.compute_output_s, padded)
-    host_s = at(offline.compute_input_s, rows)
+    device_s = at(offline.parts_s["compute_infer"], padded) + at(offline.parts_s["compute_output"], padded)
+    host_s = at(offline.parts_s["compute_input"], rows)
     if setup.runtime in assumed.copies_on_stream:
         return ServiceTime(tuple(requests.tolist()), tuple((device_s + host_s).tolist()))
     return ServiceTime(tuple(requests.tolist()), tuple(device_s.tolist()), tuple(host_s.tolist()))
@@ -110,7 +110,7 @@ def _service(setup: Setup, largest: int, assumed: Assumptions) -> ServiceTime:
 
 def _network(setup: Setup, clients: int, assumed: Assumptions) -> Network:
     offline = setup.table
-    parts = (offline.client_send_s, offline.network_s, offline.server_queue_s, offline.client_recv_s)
+    parts = (offline.parts_s[name] for name in ("client_send", "network", "server_queue", "client_recv"))
     fixed_s = sum(float(np.interp(setup.request_rows, offline.rows, part)) for part in parts if part)
     transfer_s = setup.request_rows * setup.deployment.bytes_per_row / assumed.transfer_bytes_per_s
     turn_s = transfer_s * clients / (setup.deployment.instances + 1) / 2

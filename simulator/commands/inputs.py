@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,17 +76,23 @@ def parse_policy(text: str) -> Policy:
         policy = policy_class(name)
     except ValueError as error:
         raise click.BadParameter(f"{name!r}: {error}", param_hint="--policy") from error
-    options = {}
-    for part in filter(None, listed.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r}: {part!r} must be option=value", param_hint="--policy")
-        options[option.strip()] = yaml.safe_load(value)
+    options = assigned(filter(None, listed.split(",")), "--policy", "option=value, such as choices=3")
     checked = validate(options_model(policy), Document(text, options))
     try:
         return policy(**dict(checked)).with_files(read_policy_file)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from error
+
+
+def assigned(texts: Iterable[str], option: str, form: str) -> dict[str, Any]:
+    """`name=value` each, the values as in YAML, for an option of a command; raises `click.BadParameter`."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} must be {form}", param_hint=option)
+        found[name.strip()] = yaml.safe_load(value)
+    return found
 
 
 def load_scenarios(names: Sequence[str], load: float | None = None) -> tuple[Scenario, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from click.core import ParameterSource
 from rich.console import Console
 
@@ -125,22 +124,12 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    settings = _settings(typed.pop("changes", ()))
+    settings = inputs.assigned(typed.pop("changes", ()), "--set", "setting=value, such as pairs=64")
     if "iterations" in typed:
         settings["iterations"] = typed.pop("iterations")
     if typed.get("profile") and not typed.get("from_log"):
         raise click.UsageError("--profile is given, which goes with --from-log: give the log as well")
     return typed | ({"settings": settings} if settings else {})
-
-
-def _settings(changes: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in changes:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r} must be setting=value, such as pairs=64", param_hint="--set")
-        found[name.strip()] = yaml.safe_load(value)
-    return found
 
 
 def _prepared(

@@ -119,14 +119,11 @@ def _latency(latency_s: FloatArray, deadline_s: FloatArray, ok: BoolArray, count
 
 
 def _quantiles(values: FloatArray, chosen: BoolArray, levels: FloatArray) -> FloatArray:
-    """Quantiles of the chosen values of each row by linear interpolation, `(e, k)` to `(e, len(levels))`."""
-    ascending = np.sort(np.where(chosen, values, np.nan), axis=1)  # NaN comes last
-    last = np.maximum(chosen.sum(axis=1)[:, None] - 1, 0)
-    place = last * levels
-    low = np.floor(place).astype(np.int64)
-    below = np.take_along_axis(ascending, low, axis=1)
-    above = np.take_along_axis(ascending, np.minimum(low + 1, last), axis=1)
-    found: FloatArray = below + (place - low) * (above - below)
+    """Quantiles of the chosen values of each row, `(e, k)` to `(e, len(levels))`; NaN where none is chosen."""
+    found = np.full((len(values), len(levels)), np.nan)
+    for row, own in enumerate(chosen):
+        if own.any():
+            found[row] = np.quantile(values[row, own], levels)
     return found
 
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import Rig, go_on
 from support.raw_http2 import Upload
+from support.real_triton import running
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -62,12 +63,8 @@ async def triton(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trit
         log_path=directory / "triton.log",
         extra_args=("--model-control-mode=explicit", "--load-model=identity"),
     )
-    try:
-        await server.start()
-        await server.wait_ready()
+    async with running(server):
         yield server
-    finally:
-        await server.kill()
 
 
 @pytest.fixture(params=["picks", "fails", "is gone"])

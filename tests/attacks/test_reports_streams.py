@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
-from support.reports import Heard, collecting, report_of
+from support.reports import Heard, agent, collecting, report_of
 from support.waiting import eventually
 
 from balancer.core import bounds
 from balancer.core.events import Report, ReportsLost
 from balancer.telemetry import report_pb2
 from balancer.telemetry.codec import ReportEncoder
-from balancer.telemetry.streams import METHOD, Replicas
+from balancer.telemetry.streams import METHOD
 
 Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 
@@ -69,33 +68,19 @@ async def test_a_stranger_that_holds_streams_in_silence_loses_them() -> None:
 async def test_a_forger_of_a_worker_cannot_keep_its_agent_away() -> None:
     """A real agent's stream is ended by a newer one, and is back by itself: it is the worker again."""
     heard = Heard()
-    async with collecting(heard) as (collector, address), connected(address) as method:
-        replicas = Replicas([address])
-
-        async def offer() -> None:
-            number = 0
-            while True:
-                replicas.offer(report_of("w", number := number + 1))
-                await asyncio.sleep(0.01)
-
-        tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
-        try:
-            await heard.report(lambda report: report.stream == 1)
-            forger = method()
-            forged = report_of("w", 1_000_000_000, incarnation=bounds.MAX_COUNT)
-            await forger.write(ReportEncoder().encode(forged))
-            await heard.report(lambda report: report.stream == 2)
-            again = await heard.report(lambda report: report.stream == 3)
-            assert again.incarnation == 1
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                while await forger.read() is not grpc.aio.EOF:
-                    pass
-            assert await forger.code() is grpc.StatusCode.ABORTED
-            assert collector.counts.taken_over == 2
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with collecting(heard) as (collector, address), connected(address) as method, agent(address):
+        await heard.report(lambda report: report.stream == 1)
+        forger = method()
+        forged = report_of("w", 1_000_000_000, incarnation=bounds.MAX_COUNT)
+        await forger.write(ReportEncoder().encode(forged))
+        await heard.report(lambda report: report.stream == 2)
+        again = await heard.report(lambda report: report.stream == 3)
+        assert again.incarnation == 1
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await forger.read() is not grpc.aio.EOF:
+                pass
+        assert await forger.code() is grpc.StatusCode.ABORTED
+        assert collector.counts.taken_over == 2
     # Nobody was without a stream in between, but at the end.
     lost = [index for index, event in enumerate(heard.events) if isinstance(event, ReportsLost)]
     reports = [index for index, event in enumerate(heard.events) if isinstance(event, Report)]

@@ -9,10 +9,32 @@ from typing import Any
 
 import grpc
 
+from balancer.balancer_tls import BalancerTls
 from balancer.core.events import Event, ModelReport, Report
 from balancer.telemetry.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
+from balancer.telemetry.streams import Replicas
 
 _PATIENCE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def agent(address: str, tls: BalancerTls | None = None) -> AsyncIterator[Replicas]:
+    """An agent that reports of worker `w` 100 times a second while the block runs."""
+    replicas = Replicas([address], tls)
+
+    async def offer() -> None:
+        number = 0
+        while True:
+            replicas.offer(report_of("w", number := number + 1))
+            await asyncio.sleep(0.01)
+
+    tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
+    try:
+        yield replicas
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Heard:

@@ -23,7 +23,7 @@ from support.waiting import PATIENCE_S, POLL_S, eventually
 from tools.stack.agent import agent_beside
 from tools.stack.child import Child
 from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_port_range, free_ports
+from tools.stack.ports import free_addresses, free_ports
 from tools.stack.tritonserver import TritonServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,16 +79,7 @@ class Stack:
         """Start everything and wait until every worker is ready for every balancer process, and Envoy asks them."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._addresses = {
-            "listen": {
-                "envoy": f"127.0.0.1:{free_port_range(1 + self.processes)}",
-                "reports": f"127.0.0.1:{free_port_range(self.processes)}",
-                "admin": f"127.0.0.1:{free_port_range(self.processes)}",
-            },
-            "envoy": {
-                "listen": f"127.0.0.1:{free_ports(1)[0]}",
-                "admin": f"127.0.0.1:{free_ports(1)[0]}",
-                "ready_after_listener": True,
-            },
+            **free_addresses(self.processes),
             "discovery": {"file": "workers.yaml"},
             "processes": self.processes,
         }

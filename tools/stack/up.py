@@ -176,7 +176,7 @@ class _Up:
         """Wait until every process has heard of all workers: before that, picks would miss some."""
         async with aiohttp.ClientSession() as session:
             for url in self._admin_urls():
-                while not await _all_workers_ready(session, url):
+                while not await all_workers_ready(session, url):
                     await asyncio.sleep(_POLL_S)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> str | None:
@@ -315,7 +315,8 @@ def _workers(options: UpOptions) -> tuple[list[TritonServer], tuple[WorkerSpec, 
     return tritons, tuple(specs)
 
 
-async def _all_workers_ready(session: aiohttp.ClientSession, url: str) -> bool:
+async def all_workers_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether the balancer with its admin pages there has heard that every worker is ready."""
     try:
         async with session.get(f"{url}/ready") as response:
             if response.status != 200:

@@ -17,6 +17,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
 from support.certificates import Authority
 from support.envoy_fakes import Rig
+from support.real_triton import running
 from support.reports import Heard, collecting
 from support.waiting import eventually
 
@@ -49,12 +50,8 @@ def triton_at(ports: list[int], log_path: Path, *further: str) -> TritonServer:
 @pytest.fixture
 async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
     server = triton_at(free_ports(3), tmp_path / "triton.log")
-    try:
-        await server.start()
-        await server.wait_ready()
+    async with running(server):
         yield server
-    finally:
-        await server.kill()
 
 
 @contextlib.asynccontextmanager

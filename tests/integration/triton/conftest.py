@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 import tritonclient.http
+from support.real_triton import running
 
 from tools.stack.ports import free_ports
 from tools.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
@@ -45,12 +46,8 @@ async def triton(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trit
         log_path=directory / "triton.log",
         environment={"EMULATED_GPU": "T4"},
     )
-    try:
-        await server.start()
-        await server.wait_ready()
+    async with running(server):
         yield server
-    finally:
-        await server.kill()
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_simulate_takes_all_policies_several_scenarios_and_files(tmp_path: Path)
         (("--policy", "wlp"), "'wlp': there is no such policy; did you mean \"wlpr\"?"),
         (("--policy", "power_of_two:choises=3"), 'choises: unknown field (its value is 3); did you mean "choices"?'),
         (("--policy", "power_of_two:choices=0"), "power_of_two:choices=0: choices: 0 is not allowed"),
-        (("--policy", "wlpr:x"), "'wlpr:x': 'x' must be option=value"),
+        (("--policy", "wlpr:x"), "'x' must be option=value, such as choices=3"),
         (("--scenario", "homogenous-steady"), 'did you mean "homogeneous-steady"?'),
         (("--scenario", "homogeneous-steady"), "homogeneous-steady is given twice: drop one"),
         (("--policy", "wlpr", "--baseline", "random"), "'random' is not compared here: add --policy random"),

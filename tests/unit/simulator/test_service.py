@@ -32,7 +32,7 @@ def test_device_and_host_seconds_are_the_rows_of_the_source() -> None:
 
 def test_what_pytorch_waits_for_in_the_output_is_on_the_device() -> None:
     each = table("TFT", TFT_PYTORCH)
-    assert (each.compute_infer_s[-1], each.compute_output_s[-1]) == (0.0056, 0.0702)
+    assert (each.parts_s["compute_infer"][-1], each.parts_s["compute_output"][-1]) == (0.0056, 0.0702)
     assert table("TFT", TFT_PYTORCH).service.device_s[-1] == pytest.approx(0.0758)
     assert table("TFT", TFT_PYTORCH).service.host_s[-1] == 0.0032
 
@@ -46,16 +46,8 @@ def test_without_a_breakdown_the_mean_latency_stands_for_the_device() -> None:
 def test_overheads_add_up_to_what_the_client_saw() -> None:
     each = table("GPUNet-05ms-D", "NVIDIA DGX A100 (1x A100 80GB), ONNX Runtime with FP16")
     assert (each.max_batch_rows, each.instances) == (64, 2)
-    parts = (
-        each.client_send_s,
-        each.network_s,
-        each.server_queue_s,
-        each.compute_input_s,
-        each.compute_infer_s,
-        each.compute_output_s,
-        each.client_recv_s,
-    )
-    assert [sum(part) for part in zip(*parts, strict=True)] == pytest.approx(list(each.mean_s), rel=0.02)
+    parts_s = zip(*each.parts_s.values(), strict=True)
+    assert [sum(parts) for parts in parts_s] == pytest.approx(list(each.mean_s), rel=0.02)
 
 
 @pytest.mark.parametrize(

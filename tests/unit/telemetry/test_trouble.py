@@ -9,12 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from support.reports import Heard, report_of
+from support.reports import Heard, agent
 from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
 from balancer.telemetry.collector import SERVER_OPTIONS, Collector
-from balancer.telemetry.streams import Replicas
 from balancer.telemetry.trouble import Said, Trouble
 from tools.stack.ports import free_ports
 
@@ -58,25 +57,6 @@ def credentials(authority: Authority, *, clients: Authority | None = None, name:
     client_ca = clients.file.read_bytes() if clients else None
     pair = (key.read_bytes(), chain.read_bytes())
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=clients is not None)
-
-
-@contextlib.asynccontextmanager
-async def agent(address: str, tls: BalancerTls | None = None) -> AsyncIterator[Replicas]:
-    replicas = Replicas([address], tls)
-
-    async def offer() -> None:
-        number = 0
-        while True:
-            replicas.offer(report_of("w", number := number + 1))
-            await asyncio.sleep(0.01)
-
-    tasks = [asyncio.create_task(replicas.run()), asyncio.create_task(offer())]
-    try:
-        yield replicas
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""A real Triton that runs while a block does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tools.stack.tritonserver import TritonServer
+
+
+@asynccontextmanager
+async def running(server: TritonServer) -> AsyncIterator[TritonServer]:
+    """Ready, until the block ends."""
+    try:
+        await server.start()
+        await server.wait_ready()
+        yield server
+    finally:
+        await server.kill()
