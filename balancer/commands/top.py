@@ -23,7 +23,13 @@ from balancer.operate.page.document import DOCUMENT, Document, Number
 _PERIOD_S = 1.0
 _EVENTS = 5
 _PIPE_COLUMNS = 160
-_STYLES = {"ready": "green", "listed": "green", "draining": "yellow", "no report": "yellow"}
+_STYLES = {
+    "ready": "green",
+    "listed": "green",
+    "draining": "yellow",
+    "drained by hand": "yellow",
+    "no report": "yellow",
+}
 _TROUBLE = "bold red"
 _EPILOG = """\b
 Examples:

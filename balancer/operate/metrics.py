@@ -26,7 +26,7 @@ from balancer.operate.metric_sources import ConfigInForce, Envoys, Expiring, Has
 from policies.columns import DECLARED, columns_of
 
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
-_LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DECISION_BUCKETS_S = (1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _MOST_POLICIES = 256
@@ -56,13 +56,13 @@ class Metrics:
             "balancer_request_duration_seconds",
             "Latency of the worker's answer, successful unary inference",
             ("model", "worker"),
-            _LATENCY_BUCKETS_S,
+            LATENCY_BUCKETS_S,
         )
         self.first_byte = Histograms(
             "balancer_first_byte_seconds",
             "Until the worker's answer began, successful unary inference",
             ("model",),
-            _LATENCY_BUCKETS_S,
+            LATENCY_BUCKETS_S,
         )
         self._received = self._series("received_bytes", "Bodies of the requests that workers got", "model")
         self._sent = self._series("sent_bytes", "Bodies of their answers", "model")

@@ -47,6 +47,8 @@ class PageFleet:
         self.journal = Journal()
         self.state = ConfigState(Config(), "balancer.yaml", 1000.0)
         self.not_ready = ""
+        self.drained: set[str] = set()
+        """By hand."""
 
     def report(self, name: str, number: int = 1, **fields: Any) -> None:
         reported = [model(each, pending=float(len(name) % 3)) for each in self.models]
@@ -77,6 +79,7 @@ class PageFleet:
             self.state,
             self.journal,
             0,
+            self.drained,
         )
 
     def maker(self) -> Maker:

@@ -92,7 +92,9 @@ class Admin:
         pages = (self._ready, self._live, self._metrics, self._workers, self._explain)
         named = (*pages, self._guard, self._recent, self._config)
         self._page = page(_PAGES)
-        sources = Sources(router, metrics, clock, readiness, recent, config, journal or Journal(), process)
+        sources = Sources(
+            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or ()
+        )
         self._maker = Maker(sources)
         self._watchers = Watchers(section.max_watchers)
         self._pages: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {

@@ -44,7 +44,7 @@ class Worker:
 
     name: str
     state: str
-    """`ready`, `not ready`, `silent`, `draining`, or `no report`."""
+    """`ready`, `not ready`, `silent`, `drained by hand`, `draining` (by its agent or discovery), or `no report`."""
     why_not: list[str]
     """Why it would get no request for the model; empty: it may."""
     device: str

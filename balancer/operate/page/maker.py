@@ -6,8 +6,8 @@ import importlib.metadata
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ _MOST_KEPT = 16
 """Documents, each of another question."""
 _MOST_INPUTS = 20
 _MOST_PROBLEMS = 20
-_TROUBLE = ("silent", "no report", "not ready", "draining")
+_BY_HAND = "drained by hand"
+_TROUBLE = ("silent", "no report", "not ready", _BY_HAND, "draining")
 """States in the order in which workers are told where not all are."""
 
 
@@ -65,6 +66,8 @@ class Sources:
     config: ConfigState
     journal: Journal
     process: int
+    drained: Container[str] = ()
+    """Workers that are drained by hand."""
 
 
 class Maker:
@@ -99,7 +102,8 @@ class Maker:
         if asked is None and (models or not router.settings.reports_required):
             asked = Request(models[0] if models else ANY_MODEL)
         why = {} if asked is None else explain(router, asked, now_s)
-        workers = _workers(router, asked or Request(""), why, (span_s, parts), now_s)
+        told = _workers(router, asked or Request(""), why, (span_s, parts), now_s)
+        workers = [replace(each, state=_BY_HAND) if each.name in sources.drained else each for each in told]
         shown = sorted(workers, key=_trouble)[:MOST_WORKERS] if len(workers) > MOST_WORKERS else workers
         return Document(
             at_s=time.time(),

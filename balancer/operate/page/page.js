@@ -93,8 +93,8 @@ function draw(shown, columns, items) {
 const number = (title, field, written, says) => ({ title, says, value: (x) => x[field], cell: (x) => ({ text: written(x[field]) }) });
 const text = (title, field, kind) => ({ title, text: true, value: (x) => x[field], cell: (x) => ({ text: x[field], kind }) });
 
-const STATES = { ready: "good", listed: "good", draining: "warn", "not ready": "bad", silent: "bad", "no report": "warn" };
-const TROUBLE = ["silent", "not ready", "no report", "draining"];
+const STATES = { ready: "good", listed: "good", draining: "warn", "drained by hand": "warn", "not ready": "bad", silent: "bad", "no report": "warn" };
+const TROUBLE = ["silent", "not ready", "no report", "drained by hand", "draining"];
 const trouble = (worker) => (TROUBLE.includes(worker.state) ? TROUBLE.indexOf(worker.state) : TROUBLE.length);
 const device = (x) => ({ text: [x.device, x.utilisation === null ? "" : share(x.utilisation)].filter(Boolean).join(", ") });
 const errors = (x) => ({ text: count(x.errors), kind: x.errors ? "bad" : "" });

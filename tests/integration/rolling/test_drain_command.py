@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +61,23 @@ async def drained(balancer: BalancerAlone) -> tuple[bool, bool]:
     return worker["draining"], worker["drained_by_hand"]
 
 
+async def shown(shell: Shell, balancer: BalancerAlone) -> str:
+    """The worker's state as `balancer top` has it."""
+    _, said = await shell.run("top", "--once", "--balancer", balancer.admin)
+    (cells,) = (re.split(" {2,}", line.strip()) for line in said.splitlines() if line.split()[:1] == [W0])
+    return cells[1]
+
+
 async def test_a_worker_is_drained_and_undrained(balancer: BalancerAlone, shell: Shell) -> None:
     at = ("--balancer", balancer.admin)
     assert await shell.run("drain", W0, *at) == (0, f"{W0} gets nothing new\n")
     assert await drained(balancer) == (True, True)
     assert await balancer.metric("balancer_worker_drained", worker=W0) == 1
+    assert await shown(shell, balancer) == "drained by hand"
     assert await shell.run("drain", W0, *at, "--wait") == (0, f"{W0} is drained: nothing is left there\n")
     assert await shell.run("undrain", W0, *at) == (0, f"{W0} is no longer drained by hand\n")
     assert await drained(balancer) == (False, False)
+    assert await shown(shell, balancer) != "drained by hand"
     assert '"worker drained by hand"' in balancer.log_path.read_text()
 
 

@@ -384,6 +384,19 @@ def test_pools_scale_by_metrics_that_the_adapter_makes_of_what_is_exported() -> 
     assert len(queries(found)) == 2 * len(pools)
 
 
+def test_hpa_and_keda_scale_at_the_pace_of_the_values() -> None:
+    paced = {"scaleDown": {"policies": [{"type": "Percent", "value": 25, "periodSeconds": 60}]}}
+    values = yaml.safe_load((EXAMPLES["fleet"].parents[1] / "values.yaml").read_text())["autoscaling"]["behavior"]
+    for given, wanted in ({}, values), ({"autoscaling.behavior.scaleDown": paced["scaleDown"]}, paced):
+        hpas = of_kind(rendered(EXAMPLES["fleet"], values=given), "HorizontalPodAutoscaler")
+        keda = of_kind(rendered(EXAMPLES["secrets"], values=given), "ScaledObject")
+        found = [each["spec"]["behavior"] for each in hpas]
+        found += [each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] for each in keda]
+        assert len(found) >= 2
+        for each in found:
+            assert each["scaleDown"]["policies"] == wanted["scaleDown"]["policies"]
+
+
 @pytest.mark.parametrize("name", ["fleet", "secrets"])
 def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> None:
     found = example(name)

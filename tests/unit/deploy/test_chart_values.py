@@ -66,6 +66,8 @@ REFUSED_BY_SCHEMA = {
     "triton.agent.reportHz": (5, "triton.agent.reportHz: Must be greater than or equal to 20"),
     "certificates.source": ("vault", "certificates.source must be one of the following"),
     "triton.drain.exitTimeoutSeconds": ("30s", "triton.drain.exitTimeoutSeconds: Invalid type"),
+    "autoscaling.behavior.scaleDown.policies": ([{"type": "Pods"}], "value is required"),
+    "autoscaling.behavior.scaledown": ({}, "must be one of"),
     "autoscaling.kind": ("vpa", "autoscaling.kind must be one of the following"),
     "images.triton.tag": ("24.10 py3", "images.triton.tag: Does not match pattern"),
 }

@@ -221,6 +221,28 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     assert [log["name"] for log in manager(deciding)["access_log"]] == ["envoy.access_loggers.file"]
 
 
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -> None:
+    traces = TraceOptions("127.0.0.1:4317", 0.01, "edge", follow_clients=True) if traced else None
+    asked = BootstrapOptions(traces=traces)
+    native = dataclasses.replace(asked, native=NativeOptions(Path("/m.so"), Path("/k.so"), Path("/run/shared")))
+
+    def logs(listener: Any) -> dict[str, bool]:
+        """Names of the logs that the balancer gets, and whether they tell the header."""
+        made = [
+            each["typed_config"] for each in listener["filter_chains"][0]["filters"][0]["typed_config"]["access_log"]
+        ]
+        return {
+            each["common_config"]["log_name"]: "traceparent" in each["additional_request_headers_to_log"]
+            for each in made
+        }
+
+    outer, asking = rendered(native)["static_resources"]["listeners"]
+    assert logs(rendered(asked)["static_resources"]["listeners"][0]) == {"outcomes": traced}
+    assert logs(asking) == {"outcomes": traced}
+    assert logs(outer) == ({"traced": True} if traced else {})
+
+
 def test_metadata_is_for_a_log_alone() -> None:
     """Each request would pay for it."""
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))

@@ -53,6 +53,16 @@ def test_workers_have_a_state_and_the_reason_why_they_get_none() -> None:
     assert "its report stream broke" in shown.workers[1].why_not[0]
 
 
+def test_who_drained_a_worker_is_told() -> None:
+    fleet = PageFleet(3)
+    fleet.report("worker-0", 2, draining=True)
+    fleet.report("worker-1", 2, draining=True)
+    fleet.drained.add("worker-1")
+    shown = read(fleet)
+    assert [worker.state for worker in shown.workers] == ["draining", "drained by hand", "ready"]
+    assert shown.states == {"draining": 1, "drained by hand": 1, "ready": 1}
+
+
 def test_a_silent_worker_is_told_by_its_age() -> None:
     fleet = PageFleet(2)
     fleet.now_s += 100

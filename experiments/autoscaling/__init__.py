@@ -1,0 +1,1 @@
+"""The chart's HorizontalPodAutoscaler over simulated fleets: does what it scales on follow the offered load?"""
