@@ -45,7 +45,7 @@ async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_o
                 assert (await rest_status(rig, {"traceparent": parent}))[0] == 200, parent
                 if parent.isascii():
                     assert (await grpc_status(rig, traceparent=parent))[0] == grpc.StatusCode.OK, parent
-            long = {"tracestate": "a=" + "b" * 1200, "user-agent": "u" * 1200, "x-request-id": "r" * 1200}
+            long = {"tracestate": "a=" + "b" * 1200, "user-agent": "u" * 1200, "x-request-id": "r" * 200}
             for headers in ({"traceparent": GOOD, **long}, long, {"tracestate": ",=,=\x09"}):
                 assert (await rest_status(rig, headers))[0] == 200
             path = "/v2/models/m/infer?" + "q" * 1000
