@@ -23,6 +23,10 @@ from balancer.security import exposure
 CHANGES, RESTARTS = 3, 4
 """Exit statuses of `--against`; 1 and 2 are those of errors."""
 
+_MOST_FIELDS, _MOST_DEPTH, _MOST_OVERRIDES, _MOST_CHARACTERS = 100_000, 16, 256, 1024
+"""Of what is believed to be the config of a balancer: fields, sections in sections, fields of its command line, and the
+characters of a name."""
+
 _EPILOG = """\b
 Examples:
   balancer check balancer.yaml
@@ -82,8 +86,22 @@ def _in_force(balancer: Balancers) -> tuple[dict[str, Any], Overrides]:
     try:
         shown = json.loads(asyncio.run(balancer.get("/config")))
         in_force, values = shown["config"], shown["overrides"]
-        if not isinstance(in_force, dict) or not isinstance(values, dict):
+        if not _is_bounded(in_force, _MOST_FIELDS) or not _is_bounded(values, _MOST_OVERRIDES):
             raise TypeError
         return in_force, Overrides(values)
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         raise AnswerError(f"{balancer.addresses[0]}: /config is not that of a balancer of this version") from error
+
+
+def _is_bounded(section: Any, most_fields: int) -> bool:
+    """Whether it is a section no larger than that of a balancer: what answers may be anything."""
+    if not isinstance(section, dict):
+        return False
+    fields, below = 0, [(section, 0)]
+    while below:
+        one, depth = below.pop()
+        fields += len(one)
+        if fields > most_fields or depth > _MOST_DEPTH or any(len(name) > _MOST_CHARACTERS for name in one):
+            return False
+        below += [(value, depth + 1) for value in one.values() if isinstance(value, dict)]
+    return True

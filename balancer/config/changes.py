@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +61,22 @@ def words_of(found: list[Change]) -> list[str]:
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    sections_before, sections_after = _sections(before), _sections(after)
     for field in sorted(before.keys() | after.keys()):
         was, becomes = before.get(field, _ABSENT), after.get(field, _ABSENT)
-        if was == becomes or _gives_way(field, was, after) or _gives_way(field, becomes, before):
+        if was == becomes or _gives_way(field, was, sections_after) or _gives_way(field, becomes, sections_before):
             continue
         yield field, was, becomes
 
 
-def _gives_way(field: str, value: Any, others: Mapping[str, Any]) -> bool:
+def _sections(fields: Iterable[str]) -> set[str]:
+    """What dotted fields are in: once for all, as models may be many."""
+    return {field[: dot.start()] for field in fields for dot in re.finditer(r"\.", field)}
+
+
+def _gives_way(field: str, value: Any, sections: Collection[str]) -> bool:
     """Whether it is but an empty section, where the other config has fields of that section: these are told."""
-    return not (value or value is _ABSENT) and any(other.startswith(f"{field}.") for other in others)
+    return not (value or value is _ABSENT) and field in sections
 
 
 def _change(field: str, was: Any, becomes: Any) -> Change:

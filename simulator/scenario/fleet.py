@@ -13,7 +13,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from balancer.core.settings import Settings
-from balancer.discovery.workers import ZONE
 from balancer.files.schema import Positive, StrictModel, did_you_mean, field_error
 from simulator.spec import (
     Autoscale,
@@ -31,7 +30,7 @@ from simulator.spec import (
     WorkerSpec,
 )
 
-Zone = Annotated[str, StringConstraints(pattern=ZONE)]
+Zone = Annotated[str, StringConstraints(max_length=63)]
 Table = Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]]
 
 _AT_LEAST = {

@@ -157,6 +157,42 @@ async def test_a_stranger_cannot_blow_up_explain(balancer: Balancer) -> None:
     assert not await balancer.sample('balancer_handler_errors_total{handler="admin"}')
 
 
+async def test_a_stranger_cannot_drain_with_what_is_no_question_of_this_machine(balancer: Balancer) -> None:
+    """Bodies, names, pages of a browser: nothing is drained, nothing is kept, and the log stays as short."""
+    worker = f"/drain?worker={WORKER['name']}"
+
+    async def drained() -> bool:
+        return bool(json.loads((await balancer.get(worker))[1])["drained_by_hand"])
+
+    def post(path: str, *headers: str, body: str = "") -> bytes:
+        return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *headers, "", body]).encode()
+
+    log = balancer.log_path.stat().st_size
+    huge = (["Content-Length: 10000000000"], ["Transfer-Encoding: chunked"])
+    for headers in huge:
+        assert (await balancer.send(post(worker, *headers, body="1\r\nx\r\n")))[0] in (0, 413)
+    for origin in ("null", "http://evil.example", f"http://{balancer.admin}"):
+        assert (await balancer.send(post(worker, f"Origin: {origin}")))[0] == 403
+    for query, status in {
+        "/drain": 400,
+        "/drain?worker=": 400,
+        f"/drain?worker={'w' * 300}": 400,
+        "/drain?worker=w%00": 404,
+        f"{worker}&force=1": 400,
+        f"/undrain?worker={WORKER['name']}%0a": 404,
+    }.items():
+        assert (await balancer.send(post(query)))[0] == status, query
+    for number in range(200):
+        status, body = await balancer.send(post(f"/drain?worker=w%1b{number}"))
+        assert (status, "\x1b" in body) == (404, False)
+    assert not await drained()
+    assert balancer.log_path.stat().st_size < log + 2000
+    assert not await balancer.sample('balancer_handler_errors_total{handler="admin"}')
+    # It is no mere refusal of everything.
+    assert (await balancer.send(post(worker)))[0] == 200
+    assert await drained()
+
+
 async def _is(balancer: Balancer, line: str, value: float) -> bool:
     return await balancer.sample(line) == value
 

@@ -63,7 +63,7 @@ def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
     mask, done_s, tier = x.desk.mask[e], x.desk.pending[e], x.desk.tier
     for w in range(len(mask)):
         done_s[w] = completion_s(x, e, w, first + w, ask, now_s) if mask[w] else np.inf
-    reach = next_tier(x, e, first, -1)
+    reach = next_tier(x, e, first, -1.0)
     while is_late(x, e, first, reach):
         reach = next_tier(x, e, first, reach)
     for w in range(len(mask)):
@@ -71,7 +71,7 @@ def keep_near(x: Books, e: int, first: int, ask: Ask, now_s: float) -> int:
     return among(x, e)
 
 
-def is_late(x: Books, e: int, first: int, reach: int) -> bool:
+def is_late(x: Books, e: int, first: int, reach: float) -> bool:
     """Whether a worker farther than the tier `reach` is done sooner by more than the bound than all up to there.
 
     As `keep_near` left it in `Desk.pending`; none is where nobody is farther.
@@ -85,9 +85,9 @@ def is_late(x: Books, e: int, first: int, reach: int) -> bool:
     return bool(near_s > far_s + x.desk.settings[e, ZONE_BOUND_S])
 
 
-def next_tier(x: Books, e: int, first: int, after: int) -> int:
+def next_tier(x: Books, e: int, first: int, after: float) -> float:
     """The least tier above `after` of those in `Desk.mask`; `after` where there is none."""
-    found = -1
+    found = -1.0
     for w in range(x.desk.mask.shape[1]):
         tier = x.desk.tier[first + w]
         if x.desk.mask[e, w] and tier > after and (found < 0 or tier < found):

@@ -80,7 +80,7 @@ class Desk(NamedTuple):
     """When each worker's last report was received, by `r`; minus infinity: none, or its stream broke."""
     since_s: FloatArray = array("r", start=-np.inf)
     """When each worker's first report was received, by `r`; minus infinity: none was yet."""
-    tier: AnyArray = array("r", np.int64)
+    tier: FloatArray = array("r")
     """How far each worker's zone is from the balancer, by `r`: 0 is near, see `balancer.core.worker.tier_of`."""
     mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""

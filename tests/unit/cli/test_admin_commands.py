@@ -105,6 +105,40 @@ async def test_an_answer_that_is_no_balancers_is_refused_and_not_obeyed(body: by
             assert "Traceback" not in result.output
 
 
+DEEP = 900
+"""As deep as JSON may be in Python; what goes over it goes deeper."""
+HOSTILE = {
+    "deep sections": b'{"overrides": {}, "config": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
+    "deeper than can be read": b'{"config": ' + b"[" * 100_000,
+    "empty sections without number": b'{"overrides": {}, "config": {"seed": 1'
+    + b"".join(b', "%d": {}' % number for number in range(250_000))
+    + b"}}",
+    "a name of many parts": b'{"overrides": {}, "config": {"' + b"a." * 200_000 + b'": {}}}',
+    "overrides without number": b'{"config": {}, "overrides": {"x": 1'
+    + b"".join(b', "%d": 1' % number for number in range(10_000))
+    + b"}}",
+    "a long override": b'{"config": {}, "overrides": {"' + b"seed" * 100_000 + b'": 1}}',
+    "an override that a terminal would obey": b'{"config": {}, "overrides": {"models.\\u001b[2J": 3}}',
+    "an override of a file": b'{"config": {}, "overrides": {"policy": {"name": "learned", "file": "/dev/zero"}}}',
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_an_answer_made_to_hang_or_break_the_command_is_refused_in_words(kind: str) -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=HOSTILE[kind])
+
+    async with TestServer(_application(handler)) as server:
+        arguments = ["check", "-", "--against", str(server.make_url(""))]
+        result = await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, input="{}")
+    assert result.exit_code == 1, result.output[-500:]
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    assert len(result.output) < 5_000
+    assert all(character.isprintable() or character == "\n" for character in result.output)
+
+
 def _application(handler: Any) -> web.Application:
     application = web.Application()
     application.router.add_route("*", "/{page}", handler)

@@ -247,6 +247,33 @@ def test_an_unknown_name_gets_a_hint() -> None:
         ),
         (
             "[{count: 2}]",
+            "[{zone: a}]\n  zones: [a, b]",
+            'fleet.zones: ["a", "b"] is not allowed: must be as many as there are balancers, 1, or none',
+        ),
+        ("[{count: 2}]", f"[{{zone: {'z' * 64}}}]", "fleet.workers[0].zone: "),
+        (
+            "[{count: 2}]",
+            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {c: {a: 1}}}",
+            'network.across_s.c: "c" is not allowed: no balancer is there; known here: b',
+        ),
+        (
+            "[{count: 2}]",
+            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {b: {b: 1}}}",
+            'network.across_s.b.b: "b" is not allowed: no worker is there; known here: a',
+        ),
+        (
+            "[{count: 2}]",
+            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {b: {a: -1}}}",
+            "network.across_s.b.a: -1.0 is not allowed: must be at least 0",
+        ),
+        (
+            "{load: 0.5}",
+            "{load: 0.5, balancers: [1, 2]}",
+            "workload.balancers: [1.0, 2.0] is not allowed: must be as many as there are balancers, 1",
+        ),
+        ("{load: 0.5}", "{load: 0.5, balancers: [0]}", "balancers: [0.0] is not allowed: must have a weight above 0"),
+        (
+            "[{count: 2}]",
             "[{}]\n  faults: [{kind: join, worker: worker-0, at_s: 1}]",
             "is there from the start: give its group `present: false`",
         ),

@@ -1,5 +1,6 @@
 import math
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,16 @@ def test_equal_seeds_give_equal_runs_and_others_others() -> None:
 def test_a_longer_run_begins_as_a_shorter_one() -> None:
     long, short = columns(MIX.arrivals(FLEET, 500, 5)), columns(MIX.arrivals(FLEET, 100, 5))
     assert {name: values[:100] for name, values in long.items()} == short
+
+
+def test_requests_fall_to_balancers_by_their_weights_and_nothing_else_changes() -> None:
+    plain, weighted = MIX, replace(MIX, balancers=(3.0, 0.0, 1.0))
+    one, two = plain.arrivals(FLEET, 20_000, 1), weighted.arrivals(FLEET, 20_000, 1)
+    assert np.bincount(two.balancer, minlength=3) / 20_000 == pytest.approx([0.75, 0.0, 0.25], abs=0.02)
+    for name in COLUMNS:
+        assert np.array_equal(getattr(one, name), getattr(two, name)) == (name != "balancer")
+    with pytest.raises(ValueError, match=r"balancers is \(1.0,\): give a weight for each of the fleet's 3 balancers"):
+        replace(MIX, balancers=(1.0,)).arrivals(FLEET, 10, 1)
 
 
 def test_another_mix_changes_neither_times_nor_balancers_nor_keys() -> None:
