@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from balancer.core.kernel import picking
 from balancer.core.kernel.answers import is_shipped
+from balancer.core.trials.steering import PUBLISHED
 from balancer.operate.decision_log.lines import COLUMNS, arithmetic
 from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
@@ -28,8 +29,8 @@ _BATCH = 4096
 _SAME = ("probabilities", "picks", "fallbacks")
 """What is compared, in the order of the fields of `Compared`."""
 _MOST_SHOWN = 10
-_IN_FORCE = ("in_force", "published")
-_OTHERS = ("baseline", "rollout")
+_IN_FORCE = ("in_force", PUBLISHED["in_force"])
+_OTHERS = ("baseline", "rollout", PUBLISHED["baseline"], PUBLISHED["rollout"])
 """Roles of policies that decided instead of the one in force."""
 
 
@@ -123,7 +124,8 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     mismatches: list[Mismatch] = []
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
-        as_recorded = policy is None and batch[0].policy.role == "published"
+        role = batch[0].policy.role
+        as_recorded = role in PUBLISHED.values() and (policy is None or role not in _IN_FORCE)
         again = _decide(asked, batch, [log.runs[decision.run] for decision in batch], as_recorded=as_recorded)
         replayed[indices], probability[indices] = again.picks, again.given
         differences = list(_differences(indices, batch, again))

@@ -23,7 +23,7 @@ from balancer.core.fleet import Fleet
 from balancer.core.keys import OF_SEQUENCES, STICKY
 from balancer.core.router import Answered, Decision
 from balancer.core.settings import EstimatorSettings
-from balancer.core.trials.steering import Role
+from balancer.core.trials.steering import PUBLISHED, Role
 from balancer.core.view import LiveView, View, column
 from balancer.front.folder import JOURNAL, Folder
 from balancer.front.journal_layouts import ASKED, ENDED, JOURNAL_RING_BYTES, SEEN, RecordFlag, RecordKind
@@ -354,7 +354,7 @@ def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
         if policy is None:
             raise ValueError("a decider that there is not")
         if each.published:
-            role = "published"
+            role = PUBLISHED[role]
         shown = Columns(
             eligible[place], basis.weight, basis.name_hash, **{name: columns[name][place] for name in _COLUMNS}
         )

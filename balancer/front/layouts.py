@@ -232,6 +232,7 @@ _TABLE = Struct(
     (
         ("hash", np.uint64, "of the entry's model and version"),
         ("column", np.int64, "of the entry"),
+        ("decider", np.uint64, "enum decider, whose policy it is of"),
         ("rows", np.float64, ""),
         ("priority", np.float64, ""),
         ("reads", np.uint64, "enum reads"),

@@ -93,18 +93,20 @@ class SharedRouter(Router):
             return "there is no room to tell of decisions for the decision log"
         if any(self._compiled) or self.publishes:
             return ""
-        return f"policy {self.policy.name} is not compiled, and {self._unpublished()}"
+        return f"policy {self.policy.name} is not compiled, and published for at most {MOST_PUBLISHED} workers"
 
     @property
     def publishes(self) -> bool:
-        """Whether Envoys decide by tables of the policy's probabilities."""
-        return not self._compiled[0] and not self._unpublished()
+        """Whether Envoys decide by tables of a policy's probabilities."""
+        return bool(self._tabled)
 
-    def _unpublished(self) -> str:
-        """Why a policy is not published; empty: it is."""
-        if self.steering is not None:
-            return "not published while a guard, a rollout or a shadow compares policies"
-        return f"published for at most {MOST_PUBLISHED} workers" if len(self.fleet.workers) > MOST_PUBLISHED else ""
+    @property
+    def _tabled(self) -> dict[int, Policy]:
+        """The policies that Envoys decide by tables of, as `Decider`."""
+        if len(self.fleet.workers) > MOST_PUBLISHED:
+            return {}
+        named = zip((Decider.POLICY, Decider.BASELINE, Decider.NEW), self._policies, self._compiled, strict=True)
+        return {int(by): policy for by, policy, compiled in named if policy is not None and not compiled}
 
     def _told_of_policies(self) -> None:
         """The policies that may decide, beside the hashes, and whether they are compiled."""
@@ -331,8 +333,9 @@ class SharedRouter(Router):
             try:
                 decision = super().route(request, now_s, subset)
                 self._trials.claimed()
-                if self.publishes and subset is None and self._policy_for(request, self.policy) is self.policy:
-                    self.tables.wish(request, self.fleet, now_s)
+                for decider, policy in self._tabled.items() if subset is None else ():
+                    if policy.name == decision.policy and self._policy_for(request, policy) is policy:
+                        self.tables.wish(request, self.fleet, now_s, decider)
                 return decision
             finally:
                 self.state.number = self._number if owed is None else following
@@ -349,23 +352,24 @@ class SharedRouter(Router):
             return super().answer_now(request, now_s)
 
     def publish_tables(self, now_s: float) -> float:
-        """Ask a policy that is not compiled, and have Envoys decide by its answers; returns when to do so again, in
+        """Ask policies that are not compiled, and have Envoys decide by their answers; returns when to do so again, in
         seconds.
         """
-        if not self.publishes:
+        if not (policies := self._tabled):
             return _IDLE_S
         if not len(self.tables):
             return PERIOD_S
         with self._alone():
             self.tables.read(self.fleet, now_s)
         # Nothing else of this process runs meanwhile, so rows stay as they are.
-        self.tables.compute(self.policy, self.state.number, self._not_published)
+        took = partial(self._trials.took, self.steering, now_s)
+        self.tables.compute(policies, self.state.number, self._not_published, took)
         with self._alone():
             self.tables.put()
         return self.tables.wait_s
 
-    def _not_published(self, failure: str) -> None:
-        self._count_failure(self.policy.name, failure)
+    def _not_published(self, policy: Policy, failure: str) -> None:
+        self._count_failure(policy.name, failure)
         if failure != self._failing:
             logger.error("policy gave no valid answer, it is asked for each request: %s", failure)
         self._failing = failure

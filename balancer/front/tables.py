@@ -8,14 +8,16 @@ the least loaded worker has the next requests go where it would have them go, an
 does not depend on what is sent is drawn by as it is.
 
 There is a table for each model and version in use, and for each number of rows and each priority where the policy reads
-these. What a table cannot stand for, the balancer is asked about.
+these; of each policy that may decide, where a guard, a rollout or a shadow is there. What a table cannot stand for, the
+balancer is asked about.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +28,7 @@ from balancer.core.answering import answer_alone
 from balancer.core.fleet import Fleet
 from balancer.core.view import LiveView
 from balancer.front.directory import UNHEARD_OF, hash_of
-from balancer.front.layouts import LEVELS, MOST_PUBLISHED, TABLE, TABLES, Reads
+from balancer.front.layouts import LEVELS, MOST_PUBLISHED, TABLE, TABLES, Decider, Reads
 from balancer.front.snapshot import Snapshot
 from balancer.front.state import State
 from balancer.native.library import Library
@@ -42,13 +44,17 @@ SHARE = 0.25
 """Of a processor, that computing may take at most: a policy that takes longer is asked more rarely, in fewer levels."""
 _UNUSED_S = 1.0
 """After which a table is given up."""
+_IDLE_S = 0.05
+"""After which another may take its place, where there is no room."""
+MOST_ALIKE = TABLES // 2
+"""Tables of one model and version."""
 _AGAIN_S = 1.0
 """Until a policy is asked again that gave no valid answer."""
 _MOST_AHEAD = 512
 """Requests that a table suffices for."""
 _AHEAD = 1.5
 """Of the requests expected until the next round, that a table is to suffice for: they come in bursts."""
-_MOST_HASHES = 4096
+_MOST_HASHES = _MOST_KINDS = 4096
 _ALL = int(sum(Reads))
 _HASH_OF_ANY = hash_of(UNHEARD_OF.encode(), b"")
 _READS = {
@@ -86,6 +92,8 @@ def _watched(like: Request, number: int) -> _Watched:
 class _Place:
     """A table, and what its requests have in common."""
 
+    decider: int
+    """`Decider`, whose policy it is of."""
     request: Request
     hash: int
     column: int
@@ -123,10 +131,10 @@ class _Place:
         """Find the arrays in the table."""
         self.targets, self.uptos = self.table["targets"][0], self.table["upto"][0]
 
-    def is_for(self, hashed: int, request: Request) -> bool:
+    def is_for(self, decider: int, hashed: int, request: Request) -> bool:
         """Whether the table answers to such requests."""
         alike = not self.reads & Reads.READS_ROWS or request.rows == self.request.rows
-        return self.hash == hashed and alike and self._of_priority(request)
+        return self.decider == decider and self.hash == hashed and alike and self._of_priority(request)
 
     def _of_priority(self, request: Request) -> bool:
         return not self.reads & Reads.READS_PRIORITY or request.priority == self.request.priority
@@ -138,6 +146,7 @@ class Tables:
     def __init__(self, state: State, library: Library) -> None:
         self._state, self._snapshot = state, Snapshot(library)
         self._places: dict[int, _Place] = {}
+        self._kinds: OrderedDict[tuple[float, ...], None] = OrderedDict()
         self.most_levels = LEVELS
         self.wait_s = PERIOD_S
         """Until the next round."""
@@ -164,17 +173,45 @@ class Tables:
             place.reads, place.resume_s = _ALL, 0.0
         self._each_s = 0.0
 
-    def wish(self, request: Request, fleet: Fleet, now_s: float) -> None:
-        """The balancer was asked about this request: from the next round on there is a table for requests like it."""
+    def wish(self, request: Request, fleet: Fleet, now_s: float, decider: int = Decider.POLICY) -> None:
+        """With the lock held. The balancer was asked about this request, and that policy decided: from the next round
+        on there is a table for requests like it.
+
+        Where there is no room, for want of tables or since one model has its share, requests that come again have the
+        place of the table that is drawn by least, once nobody drew by it for a while: who sends ever other rows or
+        priorities takes no table that is in use, and keeps nobody from one.
+        """
         hashed = self._hash_of(request.model, request.version, fleet)
         if hashed is None:
             return
-        if any(place.is_for(hashed, request) for place in self._places.values()):
+        if any(place.is_for(decider, hashed, request) for place in self._places.values()):
             return
+        alike = [number for number, place in self._places.items() if place.hash == hashed]
         number = next((number for number in range(TABLES) if number not in self._places), None)
-        if number is not None:
-            like = Request(request.model, request.version, request.rows, priority=request.priority)
-            self._places[number] = _Place(like, hashed, fleet.models.get(request.model, 0), now_s)
+        if number is None or len(alike) >= MOST_ALIKE:
+            if not self._asked_before((decider, hashed, request.rows, request.priority)):
+                return
+            number = self._least_used(alike if len(alike) >= MOST_ALIKE else list(self._places))
+            if number is None:
+                return
+            self._give_up(number)
+        like = Request(request.model, request.version, request.rows, priority=request.priority)
+        column = fleet.models.get(request.model, 0)
+        self._places[number] = _Place(decider, like, hashed, column, now_s)
+
+    def _asked_before(self, kind: tuple[float, ...]) -> bool:
+        """Whether such a request was among the last that there was no room for."""
+        known = kind in self._kinds
+        self._kinds[kind] = None
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        return known
+
+    def _least_used(self, among: list[int]) -> int | None:
+        """Of these, the table drawn by least; None: all were in use at the last round, or are too new to tell."""
+        idle = [number for number in among if self._snapshot.at_s - self._places[number].used_s > _IDLE_S]
+        return min(idle, key=lambda number: (self._places[number].rate, self._places[number].used_s), default=None)
 
     def _hash_of(self, model: str, version: str, fleet: Fleet) -> int | None:
         """Of the directory's entry for it; None: there is none."""
@@ -212,17 +249,24 @@ class Tables:
         place.table["levels"] = 0
         self._state.put_table(number, place.table)
 
-    def compute(self, policy: Policy, number: int, failed: Callable[[str], None]) -> None:
-        """Ask the policy. Without the lock: it may take its time.
+    def compute(
+        self,
+        policies: Mapping[int, Policy],
+        number: int,
+        failed: Callable[[Policy, str], None],
+        took: Callable[[int, float], None],
+    ) -> None:
+        """Ask the policies. Without the lock: they may take their time.
 
         Args:
-            policy: That decides.
+            policies: That decide, by `Decider`.
             number: Of the next decision.
             failed: Is told what was wrong with an answer.
+            took: Is told how long each answer took, in seconds.
         """
         began_s, self._began_s, asked = time.thread_time(), time.perf_counter(), self.asked
         now_s = self._snapshot.at_s
-        due = [place for place in self._places.values() if place.resume_s <= now_s]
+        due = [place for place in self._places.values() if place.resume_s <= now_s and place.decider in policies]
         due.sort(key=lambda place: place.made_s)
         period_s = min(max(_MANY / max(sum(place.rate for place in due), 1e-9), _LEAST_S), PERIOD_S)
         most = int(period_s * SHARE / max(self._each_s, 1e-6)) // max(len(due), 1)
@@ -234,9 +278,15 @@ class Tables:
                     break
                 if level == 0:
                     self._begin(place)
-                if place.open and (failure := self._step(place, level, levels, policy, number)):
+                if not place.open:
+                    continue
+                begun_s, before = time.perf_counter(), self.asked
+                failure = self._step(place, level, levels, policies[place.decider], number)
+                if self.asked > before:
+                    took(place.decider, time.perf_counter() - begun_s)
+                if failure:
                     place.table["levels"], place.resume_s, place.open = 0, now_s + _AGAIN_S, False
-                    failed(failure)
+                    failed(policies[place.decider], failure)
         took_s = time.thread_time() - began_s
         self.seconds += took_s
         if self.asked > asked:
@@ -317,7 +367,7 @@ class Tables:
         """Have Envoys decide by what was computed; with the lock held, nothing having been laid out anew since."""
         seen: list[_Place] = []
         for number, place in list(self._places.items()):
-            if place.reads != _ALL and any(other.is_for(place.hash, place.request) for other in seen):
+            if place.reads != _ALL and any(other.is_for(place.decider, place.hash, place.request) for other in seen):
                 self._give_up(number)
                 continue
             seen.append(place)
@@ -332,7 +382,8 @@ class Tables:
             else:
                 table["fixed"] = 0
             for name, value in {
-                **{"hash": place.hash, "column": place.column, "rows": place.request.rows, "reads": place.reads},
+                **{"hash": place.hash, "column": place.column, "decider": place.decider, "reads": place.reads},
+                "rows": place.request.rows,
                 **{"priority": place.request.priority, "generation": self._snapshot.generation},
                 **{"workers": self._snapshot.workers, "at_s": self._snapshot.at_s},
             }.items():

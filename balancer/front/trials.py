@@ -71,6 +71,13 @@ class Trials:
         if found is not None and 0 <= row < len(workers):
             self._tickets[number] = found, workers[row].name, at_s
 
+    def took(self, steering: Steering | None, now_s: float, decider: int, seconds: float) -> None:
+        """A policy by whose tables Envoys decide answered in so long: its guard is told, as of any decision."""
+        for side in () if steering is None else steering.standing().sides:
+            if _DECIDERS[side.choice.role] == decider and _is_watched(side.choice) and side.choice.guard is not None:
+                side.choice.guard.took(seconds, now_s)
+                return
+
     def _count(self, guard: Guard | None, side: int, watched: int) -> None:
         """Decisions that were not told of, since they were quick."""
         if guard is not None:

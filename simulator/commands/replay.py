@@ -36,6 +36,8 @@ _ROLES = {
     "baseline": "{} (guard's baseline)",
     "rollout": "{} (rolled out)",
     "published": "{} (published)",
+    "published_baseline": "{} (guard's baseline, published)",
+    "published_rollout": "{} (rolled out, published)",
 }
 
 

@@ -21,10 +21,16 @@ from balancer.core.trials.shadow import Shadow
 from balancer.core.trials.switchback import Arm, Finding, WindowTicket
 from policies.base import FleetView, FloatArray, Policy, Request
 
-Role = Literal["in_force", "hash", "baseline", "rollout", "published"]
+Role = Literal["in_force", "hash", "baseline", "rollout", "published", "published_baseline", "published_rollout"]
 """What a policy that was asked is there for: `policy` of the config; the router's own hash of keys and sequences; the
-guard's baseline; the policy that is being rolled out; `policy` again, asked some milliseconds before, by whose answers
+guard's baseline; the policy that is being rolled out; these again, asked some milliseconds before, by whose answers
 Envoy decides."""
+PUBLISHED: dict[Role, Role] = {
+    "in_force": "published",
+    "baseline": "published_baseline",
+    "rollout": "published_rollout",
+}
+"""Roles where Envoy decides by what a policy answered before."""
 Ticket = WindowTicket | RolloutTicket
 """What the router keeps with a request, and tells how that ended."""
 _IN_FORCE: Role = "in_force"

@@ -20,13 +20,15 @@ static bool is_for(const struct table *table, const struct ask *ask) {
   return !(reads & READS_TENANT && ask->tenant.length);
 }
 
-struct table *published_for(struct attached *attached, const struct entry *entry, const struct ask *ask, double at_s) {
+struct table *published_for(struct attached *attached, const struct entry *entry, const struct ask *ask,
+                            const struct decision *decision) {
   for (int place = 0; place < TABLES; place++) {
     struct table *table = &attached->control->tables[place];
     if (table->hash != entry->hash || !table->levels || table->levels > LEVELS) continue;
+    if (table->decider != (uint64_t)decision->decider) continue;
     if (table->column != entry->column || table->generation != attached->generation) continue;
     if (table->workers != attached->workers || table->workers > MOST_PUBLISHED) continue;
-    if (fabs(at_s - table->at_s) <= OLD_S && is_for(table, ask)) return table;
+    if (fabs(decision->at_s - table->at_s) <= OLD_S && is_for(table, ask)) return table;
   }
   return NULL;
 }

@@ -8,8 +8,9 @@
 
 #include "decide.h"
 
-/* The table for that request; null: there is none, or it is too old. */
-struct table *published_for(struct attached *attached, const struct entry *entry, const struct ask *ask, double at_s);
+/* The table for that request, of who is to decide it; null: there is none, or it is too old. */
+struct table *published_for(struct attached *attached, const struct entry *entry, const struct ask *ask,
+                            const struct decision *decision);
 
 /* Leaves in `attached->weights` what those in `attached->mask` lack; false: nothing. */
 bool published_weigh(struct attached *attached, const struct table *table);

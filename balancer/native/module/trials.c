@@ -50,10 +50,8 @@ bool chosen(struct attached *attached, const struct entry *entry, const struct a
   if (steering->on && to_be_seen(steering, hashed, out) && owe(control, out)) return false;
   if (hashed) out->side = SIDES;
   if (attached->options[out->decider].answer) return true;
-  if (steering->on)
-    owe(control, out);
-  else if (out->decider == POLICY)
-    out->table = published_for(attached, entry, ask, out->at_s);
+  out->table = published_for(attached, entry, ask, out);
+  if (!out->table && steering->on) owe(control, out);
   return out->table != NULL;
 }
 

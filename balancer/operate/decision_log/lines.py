@@ -19,7 +19,7 @@ from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownMo
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.fleet import Fleet
 from balancer.core.router import Answered, Decision
-from balancer.core.trials.steering import Role
+from balancer.core.trials.steering import PUBLISHED, Role
 from policies.base import FloatArray, Policy, Request, UintArray
 from policies.columns import columns_of
 
@@ -140,7 +140,7 @@ def policy(identity: int, recorded: Policy, role: Role) -> bytes:
         "id": identity,
         "name": recorded.name,
         "options": recorded.options(),
-        "in_force": role in {"in_force", "published"},
+        "in_force": role in {"in_force", PUBLISHED["in_force"]},
         "role": role,
         "sha256": policy_hash(recorded),
     }

@@ -4,106 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.busy import MODELS, busy_report
-from support.published import Thirds, drawn, lacking
-from support.settling import SEED, TAKEN, TURNED_AWAY, begin, endpoint, line_of, parts
+from support.published import REQUEST, Thirds, drawn, lacking
+from support.published import published_envoy as envoy
+from support.settling import SEED, TAKEN, TURNED_AWAY
 
 from balancer.core.errors import RoutingError
 from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.core.settings import GuardSettings, Limits, Settings
-from balancer.core.trials.steering import Plan, Steering
+from balancer.core.settings import Limits, Settings
 from balancer.front import tables
-from balancer.front.folder import Folder
 from balancer.front.layouts import LEVELS, TABLES
-from balancer.front.module import Module
 from balancer.front.router import SharedRouter
-from balancer.native.library import PATH, Library
 from policies import BUILTIN
 from policies.base import Policy, Request
 
 ASKED = 0
 SETTINGS = Settings(stale_after_s=1e9)
-REQUEST = Request(MODELS[0])
-
-
-class Envoy:
-    """Beside a balancer whose policy is published."""
-
-    def __init__(self, program: subprocess.Popen[str], router: SharedRouter, now_ns: int) -> None:
-        self.program, self.router, self.now_ns = program, router, now_ns
-
-    @property
-    def now_s(self) -> float:
-        return self.now_ns * 1e-9
-
-    def decide(self, request: Request = REQUEST, grpc: bool = True) -> tuple[Any, ...]:
-        """Answer, number, worker and propensity."""
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        self.program.stdin.write(f"{line_of(request, grpc, self.now_ns)}\n")
-        self.program.stdin.flush()
-        answer, number, _, _, propensity, words = parts(self.program.stdout.readline().rstrip("\n"))
-        worker = str(words).partition(":")[0].rpartition(".")[2]
-        row = int(worker) if answer == str(TAKEN) else -1
-        return int(str(answer)), int(str(number)), row, propensity
-
-    def end(self, nth: int, row: int) -> None:
-        """The request of that decision, counted from 0."""
-        assert self.program.stdin is not None
-        self.program.stdin.write(f"end {self.now_ns} {nth} 0.01 0 {endpoint(f'w{row}', True)}\n")
-        self.program.stdin.flush()
-
-    def asks(self, request: Request = REQUEST) -> bool:
-        """Whether the balancer is asked, which decides then."""
-        asked: bool = self.decide(request)[0] == ASKED
-        if asked:
-            self.route(request)
-        return asked
-
-    def route(self, request: Request = REQUEST) -> None:
-        with suppress(RoutingError):
-            self.router.route(request, self.now_s)
-
-    def publish(self, after_ms: int = 10) -> None:
-        self.now_ns += after_ms * 1_000_000
-        self.router.publish_tables(self.now_s)
-
-    def begin(self, request: Request = REQUEST) -> None:
-        """There is a table for such requests then."""
-        assert self.asks(request)
-        self.publish()
-
-    @property
-    def table(self) -> Any:
-        """The only one."""
-        (place,) = self.router.tables._places.values()
-        return place.table
-
-
-@contextmanager
-def envoy(settle: Path, path: Path, policy: Policy, settings: Settings = SETTINGS) -> Iterator[Envoy]:
-    library, began_ns = Library(), time.monotonic_ns()
-    router = SharedRouter(policy, settings, SEED, library, Module(library), Folder(path))
-    begin(router, began_ns * 1e-9)
-    names = router.fleet.names
-    router.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
-    router.serve(True)
-    with subprocess.Popen([settle, PATH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdin is not None
-        try:
-            yield Envoy(program, router, began_ns + 60_000_000)
-        finally:
-            program.stdin.close()
-    assert program.returncode == 0
 
 
 @pytest.fixture
@@ -254,16 +176,50 @@ def test_each_model_and_version_has_a_table_and_there_are_not_too_many(settle: P
         e.begin()
         assert e.asks(Request(MODELS[1]))
         assert e.asks(Request(MODELS[0], "1"))
-        for rows in range(2, 3 * TABLES):
-            assert e.asks(dataclasses.replace(REQUEST, rows=float(rows)))
+        for model in MODELS[:3]:
+            for rows in range(2, 3 * TABLES):
+                assert e.asks(Request(model, rows=float(rows)))
+        # Of a model and version as many as may be, at most, and of all.
         assert len(e.router.tables) == TABLES
         e.publish()
-        taken = [e.decide(dataclasses.replace(REQUEST, rows=float(rows)))[0] for rows in range(1, 3 * TABLES)]
-        assert taken.count(TAKEN) == TABLES - 2
+        of_one = [e.decide(dataclasses.replace(REQUEST, rows=float(rows)))[0] for rows in range(1, 3 * TABLES)]
+        assert of_one.count(TAKEN) == tables.MOST_ALIKE
         # What nobody asks for any more makes room.
         e.publish()
         e.publish(1100)
         assert not len(e.router.tables)
+
+
+def test_who_sends_ever_other_rows_takes_no_table_of_others(settle: Path, shared: Path) -> None:
+    """Neither one that is in use, nor the room for one whose requests come again."""
+    honest, later = Request(MODELS[1]), dataclasses.replace(REQUEST, rows=3.0)
+    with envoy(settle, shared, Thirds(reads="rows")) as e:
+        e.begin(honest)
+        rows, taken = 100, Counter[float]()
+        for each in range(40):
+            for _ in range(3 * TABLES):
+                rows += 1
+                e.asks(dataclasses.replace(REQUEST, rows=float(rows)))
+            assert e.decide(honest)[0] == TAKEN
+            if each >= 10:
+                taken[later.rows] += not e.asks(later)
+            e.publish()
+        assert len(e.router.tables) == tables.MOST_ALIKE + 1
+        assert taken[later.rows] >= 20
+
+
+def test_a_table_that_is_in_use_is_kept_whoever_comes(settle: Path, shared: Path) -> None:
+    """Also where as many are as may be."""
+    used = [dataclasses.replace(REQUEST, rows=float(rows)) for rows in range(1, 1 + tables.MOST_ALIKE)]
+    with envoy(settle, shared, Thirds(reads="rows")) as e:
+        e.begin()
+        for request in used[1:]:
+            assert e.asks(request)
+        e.publish()
+        for each in range(30):
+            assert {e.decide(request)[0] for request in used} == {TAKEN}
+            assert e.asks(dataclasses.replace(REQUEST, rows=1000.0 + each))
+            e.publish()
 
 
 def test_sequences_and_sticky_keys_are_placed_as_ever(settle: Path, shared: Path) -> None:
@@ -303,17 +259,6 @@ def test_what_gives_no_answer_or_sheds_is_asked_for(
         e.router.configure(Thirds(), SETTINGS)
         e.publish()
         assert not e.asks()
-
-
-def test_a_guard_has_the_balancer_asked(settle: Path, shared: Path) -> None:
-    policy = Thirds()
-    with envoy(settle, shared, policy) as e:
-        e.begin()
-        plan = Plan(guard=GuardSettings(report_age_s=1e9), baseline=BUILTIN["wlpr"]())
-        e.router.configure(policy, SETTINGS, Steering(policy, plan, SEED))
-        for _ in range(3):
-            e.publish()
-            assert e.asks()
 
 
 def test_a_state_that_takes_the_place_of_another_has_tables_soon(settle: Path, shared: Path) -> None:
