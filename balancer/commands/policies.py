@@ -46,7 +46,7 @@ def policies(names: tuple[str, ...], as_json: bool) -> None:
     """List the policies, or those of the given names: what they do, their options, and where they are from."""
     installed = installed_policies()
     try:
-        chosen = [policy_class(name) for name in names] or list(installed.policies.values())
+        chosen = [_named(name) for name in names] or list(installed.policies.values())
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     library = _library()
@@ -57,6 +57,13 @@ def policies(names: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(described, indent=2))
     else:
         _show(described)
+
+
+def _named(name: str) -> type[Policy]:
+    try:
+        return policy_class(name)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _library() -> Library | None:

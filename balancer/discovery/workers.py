@@ -17,7 +17,8 @@ def _ip(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError:
-        raise ValueError("must be an IP address without port, because Envoy resolves no names it gets by EDS") from None
+        rule = "must be an IP address without port, because Envoy resolves no names it gets by EDS"
+        raise ValueError(f"{rule}; have a name looked up by discovery.dns") from None
 
 
 def _distinct(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:

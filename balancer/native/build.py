@@ -145,4 +145,5 @@ def _link(objects: Sequence[Path], path: Path) -> None:
 
 
 if __name__ == "__main__":
+    print("compiling the kernel, one to two minutes ...", file=sys.stderr)
     print(f"compiled {build()} functions of the kernel: {PATH}", file=sys.stderr)

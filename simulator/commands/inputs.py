@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, TypeVar
 
 import click
@@ -131,13 +132,31 @@ def pick_baseline(wanted: str | None, policies: Sequence[str], default: str) -> 
     return wanted
 
 
+_SILENCE_S = 5.0
+_COMPILING = "The simulator is being compiled; each policy is at its first run, which takes up to a minute, and is kept."
+
+
 @contextmanager
 def progress_bar(shown_on: Console, total: int, what: str = "requests") -> Iterator[Callable[[int], None]]:
-    """A bar over all of them, with the time left, on a terminal; gives the function that advances it."""
+    """A bar over all of them, with the time left, on a terminal; gives the function that advances it.
+
+    Says what takes so long where nothing is done after some seconds.
+    """
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    patience = Timer(_SILENCE_S, lambda: click.echo(_COMPILING, err=True))
+    patience.daemon = True
     with Progress(*columns, console=shown_on, transient=True, disable=not shown_on.is_terminal) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
+
+        def advance(count: int) -> None:
+            patience.cancel()
+            bar.advance(task, count)
+
+        patience.start()
+        try:
+            yield advance
+        finally:
+            patience.cancel()
 
 
 def typed_command() -> str:

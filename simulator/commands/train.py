@@ -95,6 +95,8 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
     except ModuleNotFoundError as error:
         raise _missing(error, "train") from error
     try:
+        where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
+        console.print(f"Training in {out}, {where}; compiled first, which takes a minute or so.", highlight=False)
         with _pool(ray, jobs or cpus()) as pool:
             with _progress(console, prepared) as told:
                 trained = run_training(
@@ -106,7 +108,6 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
                     told=told,
                 )
             console.print(f"Ended: {trained.why}. Scoreboard and ranges of inputs follow.", highlight=False)
-            where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
             best, last = artifacts(plan, prepared, written, trained, where, pool)
     except KeyboardInterrupt:
         console.print(f"Stopped; go on with: balancer train --out {out} --resume", highlight=False)

@@ -33,7 +33,8 @@ whole stack: {share(digits.accuracy)}, and more than {REQUIRED_ACCURACY:.0%} had
 <h2>Numbers</h2>
 {_table(report)}
 <p class="soft">Latencies of successful requests. The interval is of p99, 95%, from a bootstrap of half-second blocks.
-In time: share of requests answered within their model's deadline. The last columns count requests by worker.</p>
+In time: share of requests answered within their model's deadline. The last columns count requests by worker.
+On a busy machine all policies are slower, and their order can change.</p>
 <h2>p99 within each model, milliseconds</h2>
 {_model_table(report)}
 <h2>Setting</h2>
