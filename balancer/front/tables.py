@@ -146,7 +146,7 @@ class Tables:
     def __init__(self, state: State, library: Library) -> None:
         self._state, self._snapshot = state, Snapshot(library)
         self._places: dict[int, _Place] = {}
-        self._kinds: OrderedDict[tuple[float, ...], None] = OrderedDict()
+        self._kinds: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.most_levels = LEVELS
         self.wait_s = PERIOD_S
         """Until the next round."""
@@ -199,7 +199,7 @@ class Tables:
         column = fleet.models.get(request.model, 0)
         self._places[number] = _Place(decider, like, hashed, column, now_s)
 
-    def _asked_before(self, kind: tuple[float, ...]) -> bool:
+    def _asked_before(self, kind: tuple[object, ...]) -> bool:
         """Whether such a request was among the last that there was no room for."""
         known = kind in self._kinds
         self._kinds[kind] = None

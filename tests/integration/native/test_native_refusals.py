@@ -137,3 +137,18 @@ async def test_a_sequence_is_refused_where_its_worker_is_full(rig: NativeRig) ->
         await rig.stub.ModelInfer(request, timeout=10)
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert rig.balancer.seen == []
+
+
+@pytest.mark.parametrize(
+    "sent", [[("x-request-id", "r" * 2000)], [("x-tenant", f"t{n}") for n in range(20)] + [("x-tenant", "t" * 300)]]
+)
+async def test_headers_too_long_or_too_many_to_be_kept_count_all_the_same(
+    rig: NativeRig, sent: list[tuple[str, str]]
+) -> None:
+    """The last one where it is repeated."""
+    headers = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc", **dict(sent)}
+    expected = asked(rig, headers, {"model_name": [SOME], "inputs.shape": ["16"]})
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.stub.ModelInfer(a_request(SOME), timeout=10, metadata=sent)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.details() == expected.body.decode()
