@@ -133,7 +133,7 @@ def pick_baseline(wanted: str | None, policies: Sequence[str], default: str) -> 
 
 
 _SILENCE_S = 5.0
-_COMPILING = "The simulator is being compiled; each policy is at its first run, which takes up to a minute, and is kept."
+_COMPILING = "The simulator is being compiled, each policy at its first run: up to a minute each, and then it is kept."
 
 
 @contextmanager
