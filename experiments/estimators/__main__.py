@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 
 import click
@@ -18,7 +16,9 @@ from simulator.scenario import load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
 POLICY = "expected_latency"
-THREE, RANDOM, TRAIN = "Three models, 1 : 4 : 20", "Random fleets", "Train scenarios"
+GROUPS = THREE, RANDOM, TRAIN = "three models", "random fleets", "train scenarios"
+_TIMES_REQUESTS = {THREE: 3}
+"""Where queues take long to build up."""
 
 
 @click.group()
@@ -31,9 +31,10 @@ def main() -> None:
 @click.option("--policy", "name", default=POLICY, show_default=True, help="Decides.")
 @click.option("--fleets", default=24, show_default=True, help="Random ones.")
 @click.option("--seeds", default=3, show_default=True, help="Of each random fleet; of all else twice as many.")
-@click.option("--requests", default=4000, show_default=True, help="Of each run.")
-def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int) -> None:
-    """Measure the tree that this runs in, and write what was found to OUT.
+@click.option("--requests", default=4000, show_default=True, help="Of each run; with the three models three times.")
+@click.option("--group", "chosen", type=click.Choice(GROUPS), multiple=True, help="Measure these alone [default: all].")
+def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int, chosen: tuple[str, ...]) -> None:
+    """Measure the tree that this runs in, and write what was found to OUT, where groups that are not measured stay.
 
     To measure an older tree, copy this folder into it, and run it there.
     """
@@ -43,14 +44,16 @@ def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int) -
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
         TRAIN: [load_scenario(each) for each in scenario_names("train")],
     }
-    found: dict[str, dict[str, Found]] = {}
-    for group, scenarios in groups.items():
+    found: dict[str, dict[str, Found]] = json.loads(out.read_bytes())["found"] if out.exists() else {}
+    for group in chosen or GROUPS:
         runs = range(seeds if group == RANDOM else 2 * seeds)
         found[group] = {}
-        for scenario in scenarios:
-            found[group][scenario.name] = measure(scenario, policy, runs, requests)
+        for scenario in groups[group]:
+            count = requests * _TIMES_REQUESTS.get(group, 1)
+            found[group][scenario.name] = measure(scenario, policy, runs, count)
             click.echo(f"{group}: {scenario.name}")
-    content = {"command": f"python -m experiments.estimators {shlex.join(sys.argv[1:])}", "policy": name}
+    options = f"--policy {name} --fleets {fleets} --seeds {seeds} --requests {requests}"
+    content = {"command": f"python -m experiments.estimators measure FILE.json {options}", "policy": name}
     write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
 
 

@@ -35,7 +35,7 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str
         f"In brackets 95% intervals: bootstrap over fleets and seeds, {_RESAMPLES:,} resamples. Worst: of one fleet.",
     ]
     for group in after["found"]:
-        parts += [f"## {group}", _scenarios(before["found"][group], after["found"][group])]
+        parts += [f"## {group.capitalize()}", _scenarios(before["found"][group], after["found"][group])]
     parts += [
         f"In bold: outside {_CALIBRATED[0]:g} to {_CALIBRATED[1]:g} at a load below {_CALM_LOAD:g}.",
         "## How it was done",
@@ -47,7 +47,7 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str
 def _medians(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> str:
     lines = ["| | fleets | mean | worst mean | p99 | worst p99 |", "|---|---:|---:|---:|---:|---:|"]
     for group in after:
-        cells = [group, str(len(after[group]))]
+        cells = [group.capitalize(), str(len(after[group]))]
         for figure in ("mean_s", "p99_s"):
             ratios = _log_ratios(before[group], after[group], figure)
             low, high = _interval(ratios)
