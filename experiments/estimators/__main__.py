@@ -63,8 +63,8 @@ def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int, c
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="To be written.")
 def compare(before: Path, after: Path, path: Path) -> None:
     """Write the page that compares what was measured BEFORE with what was AFTER, run by run."""
-    told = [json.loads(each.read_bytes()) for each in (before, after)]
-    write_whole(path, page(*told, words=words_of(path)).encode())
+    earlier, later = (json.loads(each.read_bytes()) for each in (before, after))
+    write_whole(path, page(earlier, later, words_of(path)).encode())
 
 
 if __name__ == "__main__":

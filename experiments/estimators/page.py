@@ -90,8 +90,7 @@ def _interval(ratios: FloatArray) -> Sequence[float]:
     fleets, seeds = ratios.shape
     medians = []
     for _ in range(_RESAMPLES):
-        some = dice.integers(fleets, size=fleets)
+        some = dice.integers(fleets, size=(fleets, 1))
         runs = dice.integers(seeds, size=(fleets, seeds))
-        medians.append(np.median(np.exp(ratios[some[:, None], runs].mean(axis=1))))
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return float(low), float(high)
+        medians.append(np.median(np.exp(ratios[some, runs].mean(axis=1))))
+    return [float(np.quantile(medians, share)) for share in (0.025, 0.975)]

@@ -66,8 +66,7 @@ class TestService:
         np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
 
     def test_what_may_have_waited_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
-        cases = ((0.005, True, 1.0), (0.010, True, 1.0), (0.011, True, 0.25), (0.011, False, 1.0))
-        for time_s, waited, weight in cases:
+        for time_s, waited, weight in ((0.005, True, 1), (0.010, True, 1), (0.011, True, 0.25), (0.011, False, 1)):
             s = allocate(Service, 1, 1)
             s.fixed_s[:], s.per_row_s[:] = 0.006, 0.002  # 10 ms for two rows
             service.observe(s, 0, 0, 2, 1, time_s, memory=1000, waited=waited)
@@ -254,39 +253,6 @@ class TestQueue:
         # Three rows more make a batch of four with the one that waits; a fourth needs a batch of its own.
         assert queue.completion_now_s(q, s, (0, 0), 3.0, backlog_s) == pytest.approx(backlog_s + 3 * 0.01 / 2)
         assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + (0.08 + 4 * 0.01) / 2)
-
-    def test_a_request_alone_on_an_idle_worker_takes_its_service_time_however_many_instances_there_are(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service(max_batch=4)
-        s.instances[:] = 2
-        assert queue.completion_now_s(q, s, (0, 0), 3.0, 0.0) == pytest.approx(0.08 + 3 * 0.01)
-
-    def test_the_time_from_end_to_end_is_charged_to_what_ended(self) -> None:
-        q, s = allocate(Queue, 1, 2), allocate(Service, 1, 2)
-        for m in (0, 1, 0):
-            queue.sent(q, s, 0, m, 2, now_s=1.0)
-        for m, now_s in ((0, 1.25), (1, 2.25), (0, 2.5)):
-            queue.ended(q, s, 0, m, 2, now_s)
-        queue.sent(q, s, 0, 0, 2, now_s=7.5)  # Nobody is charged for the time in which the worker was idle.
-        queue.ended(q, s, 0, 0, 2, now_s=8.0)
-        assert q.charged_s[0].tolist() == [1.0, 1.0]
-        # Of three executions that Triton counts 1.5 seconds each and that were expected to take 0.5.
-        assert queue.settle(q, 0, 0, rows=6, executions=3, took_s=4.5, expected_s=1.5) == pytest.approx(1.0 / 1.5)
-        assert q.charged_s[0].tolist() == [0.0, 1.0]
-        assert q.ended_rows[0].tolist() == [0.0, 2.0]
-
-    def test_what_others_executed_took_as_much_as_ours(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service()
-        queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        queue.ended(q, s, 0, 0, 1, now_s=0.25)
-        assert queue.settle(q, 0, 0, rows=4, executions=4, took_s=4.0, expected_s=1.0) == pytest.approx(1.0)
-        assert queue.settle(q, 0, 0, rows=4, executions=4, took_s=4.0, expected_s=1.0) == np.inf  # none of them ours
-
-    def test_what_is_left_of_the_charges_is_at_most_one_batch(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service()
-        queue.sent(q, s, 0, 0, 2, now_s=0.0)
-        queue.ended(q, s, 0, 0, 2, now_s=9.0)
-        assert queue.settle(q, 0, 0, rows=2, executions=2, took_s=1.0, expected_s=1.0) == pytest.approx(9.0)
-        assert q.charged_s[0, 0] == 0.5
 
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
