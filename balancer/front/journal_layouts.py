@@ -38,7 +38,7 @@ SEEN: dict[str, tuple[str, ...]] = {
         *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
         *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s"),
     ),
-    "service": ("fixed_s", "per_row_s", "max_batch_rows", "instances"),
+    "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
     "desk": ("reported_s",),

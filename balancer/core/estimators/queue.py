@@ -50,12 +50,18 @@ class Queue:
     """Device seconds of others' requests, at `others_s`."""
     others_s: FloatArray = per_worker(-np.inf)
     balancers: FloatArray = per_worker(1.0)
+    charged_until_s: FloatArray = per_worker()
+    """Until when the time of the device is charged to models; from then on it goes to the next that ends."""
+    charged_s: FloatArray = per_model()
+    """Seconds of the device, charged to the model's own requests as they ended, that no report settled yet."""
+    ended_rows: FloatArray = per_model()
+    """Rows of those requests."""
 
 
 def batch_work_s(s: Service, w: int, m: int, rows: float, least_batches: float = 0.0) -> float:
     """Device seconds for `rows` rows of model `m` on worker `w`, in full batches, but no fewer than `least_batches`."""
     batches = max(math.ceil(rows / s.max_batch_rows[w, m]), least_batches)
-    work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.instances[w, m]
+    work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.parallel[w, m]
     return work_s
 
 
@@ -88,6 +94,8 @@ def recount_worker(q: Queue, s: Service, w: int) -> None:
 def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
     """Count an own request in; the others are assumed to have sent as much as we did."""
     before_s = q.own_work_s[w]
+    if q.in_flight[w] == 0:
+        q.charged_until_s[w] = now_s
     q.in_flight[w] += 1
     if q.balancers[w] <= 1 and q.own_rows[w, m] < s.instances[w, m]:
         # An instance is idle. What executes beside it has been at it for no longer than it takes.
@@ -105,6 +113,10 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
 
 def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
     """Count an own request out."""
+    if q.in_flight[w]:
+        q.charged_s[w, m] += max(now_s - q.charged_until_s[w], 0.0)
+        q.charged_until_s[w] = now_s
+        q.ended_rows[w, m] += rows
     q.in_flight[w] = max(q.in_flight[w] - 1, 0.0)
     # The rows of the last request out are taken as they are, so that rounding cannot leave a residue behind.
     q.own_rows[w, m] = max(q.own_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
@@ -116,6 +128,22 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
         q.own_work_s[w] = q.executing_s[w] = 0.0
         q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
     q.progress_s[w] = now_s
+
+
+def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: float, expected_s: float) -> float:
+    """How long the device worked for a report's executions, as a multiple of `expected_s`; infinite: not known.
+
+    While a device is busy, the time from one end to the next is what it worked for the batch that ended, or what
+    several that overlap worked for together. Each end is charged with it, and what Triton counts beyond that was
+    waiting. Charged are own requests alone; the rest of the `rows` are others', and took as much in proportion.
+
+    What is left over, as sending takes time too, stays for ends that the next report tells of: one batch's at most.
+    """
+    own = min(q.ended_rows[w, m] / max(rows, 1.0), 1.0)
+    charged_s = q.charged_s[w, m]
+    q.ended_rows[w, m] = max(q.ended_rows[w, m] - rows, 0.0)
+    q.charged_s[w, m] = min(max(charged_s - own * took_s, 0.0), expected_s / executions)
+    return float(charged_s / (own * expected_s)) if own > 0 else math.inf
 
 
 def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
@@ -180,5 +208,5 @@ def completion_now_s(
     """Seconds until a request of `rows` rows would be complete: the backlog, and what it adds, which is little if it
     can join those that wait; `at`: worker and model.
     """
-    added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.instances[at] - q.waiting_model_s[at]
+    added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.parallel[at] - q.waiting_model_s[at]
     return backlog_s + added_s

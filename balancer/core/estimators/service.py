@@ -27,8 +27,8 @@ _ROW_SHARE_VARIANCE = 0.25
 _PRIOR_EXECUTIONS = 2.0
 # How many executions make a worker known well enough to be a prior for others.
 WELL_KNOWN = 5.0
-# Triton's compute time includes waiting for a device that another model occupies, so it errs on the long side, and what
-# is shorter than expected is nearer to the truth: a longer observation has this much of the weight.
+# Triton's compute time includes waiting for a device that another execution occupies. Where that wait is not known, it
+# errs on the long side, and what is shorter than expected is nearer to the truth: a longer time has this much weight.
 _LONGER_WEIGHT = 0.25
 
 
@@ -52,15 +52,23 @@ class Service:
     """Seconds that each row adds."""
     max_batch_rows: FloatArray = per_model(1.0)
     instances: FloatArray = per_model(1.0)
+    parallel: FloatArray = per_model(1.0)
+    """Executions that take `fixed_s` and `per_row_s` together: 1 where those are seconds of the device alone, else all
+    instances, each of which waits for the device while the others have it."""
 
 
-def observe(s: Service, w: int, m: int, rows: float, executions: float, seconds: float, memory: float) -> None:
-    """Learn that `executions` batches of `rows` rows took `seconds` in all on worker `w` with model `m`."""
+def observe(
+    s: Service, w: int, m: int, rows: float, executions: float, seconds: float, memory: float, waited: bool
+) -> None:
+    """Learn that `executions` batches of `rows` rows took `seconds` in all on worker `w` with model `m`.
+
+    `waited`: times at which they waited for the device may be among them.
+    """
     keep = math.exp(-executions / memory)
     time_s = seconds / executions
     # The executions of one observation fade among themselves too, so that a thousand at once weigh no more than memory.
     gain = memory * (1 - keep)
-    if time_s > s.fixed_s[w, m] + s.per_row_s[w, m] * rows:
+    if waited and time_s > batch_s(s, w, m, rows):
         gain *= _LONGER_WEIGHT
     s.weight[w, m] = s.weight[w, m] * keep + gain
     s.rows[w, m] = s.rows[w, m] * keep + gain * rows
@@ -68,6 +76,11 @@ def observe(s: Service, w: int, m: int, rows: float, executions: float, seconds:
     s.seconds[w, m] = s.seconds[w, m] * keep + gain * time_s
     s.rows_seconds[w, m] = s.rows_seconds[w, m] * keep + gain * time_s * rows
     fit(s, (w, m))
+
+
+def batch_s(s: Service, w: int, m: int, rows: float) -> float:
+    """Seconds that one batch is expected to take."""
+    return float(s.fixed_s[w, m] + s.per_row_s[w, m] * rows)
 
 
 def fit(s: Service, at: At) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request
-from balancer.core.estimators.service import observe
+import numpy as np
+
+from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request, settle
+from balancer.core.estimators.service import batch_s, observe
 from balancer.core.kernel.counting import refill
 from balancer.core.kernel.state import SERVICE_MEMORY, Books
 from policies.base import FloatArray
@@ -14,6 +16,8 @@ MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, 
 LINE, ROWS, EXECUTIONS, SECONDS, BATCH_COLUMNS = range(5)
 
 _WARM_UP_EXECUTIONS = 3
+_LEAST_S = 1e-9
+"""That a batch is expected to take."""
 
 
 def is_warm(begins: bool, executions: float) -> bool:
@@ -23,6 +27,34 @@ def is_warm(begins: bool, executions: float) -> bool:
     the first one of an incarnation is: among a few hundred fast ones they still make a worker look many times slower.
     """
     return not begins and executions > _WARM_UP_EXECUTIONS
+
+
+def learn_executed(
+    x: Books, e: int, r: int, m: int, line: int, batches: FloatArray, first: int, executed: int, balancers: int
+) -> int:
+    """Learn from the `batches` of one line, which begin at `first`; returns where the next line's begin.
+
+    With several balancers most ends are not seen here, so what Triton counts is all that is known.
+    """
+    s, after = x.service, first
+    all_rows, all_executions, took_s, expected_s = 0.0, 0.0, 0.0, 0.0
+    while after < executed and batches[after, LINE] == line:
+        rows, executions = batches[after, ROWS], batches[after, EXECUTIONS]
+        all_rows += executions * rows
+        all_executions += executions
+        took_s += batches[after, SECONDS]
+        expected_s += executions * max(batch_s(s, r, m, rows), _LEAST_S)
+        after += 1
+    if after == first:
+        return first
+    worked = settle(x.queue, r, m, all_rows, all_executions, took_s, expected_s)
+    waited = balancers > 1 or worked == np.inf
+    for i in range(first, after):
+        rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS]
+        if not waited:
+            seconds = min(seconds, worked * executions * max(batch_s(s, r, m, rows), _LEAST_S))
+        observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY], waited)
+    return after
 
 
 def take_report(
@@ -42,15 +74,13 @@ def take_report(
     for line in range(count):
         m = int(lines[line, MODEL])
         most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
-        changed = most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
-        s.max_batch_rows[r, m], s.instances[r, m] = most, instances
-        while done < executed and batches[done, LINE] == line:
-            rows, executions, seconds = batches[done, ROWS], batches[done, EXECUTIONS], batches[done, SECONDS]
-            observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY])
-            done += 1
-            changed = True
-        if changed:
+        parallel = instances if balancers > 1 else 1.0
+        changed = most != s.max_batch_rows[r, m] or instances != s.instances[r, m] or parallel != s.parallel[r, m]
+        s.max_batch_rows[r, m], s.instances[r, m], s.parallel[r, m] = most, instances, parallel
+        after = learn_executed(x, e, r, m, line, batches, done, executed, balancers)
+        if changed or after > done:
             recount(x.queue, s, r, m)
+        done = after
         pending += lines[line, PENDING]
         executing += lines[line, EXECUTING]
         there = lines[line, PENDING] + lines[line, EXECUTING]

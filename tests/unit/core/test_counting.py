@@ -82,11 +82,44 @@ def test_a_report_tells_batch_sizes_and_instances() -> None:
     router = make_router(1, models=[model(max_batch_rows=4, instances=2)])
     for _ in range(2 + 4):
         router.route(M, 0.1)
-    # Two execute side by side, the other four share a batch; the two instances work at half the time each.
+    # Two execute side by side, the other four share a batch, and all have the device one after the other.
     service, m = router.fleet.service, router.fleet.models["m"]
     fixed_s, per_row_s = service.fixed_s[0, m], service.per_row_s[0, m]
-    assert router.fleet.queue.executing_s[0] == pytest.approx((2 * fixed_s + 2 * per_row_s) / 2)
+    assert router.fleet.queue.executing_s[0] == pytest.approx(2 * fixed_s + 2 * per_row_s)
+    assert router.fleet.queue.own_work_s[0] == pytest.approx(3 * fixed_s + 6 * per_row_s)
+    # With other balancers the seconds are those that Triton counts, in which each instance waits for the other.
+    router.observe(report("w0", 2, [model(max_batch_rows=4, instances=2)], balancers=2), 0.2)
     assert router.fleet.queue.own_work_s[0] == pytest.approx((3 * fixed_s + 6 * per_row_s) / 2)
+
+
+def shared_device(balancers: int) -> Router:
+    """Batches of two models have the device in turn, 5 and 20 ms, and each waits while the other has it."""
+    router = make_router(1, models=[model("m"), model("n")])
+    open_now = {name: router.route(Request(name), 0.0).number for name in ("m", "n")}
+    now_s, reported = 0.0, 1
+    for turn in range(1, 401):
+        for name, takes_s in (("m", 0.005), ("n", 0.020)):
+            now_s += takes_s
+            router.observe(Finished(open_now[name], "w0", 0.025, True), now_s)
+            open_now[name] = router.route(Request(name), now_s).number
+        if turn % 2 == 0:
+            reported += 1
+            models = [model(name, batches=((1, turn, turn * 0.025),), succeeded=turn) for name in ("m", "n")]
+            router.observe(report("w0", reported, models, balancers=balancers), now_s)
+    return router
+
+
+def test_waiting_for_a_device_that_another_model_has_is_no_service() -> None:
+    service, models = (fleet := shared_device(balancers=1).fleet).service, fleet.models
+    for name, takes_s in (("m", 0.005), ("n", 0.020)):
+        m = models[name]
+        assert service.fixed_s[0, m] + service.per_row_s[0, m] == pytest.approx(takes_s, rel=0.05)
+
+
+def test_with_several_balancers_service_is_what_triton_counts() -> None:
+    service, models = (fleet := shared_device(balancers=2).fleet).service, fleet.models
+    for m in (models["m"], models["n"]):
+        assert service.fixed_s[0, m] + service.per_row_s[0, m] == pytest.approx(0.025, rel=0.05)
 
 
 def test_the_others_have_what_all_models_of_a_report_have_together() -> None:

@@ -33,29 +33,29 @@ class TestService:
         s = allocate(Service, 1, 1)
         for _ in range(20):
             for rows in (1, 4, 8, 16):
-                service.observe(s, 0, 0, rows, 10, 10 * (0.010 + 0.002 * rows), memory=1000)
+                service.observe(s, 0, 0, rows, 10, 10 * (0.010 + 0.002 * rows), memory=1000, waited=False)
         assert s.fixed_s[0, 0] == pytest.approx(0.010, rel=0.02)
         assert s.per_row_s[0, 0] == pytest.approx(0.002, rel=0.02)
 
     def test_one_batch_size_is_predicted_exactly_and_both_parts_are_positive(self) -> None:
         s = allocate(Service, 1, 1)
-        service.observe(s, 0, 0, 8, 1000, 50.0, memory=1000)
+        service.observe(s, 0, 0, 8, 1000, 50.0, memory=1000, waited=False)
         assert s.fixed_s[0, 0] + 8 * s.per_row_s[0, 0] == pytest.approx(0.05, rel=0.02)
         assert s.fixed_s[0, 0] > 0
         assert s.per_row_s[0, 0] > 0
 
     def test_a_slowed_device_is_noticed_within_its_memory(self) -> None:
         s = allocate(Service, 1, 1)
-        service.observe(s, 0, 0, 1, 1000, 10.0, memory=100)
+        service.observe(s, 0, 0, 1, 1000, 10.0, memory=100, waited=False)
         for _ in range(30):
-            service.observe(s, 0, 0, 1, 10, 0.3, memory=100)
+            service.observe(s, 0, 0, 1, 10, 0.3, memory=100, waited=False)
         assert s.fixed_s[0, 0] + s.per_row_s[0, 0] == pytest.approx(0.03, rel=0.2)
 
     def test_a_new_worker_is_taken_for_as_fast_as_the_fastest_known(self) -> None:
         s = allocate(Service, 3, 1)
         service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         for worker, time_s in ((0, 0.4), (1, 0.1)):
-            service.observe(s, worker, 0, 4, 50, 50 * time_s, memory=100)
+            service.observe(s, worker, 0, 4, 50, 50 * time_s, memory=100, waited=False)
         for _ in range(3):
             service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         assert s.fixed_s[2, 0] == pytest.approx(s.fixed_s[1, 0], rel=0.1)
@@ -65,18 +65,18 @@ class TestService:
         service.fade(s, 0, len(s.weight), 0.0, default_s=0.5)
         np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
 
-    def test_what_takes_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
-        for time_s, weight in ((0.005, 1.0), (0.010, 1.0), (0.011, 0.25)):
+    def test_what_may_have_waited_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
+        for time_s, waited, weight in ((0.005, True, 1), (0.010, True, 1), (0.011, True, 0.25), (0.011, False, 1)):
             s = allocate(Service, 1, 1)
             s.fixed_s[:], s.per_row_s[:] = 0.006, 0.002  # 10 ms for two rows
-            service.observe(s, 0, 0, 2, 1, time_s, memory=1000)
+            service.observe(s, 0, 0, 2, 1, time_s, memory=1000, waited=waited)
             assert s.weight[0, 0] == pytest.approx(weight, rel=0.001)
             assert s.seconds[0, 0] == pytest.approx(weight * time_s, rel=0.001)
 
     def test_forgetting_takes_the_share_of_every_sum(self) -> None:
         s = allocate(Service, 1, 1)
         for rows in (1, 4):
-            service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100)
+            service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100, waited=False)
         before = {name: float(array[0, 0]) for name, array in vars(s).items()}
         service.fade(s, 0, 1, 0.25, default_s=0.1)
         sums = {"weight", "rows", "rows_squared", "seconds", "rows_seconds"}
@@ -88,17 +88,17 @@ class TestService:
     def test_only_a_worker_that_is_well_known_is_a_prior_for_others(self) -> None:
         s = allocate(Service, 2, 1)
         service.fade(s, 0, 2, 0.0, default_s=0.1)
-        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000)
+        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000, waited=False)
         service.fade(s, 0, 2, 0.0, default_s=0.1)
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] == pytest.approx(0.1)
-        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000)
+        service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000, waited=False)
         service.fade(s, 0, 2, 0.0, default_s=0.1)
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.03
 
     def test_models_are_known_apart_and_so_are_fleets(self) -> None:
         s = allocate(Service, 4, 2)
         for w, m, time_s in ((0, 0, 0.001), (1, 0, 0.3), (1, 1, 0.02), (2, 0, 0.7)):
-            service.observe(s, w, m, 1, 1000, 1000 * time_s, memory=1000)
+            service.observe(s, w, m, 1, 1000, 1000 * time_s, memory=1000, waited=False)
         for first in (0, 2):  # two fleets of two workers each
             service.fade(s, first, 2, 0.0, default_s=0.1)
         prior_s = s.prior_fixed_s + s.prior_per_row_s
@@ -112,12 +112,12 @@ class TestService:
 
     def test_one_slow_execution_is_forgiven_with_time(self) -> None:
         s = allocate(Service, 2, 1)
-        service.observe(s, 0, 0, 1, 100, 0.5, memory=100)
-        service.observe(s, 1, 0, 1, 10, 1.0, memory=100)
+        service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
+        service.observe(s, 1, 0, 1, 10, 1.0, memory=100, waited=True)
         service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         slow_s = s.fixed_s[1, 0] + s.per_row_s[1, 0]
         for _ in range(6):
-            service.observe(s, 0, 0, 1, 100, 0.5, memory=100)
+            service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
             service.fade(s, 0, len(s.weight), 0.6, default_s=1.0)
         assert slow_s > 0.05
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.006
@@ -148,7 +148,7 @@ class TestQueue:
             queue.sent(q, s, 0, 0, 1, now_s)
         assert q.waiting_rows[0, 0] == 1
         # The first has been at it for no longer than it takes, and the second has only begun.
-        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
+        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09)
 
     def test_what_executes_of_a_queue_shared_with_other_balancers_is_not_known(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
@@ -234,7 +234,7 @@ class TestQueue:
         queue.ended(q, s, 0, 0, 1, now_s=1.0)
         assert q.progress_s[0] == 1.0
         queue.sent(q, s, 0, 0, 1, now_s=1.0)
-        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09 / 2)
+        assert backlog_now_s(q, 1.0)[0] == pytest.approx(2 * 0.09)
 
     def test_the_rows_of_a_request_that_ended_go_and_those_of_others_stay(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
@@ -245,7 +245,7 @@ class TestQueue:
 
     def test_a_request_that_joins_a_batch_that_waits_adds_its_rows_alone(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(max_batch=4)
-        s.instances[:] = 2
+        s.instances[:] = s.parallel[:] = 2
         for _ in range(3):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         backlog_s = float(backlog_now_s(q, 0.0)[0])
