@@ -1,0 +1,66 @@
+"""What the chart scales pools by, and at which pace."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from support.chart import EXAMPLES, NAMESPACE, Object, example, of_kind, rendered
+from support.exported import declared
+
+
+def queries(found: tuple[Object, ...]) -> list[str]:
+    adapter = [
+        yaml.safe_load(each["data"]["values.yaml"])
+        for each in of_kind(found, "ConfigMap")
+        if "values.yaml" in each["data"]
+    ]
+    keda = [
+        trigger["metadata"]["query"] for each in of_kind(found, "ScaledObject") for trigger in each["spec"]["triggers"]
+    ]
+    return [rule["metricsQuery"] for values in adapter for rule in values["rules"]["external"]] + keda
+
+
+def test_pools_scale_by_metrics_that_the_adapter_makes_of_what_is_exported() -> None:
+    found = example("fleet")
+    (rules,) = (
+        yaml.safe_load(each["data"]["values.yaml"])["rules"]["external"]
+        for each in of_kind(found, "ConfigMap")
+        if "values.yaml" in each["data"]
+    )
+    made = {rule["name"]["as"] for rule in rules}
+    scalers = of_kind(found, "HorizontalPodAutoscaler")
+    assert {metric["external"]["metric"]["name"] for each in scalers for metric in each["spec"]["metrics"]} == made
+    pools = {each["metadata"]["name"]: each for each in of_kind(found, "StatefulSet")}
+    for each in scalers:
+        assert "replicas" not in pools[each["spec"]["scaleTargetRef"]["name"]]["spec"], "two would set them"
+    assert len(queries(found)) == 2 * len(pools)
+
+
+def test_hpa_and_keda_scale_at_the_pace_of_the_values() -> None:
+    paced = {"scaleDown": {"policies": [{"type": "Percent", "value": 25, "periodSeconds": 60}]}}
+    values = yaml.safe_load((EXAMPLES["fleet"].parents[1] / "values.yaml").read_text())["autoscaling"]["behavior"]
+    for given, wanted in ({}, values), ({"autoscaling.behavior.scaleDown": paced["scaleDown"]}, paced):
+        hpas = of_kind(rendered(EXAMPLES["fleet"], values=given), "HorizontalPodAutoscaler")
+        keda = of_kind(rendered(EXAMPLES["secrets"], values=given), "ScaledObject")
+        found = [each["spec"]["behavior"] for each in hpas]
+        found += [each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] for each in keda]
+        assert len(found) >= 2
+        for each in found:
+            assert each["scaleDown"]["policies"] == wanted["scaleDown"]["policies"]
+
+
+@pytest.mark.parametrize("name", ["fleet", "secrets"])
+def test_queries_name_what_is_exported_and_workers_of_the_pool(name: str) -> None:
+    found = example(name)
+    exported = declared()
+    pools = [each["metadata"]["name"] for each in of_kind(found, "StatefulSet")]
+    for query in queries(found):
+        ((metric, selector),) = re.findall(r"(balancer_\w+)\{([^}]*)\}", query)
+        conditions = dict(re.findall(r'(\w+)=~?"([^"]*)"', selector))
+        assert conditions.keys() - {"namespace"} <= exported[metric]
+        assert conditions["namespace"] == NAMESPACE
+        assert [pool for pool in pools if re.fullmatch(conditions["worker"], f"{pool}-3")] == [
+            conditions["worker"].removesuffix("-[0-9]+")
+        ]
