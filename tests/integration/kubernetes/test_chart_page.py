@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,20 @@ ELSEWHERE = {"docker", "kubectl", "curl"}
 """Commands that need a Docker daemon, or pods that run: the page says so."""
 
 
-def commands() -> list[list[str]]:
+def lines_of_commands() -> list[str]:
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
-    return [shlex.split(line.removeprefix("$ ").removesuffix(" &")) for line in lines]
+    return lines
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line.removeprefix("$ ").removesuffix(" &")) for line in lines_of_commands()]
+
+
+def without_target(words: list[str]) -> list[str]:
+    """A command without the file that its output goes to."""
+    return words[: words.index(">")] if ">" in words else words
 
 
 async def test_what_is_asked_of_helm_works_in_this_order(
@@ -34,7 +45,7 @@ async def test_what_is_asked_of_helm_works_in_this_order(
     asked = [words for words in commands() if words[0] == "helm"]
     assert [words[1] for words in asked] == ["install", "upgrade", "template", "lint", "template", "uninstall"]
     for words in asked:
-        done = helm(*words[1:], environment=environment)
+        done = helm(*without_target(words)[1:], environment=environment)
         assert done.returncode == 0, (words, done.stderr)
         if words[1] == "upgrade":
             path = "/api/v1/namespaces/inference/configmaps/fleet-balancer-config"
@@ -42,9 +53,28 @@ async def test_what_is_asked_of_helm_works_in_this_order(
             assert yaml.safe_load(held)["policy"] == {"name": "wlpr"}
 
 
+def test_a_config_can_be_checked_before_it_is_installed(tmp_path: Path) -> None:
+    (template,) = (words for words in commands() if words[0] == "helm" and ">" in words)
+    (tmp_path / "out").mkdir()
+    done = helm(*(str(ROOT / word) if word.startswith("deploy/") else word for word in without_target(template)[1:]))
+    (tmp_path / template[-1]).write_text(done.stdout)
+    (line,) = (line.removeprefix("$ ") for line in lines_of_commands() if line.startswith("$ python3"))
+    beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    said = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": beside},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert yaml.safe_load(said.stdout)["policy"]["name"] == "wlpr"
+
+
 def test_the_others_are_tried_elsewhere_or_not_at_all(tmp_path: Path) -> None:
     rest = [words for words in commands() if words[0] not in {"helm", *ELSEWHERE}]
-    assert [words[0] for words in rest] == ["balancer", "make"]
+    assert [words[0] for words in rest] == ["python3", "make"]
     make = rest[-1]
     # What the target runs, without set-up before it, and into a folder of the test's.
     said = subprocess.run([*make, "--dry-run", "--silent"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -86,7 +86,8 @@ def test_the_metric_rises_and_falls_with_the_offered_load() -> None:
 def test_the_replicas_settle_where_they_suffice() -> None:
     run = run_of(Load(Poisson(), 0.5, "steady"), 2, 12)
     settled = run.replicas[len(run.replicas) // 2 :]
-    assert settled.max() - settled.min() <= 1
+    # By one or two when traffic happens to be denser; a scaler without a pace swings over most of its range.
+    assert settled.max() - settled.min() <= 2
     found = figures(run, one_worker_per_s(), 2)
     assert found.too_few < 0.1
     assert found.late == 0

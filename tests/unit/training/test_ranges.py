@@ -56,7 +56,8 @@ def test_overload_far_beyond_training_is_strange(trained: Artifact) -> None:
     rate_per_s = STALE.workload.rate_per_s * 40
     crowded = dataclasses.replace(STALE, workload=STALE.workload.at_rate(rate_per_s))
     found = strange(trained, crowded)
-    assert np.mean(np.concatenate(found[-30:])) > 0.9
+    # More than enough for a breach.
+    assert np.mean(np.concatenate(found[-30:])) > 1.5 * GuardSettings().range_share
 
 
 def test_the_start_is_looked_at_decision_by_decision_and_the_rest_now_and_then() -> None:

@@ -36,9 +36,9 @@ def test_it_unlearns_to_prefer_the_slow_worker() -> None:
 
 def test_the_baseline_foresees_some_of_what_comes() -> None:
     algorithm = Reinforce(SETTINGS, two_workers(), seed=0)
-    algorithm.iterate(Here())
-    told = algorithm.iterate(Here())
-    assert told["surprise"] < 0.95 * told["spread"]
+    told = [algorithm.iterate(Here()) for _ in range(6)]
+    # At first it knows nothing; what it says then goes up and down.
+    assert np.mean([each["surprise"] / each["spread"] for each in told[-3:]]) < 0.9
 
 
 def test_it_goes_on_from_its_state_exactly() -> None:
