@@ -8,7 +8,8 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,15 @@ def secret(authority: Authority, identity: Identity) -> dict[str, bytes]:
     return {"tls.crt": identity.cert.read_bytes(), "tls.key": identity.key.read_bytes(), "ca.crt": authority.pem}
 
 
+@pytest.fixture
+def mounts() -> Iterator[Path]:
+    """Where volumes lie; the path of a socket in one has to be short."""
+    with tempfile.TemporaryDirectory(prefix="pod-") as directory:
+        yield Path(directory)
+
+
 @pytest.fixture(params=["native", "pick-with-certificates"])
-async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) -> AsyncIterator[Fleet]:
     if why := chart.why_absent():
         pytest.skip(why)
     names = [f"gateway.ports.{each}" for each in ("clients", "reports", "admin", "envoyAdmin")]
@@ -128,7 +136,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         name: PodOutside(
             found,
             named(found, kind, name),
-            tmp_path / kind,
+            mounts / kind,
             binaries=binaries,
             hosts=[BALANCERS],
             secrets=secrets,
