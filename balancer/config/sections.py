@@ -286,9 +286,8 @@ class EnvoySection(StrictModel):
     """Seconds that Envoy waits for a pick before it falls back to its own least-request."""
     health_timeout_s: Seconds = _BOOTSTRAP.health_timeout_s
     """Seconds of silence after which Envoy takes a balancer process for hung, and stops asking it."""
-    access_log_flush_s: Seconds | None = _BOOTSTRAP.flush_interval_s
-    """Seconds for which Envoy gathers outcomes before it sends them to the balancer; null: 0.005, and 0.05 with
-    `frontend: native`, where only outcomes of requests that Envoy asked about are sent so."""
+    access_log_flush_s: Seconds = _BOOTSTRAP.flush_interval_s
+    """Seconds for which Envoy gathers outcomes before it sends them to the balancer."""
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
     """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
     the model's name out of a message holds the message until it is complete."""

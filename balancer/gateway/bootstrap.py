@@ -41,9 +41,6 @@ _HEADER = """\
 """
 
 
-FLUSH_S, NATIVE_FLUSH_S = 0.005, 0.05
-
-
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
     """What differs between deployments. The defaults are those of envoy/bootstrap.yaml.
@@ -69,8 +66,8 @@ class BootstrapOptions:
     """How long a request waits for its pick before it goes on without."""
     health_timeout_s: float = 0.5
     """How long a balancer process may take to answer a health check before it is asked for no more picks."""
-    flush_interval_s: float | None = None
-    """How long an outcome may wait for others before it is sent to the balancer; None: as `flush_s` has it."""
+    flush_interval_s: float = 0.005
+    """How long an outcome may wait for others before it is sent to the balancer."""
     request_buffer_limit_bytes: int = 80 * 2**20
     """Largest gRPC message, also the largest request that can be retried; 2 MiB of HTTP/2 window pass in any case."""
     request_timeout_s: float = 300.0
@@ -92,17 +89,6 @@ class BootstrapOptions:
     native: NativeOptions | None = None
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
 
-    @property
-    def flush_s(self) -> float:
-        """How long an outcome may wait.
-
-        Each thread of Envoy wakes up several times in that time, outcome or not. Where Envoy decides itself, few
-        requests have one that is told so.
-        """
-        if self.flush_interval_s is not None:
-            return self.flush_interval_s
-        return FLUSH_S if self.native is None else NATIVE_FLUSH_S
-
     def __post_init__(self) -> None:
         for name in ("listener_port", "admin_port"):
             port = getattr(self, name)
@@ -113,7 +99,7 @@ class BootstrapOptions:
             *("request_buffer_limit_bytes", "max_connections", "max_heap_bytes"),
         ):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if not value > 0:
                 raise OperatorError(f"{name}: {value} must be greater than 0")
         if self.request_buffer_limit_bytes > 2**32 - 1:
             raise OperatorError(
@@ -217,7 +203,7 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
     manager = chain["filters"][0]["typed_config"]
     manager["request_timeout"] = _seconds(options.request_timeout_s)
     (first_logger,) = manager["access_log"]
-    first_logger["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(options.flush_s)
+    first_logger["typed_config"]["common_config"]["buffer_flush_interval"] = _seconds(options.flush_interval_s)
     manager["access_log"] = [_outcome_logger(first_logger, process) for process in range(len(options.balancers))]
     if options.access_log:
         manager["access_log"].append(access_logger(options.access_log))

@@ -56,7 +56,7 @@ def fleet(
     workers = tuple(WorkerSpec(name, profile.device, weight=weights[name]) for name, profile in profiles.items())
     reports = Reports(1 / UpOptions(run_dir=Path()).report_hz, _REPORT_DELAY_S)
     # One waits half an interval for the next flush, in the mean.
-    network = Network(outcome_s=BootstrapOptions().flush_s / 2 + _LOG_DELAY_S)
+    network = Network(outcome_s=BootstrapOptions().flush_interval_s / 2 + _LOG_DELAY_S)
     without = FleetSpec(specs, workers, reports=reports, network=network)
     fixed_s, jitter_s = exponential_fit(surplus_s(easy, without))
     there_s = _WAY_THERE * fixed_s

@@ -13,7 +13,7 @@ import yaml
 from balancer.balancer_tls import BalancerTls
 from balancer.errors import OperatorError
 from balancer.gateway import picker
-from balancer.gateway.bootstrap import NATIVE_FLUSH_S, BootstrapOptions, render, render_with_secrets, template
+from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.gateway.bootstrap_traces import TraceOptions
@@ -201,7 +201,7 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
 def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
     deciding = rendered(BootstrapOptions(native=native, access_log="/dev/stdout"))
-    asking = manager(rendered(BootstrapOptions(access_log="/dev/stdout", flush_interval_s=NATIVE_FLUSH_S)))
+    asking = manager(rendered(BootstrapOptions(access_log="/dev/stdout")))
     _, inner = deciding["static_resources"]["listeners"]
     first, router = manager(deciding)["http_filters"]
     module = first["typed_config"]
@@ -256,12 +256,3 @@ def test_tls_of_clients_ends_at_the_outer_listener() -> None:
     outer, inner = rendered(BootstrapOptions(native=native, listener_tls=tls))["static_resources"]["listeners"]
     assert "transport_socket" in outer["filter_chains"][0]
     assert "transport_socket" not in inner["filter_chains"][0]
-
-
-def test_outcomes_wait_longer_where_few_are_sent_so() -> None:
-    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
-    _, asking = rendered(BootstrapOptions(native=native))["static_resources"]["listeners"]
-    asked, told = manager(rendered(BootstrapOptions())), asking["filter_chains"][0]["filters"][0]["typed_config"]
-    waits = [each["access_log"][0]["typed_config"]["common_config"]["buffer_flush_interval"] for each in (asked, told)]
-    assert waits == ["0.005s", "0.05s"]
-    assert BootstrapOptions(native=native, flush_interval_s=0.02).flush_s == 0.02
