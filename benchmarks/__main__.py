@@ -22,7 +22,6 @@ from benchmarks import (
     gateway_cost,
     machine,
     memory,
-    pages,
     report_cost,
     scaling,
     scrape,
@@ -35,6 +34,7 @@ from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
 from benchmarks.stack import POLICY, Bench, bench
 from policies import BUILTIN
+from tools.pages import marks
 
 WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
     "decisions": lambda options: decisions.measure(300 if options.quick else 2000),
@@ -145,7 +145,7 @@ def main(only: tuple[str, ...], quick: bool, out: Path, policy: str, rounds: int
             if on_the_stack:
                 asyncio.run(_with_stack(run, chosen, quick))
         if page is not None:
-            pages.put(run.text, page, "bench")
+            marks.put(run.text, page, "bench")
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
 

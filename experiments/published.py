@@ -15,6 +15,7 @@ import random
 import subprocess
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,9 +46,9 @@ class Stranger(Policy):
 
     source: ClassVar[str] = "This experiment"
 
+    @abstractmethod
     def shares(self, fleet: FleetView) -> FloatArray:
         """What it answers, `(n,)`."""
-        raise NotImplementedError
 
     def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
         """See `Policy`."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pages
 from benchmarks.soak.faults import FAULTS
 from benchmarks.soak.report import UNEXPLAINED
+from tools.pages import marks
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -39,7 +39,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 def put(results: Mapping[str, Any], page: Path) -> None:
     """Write the table between its marks; OperatorError where they are not there."""
-    pages.put(markdown(results), page, "when a part dies")
+    marks.put(markdown(results), page, "when a part dies")
 
 
 def _failed(row: Mapping[str, Any]) -> str:

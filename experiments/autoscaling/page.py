@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.autoscaling.figures import Figures
+from tools.pages import marks
 
-_BEGIN, _END = "<!-- results -->\n", "<!-- /results -->\n"
 _HEAD = (
     "| load | target of the wait | too few | too many | replicas, mean (enough) | most | changes | p99 | late |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
@@ -35,9 +35,6 @@ def _line(load: str, variant: str, of: Figures) -> str:
 
 
 def renew(page: Path, found: Mapping[tuple[str, str], Figures]) -> None:
-    """Put the table into the page, between its marks. ValueError where there are none."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no marks for the table: write {_BEGIN.strip()} and {_END.strip()} into it")
-    page.write_text(f"{before}{begin}\n{table(found)}\n{end}{after}", encoding="utf-8")
+    """Put the table into the page, between its marks; OperatorError where there are none."""
+    # A blank line on either side, as Markdown wants around a table.
+    marks.put(f"\n{table(found)}", page, "results")

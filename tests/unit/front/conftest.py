@@ -22,3 +22,16 @@ def settle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clocks = ("-Wl,--wrap=now_ns", "-Wl,--wrap=about_now_ns")
     subprocess.run(["cc", *strict, *clocks, *files, "-pthread", "-lm", "-ldl"], check=True)
     return made
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that a balancer shares with Envoys."""
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, computing takes none."""
+    for clock in ("thread_time", "perf_counter"):
+        monkeypatch.setattr(f"balancer.front.tables.time.{clock}", lambda: 0.0)

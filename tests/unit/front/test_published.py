@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.busy import MODELS, busy_report
-from support.published import REQUEST, Thirds, drawn, lacking
+from support.published import ASKED, REQUEST, SETTINGS, Thirds, drawn, lacking
 from support.published import published_envoy as envoy
 from support.settling import SEED, TAKEN, TURNED_AWAY
 
@@ -24,20 +24,7 @@ from balancer.front.router import SharedRouter
 from policies import BUILTIN
 from policies.base import Policy, Request
 
-ASKED = 0
-SETTINGS = Settings(stale_after_s=1e9)
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    return tmp_path / "shared"
-
-
-@pytest.fixture(autouse=True)
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, computing takes none."""
-    for clock in ("thread_time", "perf_counter"):
-        monkeypatch.setattr(f"balancer.front.tables.time.{clock}", lambda: 0.0)
+pytestmark = pytest.mark.usefixtures("no_time")
 
 
 def mask_of(router: SharedRouter, request: Request, now_s: float) -> Any:

@@ -6,33 +6,22 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.published import Other, PublishedEnvoy, Thirds, drawn, lacking, published_envoy
+from support.published import SETTINGS, Other, PublishedEnvoy, Thirds, drawn, lacking, published_envoy
 from support.settling import SEED, TAKEN
 
-from balancer.core.settings import GuardSettings, RolloutSettings, Settings
+from balancer.core.settings import GuardSettings, RolloutSettings
 from balancer.core.trials.steering import Plan, Steering
 from balancer.front.layouts import Decider
 from policies import BUILTIN
 from policies.base import Policy, Request
 from policies.hashing import mix, unit
 
-SETTINGS = Settings(stale_after_s=1e9)
+pytestmark = pytest.mark.usefixtures("no_time")
+
 GUARD = GuardSettings(window_s=0.0, report_age_s=1e9)
 STEPS = RolloutSettings(shares=(0.3, 1.0), step_s=1e6, min_requests=30, watch_s=1.0, watch_pairs=1, guard=GUARD)
 WLPR = BUILTIN["wlpr"]()
 REQUESTS = 300
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    return tmp_path / "shared"
-
-
-@pytest.fixture(autouse=True)
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, computing takes none."""
-    for clock in ("thread_time", "perf_counter"):
-        monkeypatch.setattr(f"balancer.front.tables.time.{clock}", lambda: 0.0)
 
 
 def compare(e: PublishedEnvoy, policy: Policy, plan: Plan) -> Steering:
