@@ -46,7 +46,7 @@ class Balancers:
         """What a page of the only one says, such as `/config`.
 
         Raises:
-            AnswerError: nobody answers, or not as asked.
+            AnswerError: nobody answers, or the status is not 200.
             OperatorError: there is no token in the file, or no certificate.
         """
         (address,) = self.addresses

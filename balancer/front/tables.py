@@ -174,8 +174,8 @@ class Tables:
         self._each_s = 0.0
 
     def wish(self, request: Request, fleet: Fleet, now_s: float, decider: int = Decider.POLICY) -> None:
-        """With the lock held. The balancer was asked about this request, and that policy decided: from the next round
-        on there is a table for requests like it.
+        """Ask for a table for requests like this one, by that policy, from the next round on. With the lock held, after
+        the balancer itself decided.
 
         Where there is no room, for want of tables or since one model has its share, requests that come again have the
         place of the table that is drawn by least, once nobody drew by it for a while: who sends ever other rows or

@@ -87,7 +87,9 @@ class Autoscaler:
         return wanted
 
     def _stable(self, now_s: float, replicas: int, wanted: int) -> int:
-        """No more than all asked for of late, and no fewer than any did; at first, what there was was asked for."""
+        """What is wanted, held between bounds: no more replicas than the least, and no fewer than the most, that was wanted
+        within the window of that direction. Before the first look, those that exist were wanted.
+        """
         self._wanted = self._wanted or [(now_s, replicas)]
         up, down = (
             [wanted, *(asked for at_s, asked in self._wanted if at_s > now_s - each.window_s)]

@@ -45,7 +45,7 @@ def test_as_many_as_the_ratio_says(replicas: int, ready: int, ratios: list[float
 def test_fewer_only_once_they_have_sufficed_for_the_window() -> None:
     scaler = Autoscaler(replace(FREE, down=Direction(60.0, FREE.down.paces)))
     found = [scaler.look(at * SYNC_S, 8, 8, [1.0 if at == 1 else 0.5]) for at in range(8)]
-    # What was there at first counts as asked for at 0 s; the look at 15 s asked for it too, so nothing goes until 75 s.
+    # Eight are wanted at 0 s, as they exist, and at 15 s by the metric, so none goes until 75 s.
     assert found == [8, 8, 8, 8, 8, 4, 4, 4]
 
 
