@@ -87,8 +87,8 @@ class Autoscaler:
         return wanted
 
     def _stable(self, now_s: float, replicas: int, wanted: int) -> int:
-        """What is wanted, held between bounds: no more replicas than the least, and no fewer than the most, that was wanted
-        within the window of that direction. Before the first look, those that exist were wanted.
+        """What is wanted, within bounds: no more replicas than the least, and no fewer than the most, that was wanted
+        in the window of that direction. Before the first look, those that exist were wanted.
         """
         self._wanted = self._wanted or [(now_s, replicas)]
         up, down = (

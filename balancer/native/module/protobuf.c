@@ -232,26 +232,6 @@ static void leave(struct balancer_protobuf *reader, struct balancer_facts *facts
   }
 }
 
-/* A frame's head at once, where it is all there; else 0. How many bytes that were. */
-static size_t whole_frame(struct balancer_protobuf *reader, const uint8_t *data, size_t length) {
-  if (reader->frame || length < BALANCER_FRAME_BYTES || *data) return 0;
-  reader->left[0] = (uint64_t)data[1] << 24 | (uint64_t)data[2] << 16 | (uint64_t)data[3] << 8 | data[4];
-  reader->frame = BALANCER_FRAME_BYTES;
-  await(reader, TAG);
-  return BALANCER_FRAME_BYTES;
-}
-
-/* Whether the next two bytes are a field's tag and its length, as of nearly all fields: then they are taken at once. */
-static bool short_field(struct balancer_protobuf *reader, const uint8_t *data, size_t length) {
-  uint64_t *left = &reader->left[reader->depth];
-  if (reader->state != TAG || reader->shift || length < 2 || *left < 2) return false;
-  if ((data[0] | data[1]) & 0x80 || (data[0] & 7) != WIRE_LENGTH || !(data[0] >> 3)) return false;
-  *left -= 2;
-  reader->field = data[0] >> 3;
-  reader->number = data[1];
-  return true;
-}
-
 enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, struct balancer_facts *facts,
                                               const uint8_t *data, size_t length) {
   enum balancer_progress progress = BALANCER_MORE;
@@ -267,15 +247,7 @@ enum balancer_progress balancer_protobuf_feed(struct balancer_protobuf *reader, 
     if (progress == BALANCER_MORE && !reader->shift && (reader->state == TAG || reader->state == SHAPE))
       leave(reader, facts);
     if (progress != BALANCER_MORE || reader->state == OVER || at == length) break;
-    size_t head = reader->state == FRAME ? whole_frame(reader, data + at, length - at) : 0;
-    if (head) {
-      at += head;
-    } else if (short_field(reader, data + at, length - at)) {
-      at += 2;
-      progress = begin(reader, facts);
-    } else {
-      progress = byte_of(reader, facts, data[at++]);
-    }
+    progress = byte_of(reader, facts, data[at++]);
   }
   if (progress == BALANCER_REFUSED) return progress;
   return reader->decided || reader->state == OVER ? BALANCER_DONE : BALANCER_MORE;
