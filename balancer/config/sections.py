@@ -287,7 +287,8 @@ class EnvoySection(StrictModel):
     health_timeout_s: Seconds = _BOOTSTRAP.health_timeout_s
     """Seconds of silence after which Envoy takes a balancer process for hung, and stops asking it."""
     access_log_flush_s: Seconds = _BOOTSTRAP.flush_interval_s
-    """Seconds for which Envoy gathers outcomes before it sends them to the balancer."""
+    """Seconds for which Envoy gathers outcomes before it sends them to the balancer. With `frontend: native` it has no
+    part in this: what is asked about is told of at once."""
     request_buffer_limit_bytes: BufferBytes = ByteSize(_BOOTSTRAP.request_buffer_limit_bytes)
     """Largest gRPC message, in bytes or as text such as `80MiB`; also the largest request that can be retried. Reading
     the model's name out of a message holds the message until it is complete."""

@@ -15,6 +15,9 @@ from balancer.gateway import names
 from balancer.gateway.bootstrap_tls import Node
 from balancer.gateway.bootstrap_traces import decision_tags, traced_logger
 
+_AT_ONCE = {"buffer_size_bytes": 0, "buffer_flush_interval": "3600s"}
+"""Outcomes of the few that were asked about: to gather them wakes each of Envoy's threads all the time, also without
+any."""
 _ROOM_KB = 1
 _ROOM_HEADERS = 16
 """For what the listener adds to a client's headers before they reach the internal one."""
@@ -58,7 +61,7 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     host["routes"].insert(0, _ASKED_ROUTE)
     for cluster in resources["clusters"]:
         if cluster["name"] in (names.GRPC_CLUSTER, names.HTTP_CLUSTER):
-            _follow_module(cluster)
+            _follow_module(cluster, native)
 
 
 def _manager(listener: Node) -> Node:
@@ -88,6 +91,9 @@ def _asking_listener(listener: Node) -> Node:
     _mutations(manager)[:] = [{"remove": names.ASKING_HEADER}, _mutations(manager)[-1]]
     manager["max_request_headers_kb"] += _ROOM_KB
     manager["common_http_protocol_options"]["max_headers_count"] += _ROOM_HEADERS
+    for log in manager["access_log"]:
+        if log["name"] == names.OUTCOMES_LOG:
+            log["typed_config"]["common_config"] |= _AT_ONCE
     return asking
 
 
@@ -130,11 +136,15 @@ def _module_filter(native: NativeOptions, told: bool) -> Node:
         "name": names.NATIVE_FILTER,
         "typed_config": {
             "@type": names.MODULE_TYPE,
-            "dynamic_module_config": {"module": {"local": {"filename": str(native.module)}}, "do_not_close": True},
+            "dynamic_module_config": _library(native),
             "filter_name": names.NATIVE,
             "filter_config": text,
         },
     }
+
+
+def _library(native: NativeOptions) -> Node:
+    return {"module": {"local": {"filename": str(native.module)}}, "do_not_close": True}
 
 
 def _of_what_was_settled(log: Node) -> Node:
@@ -156,21 +166,31 @@ def _only_settled(log: Node) -> Node:
     return {**log, "filter": {"and_filter": {"filters": [settled, log["filter"]]}} if "filter" in log else settled}
 
 
+def _module_choice(native: NativeOptions) -> Node:
+    return {
+        "name": names.MODULE_LB,
+        "typed_config": {
+            "@type": names.MODULE_LB_TYPE,
+            "dynamic_module_config": _library(native),
+            "lb_policy_name": names.NATIVE,
+        },
+    }
+
+
 _ALL_STATUSES = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"]
 
 
-def _follow_module(cluster: Node) -> None:
-    """Have a cluster of workers follow the fallbacks that the module names, for the attempts after the first.
+def _follow_module(cluster: Node, native: NativeOptions) -> None:
+    """Have a cluster of workers ask the module for the attempts after the first, and where Envoy chooses by itself.
 
-    In metadata, which no client can send and no worker has to read: sent on to a worker, a header costs Envoy more. Who
-    served, the module finds out itself.
+    The module keeps the fallbacks, as each metadata or header that it set would cost every request. Who served, it
+    finds out itself.
     """
-    source = {"metadata": {"key": names.DECISION_NAMESPACE, "path": [{"key": names.FALLBACKS_KEY}]}}
     # The template has it once for both.
     cluster["load_balancing_policy"] = copy.deepcopy(cluster["load_balancing_policy"])
     (policy,) = cluster["load_balancing_policy"]["policies"]
     override = policy["typed_extension_config"]["typed_config"]
-    override["override_host_sources"].insert(0, source)
+    override["fallback_policy"] = {"policies": [{"typed_extension_config": _module_choice(native)}]}
     # The balancer knows who is healthy: whom Envoy takes for ill is tried, as with `pick`, and its error learned.
     cluster["common_lb_config"] = cluster["common_lb_config"] | {"override_host_status": {"statuses": _ALL_STATUSES}}
     del override["selected_host_key"]

@@ -71,6 +71,8 @@ class Recent:
         `ok` is False where the worker or the gateway failed, not where a client's mistake was refused.
         """
         self._outcomes.extend(zip(at_s, latency_s, repeat(ok), repeat(picked), repeat(of)))
+        # Else the memory of a process that nobody looks at would grow until there is no more room.
+        self._let_go(at_s[-1])
 
     def summary(self, now_s: float) -> Summary:
         """The window that ends now."""
@@ -95,11 +97,16 @@ class Recent:
         return span_s, [Part(*alike, np.array(latencies)) for alike, latencies in groups.items()]
 
     def _span_s(self, now_s: float) -> float:
-        """Let go of what is older than the window; how long that is, which is less where there were too many."""
+        """How long the window is, which is less where there were too many."""
+        outcomes = self._outcomes
+        self._let_go(now_s)
+        return max(now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s, 1e-9)
+
+    def _let_go(self, now_s: float) -> None:
+        """Of what is older than the window."""
         outcomes = self._outcomes
         while outcomes and outcomes[0][0] < now_s - self._window_s:
             outcomes.popleft()
-        return max(now_s - outcomes[0][0] if len(outcomes) == _MOST else self._window_s, 1e-9)
 
 
 def quantiles(latency_s: FloatArray) -> tuple[float, float]:

@@ -30,6 +30,7 @@ enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY, RECEIVED_RESPONSE
 enum headers_status { HEADERS_CONTINUE, HEADERS_STOP };
 enum body_status { BODY_CONTINUE, BODY_STOP_AND_BUFFER };
 enum attribute { RESPONSE_CODE = 15, RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53 };
+enum host_count { REQUESTS_ACTIVE = 7 };
 enum log_level { LOG_INFO = 2, LOG_WARNING = 3 };
 
 WEAK bool CALLBACK(http_get_header)(void *filter, int kind, struct text name, struct text *found, size_t index,
@@ -40,8 +41,6 @@ WEAK bool CALLBACK(http_set_header)(void *filter, int kind, struct text name, st
 WEAK size_t CALLBACK(http_get_body_size)(void *filter, int kind);
 WEAK size_t CALLBACK(http_get_body_chunks_size)(void *filter, int kind);
 WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *chunks);
-WEAK void CALLBACK(http_set_dynamic_metadata_string)(void *filter, struct text space, struct text key,
-                                                     struct text value);
 /* Pairs of key and value. */
 WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
                                                            const struct header *entries, size_t count);
@@ -52,6 +51,18 @@ WEAK void CALLBACK(http_send_response)(void *filter, uint32_t status, struct hea
                                        struct text body, struct text details);
 WEAK bool CALLBACK(http_filter_get_attribute_string)(void *filter, int attribute, struct text *found);
 WEAK bool CALLBACK(http_filter_get_attribute_int)(void *filter, int attribute, uint64_t *found);
+/* Of a cluster: its hosts by index, all or the healthy ones, at a priority. */
+WEAK size_t CALLBACK(lb_get_hosts_count)(void *cluster, uint32_t priority);
+WEAK size_t CALLBACK(lb_get_healthy_hosts_count)(void *cluster, uint32_t priority);
+WEAK bool CALLBACK(lb_get_host_address)(void *cluster, uint32_t priority, size_t index, struct text *found);
+WEAK bool CALLBACK(lb_get_healthy_host_address)(void *cluster, uint32_t priority, size_t index, struct text *found);
+WEAK uint64_t CALLBACK(lb_get_host_stat)(void *cluster, uint32_t priority, size_t index, int count);
+WEAK bool CALLBACK(lb_context_get_downstream_header)(void *context, struct text name, struct text *found, size_t index,
+                                                     size_t *count);
+WEAK uint32_t CALLBACK(lb_context_get_host_selection_retry_count)(void *context);
+/* Whether it was tried. */
+WEAK bool CALLBACK(lb_context_should_select_another_host)(void *cluster, void *context, uint32_t priority,
+                                                          size_t index);
 WEAK void CALLBACK(log)(int level, struct text message);
 
 #endif

@@ -16,7 +16,7 @@
 enum { MOST_SAID = 200 };
 
 void say(struct source *source, const char *what, const char *why) {
-  if (atomic_fetch_add(&source->said, 1) >= MOST_SAID || !CALLBACK(log)) return;
+  if (!CALLBACK(log) || (source && atomic_fetch_add(&source->said, 1) >= MOST_SAID)) return;
   char line[512];
   int length = snprintf(line, sizeof line, "balancer: %s: %s", what, why);
   if (length < 0) return;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define HOOKED EXPORTED
-/* Metadata for the cluster, and for Envoy's log and traces. In one space, since each costs as much as a decision. */
+/* Metadata for Envoy's log and traces. */
 static const struct text SPACE = TEXT(NAME_SPACE), DESTINATION = TEXT(NAME_DESTINATION);
 
 enum { MOST_SPARE = 1024, MOST_LATE = 4096 };
@@ -19,31 +19,6 @@ static pthread_mutex_t late_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct request *late;
 static _Atomic unsigned lates;
 
-static const char *missing(void) {
-  const struct {
-    bool there;
-    const char *name;
-  } needed[] = {
-    {CALLBACK(http_get_header), "http_get_header"},
-    {CALLBACK(http_get_headers), "http_get_headers"},
-    {CALLBACK(http_get_headers_size), "http_get_headers_size"},
-    {CALLBACK(http_set_header), "http_set_header"},
-    {CALLBACK(http_get_body_size), "http_get_body_size"},
-    {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
-    {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
-    {CALLBACK(http_set_dynamic_metadata_string), "http_set_dynamic_metadata_string"},
-    {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
-    {CALLBACK(http_set_upstream_override_host), "http_set_upstream_override_host"},
-    {CALLBACK(http_send_response), "http_send_response"},
-    {CALLBACK(http_clear_route_cache), "http_clear_route_cache"},
-    {CALLBACK(http_filter_get_attribute_string), "http_filter_get_attribute_string"},
-    {CALLBACK(http_filter_get_attribute_int), "http_filter_get_attribute_int"},
-  };
-  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
-    if (!needed[i].there) return needed[i].name;
-  return NULL;
-}
-
 HOOKED const char *HOOK(program_init)(void) { return ABI_VERSION; }
 
 /* A config is the path of the library, that of the folder, and whether decisions are told in metadata, a line each. What
@@ -52,7 +27,7 @@ HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, s
   (void)envoy, (void)name;
   struct source *source = NULL;
   char paths[1024];
-  const char *lacking = missing(), *why = "its config is not two paths";
+  const char *lacking = missing_callback(), *why = "its config is not two paths";
   if (config.length < sizeof paths) {
     memcpy(paths, config.ptr, config.length);
     paths[config.length] = 0;
@@ -151,7 +126,7 @@ static void tell(void *filter, const struct request *request) {
 }
 
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
-static void name_workers(void *filter, const struct request *request) {
+static void name_workers(void *filter, struct request *request) {
   const struct decision *decision = &request->decision;
   struct text all = {decision->words, decision->length};
   const char *comma = memchr(all.ptr, ',', all.length);
@@ -159,7 +134,7 @@ static void name_workers(void *filter, const struct request *request) {
   CALLBACK(http_set_upstream_override_host)(filter, picked, false);
   if (comma) {
     struct text fallbacks = {comma + 1, all.length - picked.length - 1};
-    CALLBACK(http_set_dynamic_metadata_string)(filter, SPACE, TEXT(NAME_FALLBACKS), fallbacks);
+    fallbacks_keep(request, fallbacks);
   }
   if (decision->sequence)
     CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_MAX_RETRIES), TEXT("0"));
@@ -301,6 +276,8 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   struct seen seen = look_at_headers(filter, all);
   if (!seen.count) return ask_balancer(filter);
   struct balancer_headers headers = {header_of, &seen};
+  size_t path_length;
+  request->path = header_of(&seen, ":path", 5, &path_length);
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
   request->came_ns = now_ns();
@@ -476,6 +453,7 @@ HOOKED void HOOK(http_filter_stream_complete)(void *filter, const void *module) 
 
 HOOKED void HOOK(http_filter_destroy)(const void *module) {
   struct request *request = (struct request *)module;
+  fallbacks_forget(request);
   if (request->stage != OURS || lates >= MOST_LATE) {
     let_go(request);
     return;

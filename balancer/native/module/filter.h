@@ -30,6 +30,9 @@ struct request {
   enum stage stage;
   uint64_t came_ns, began_ns, uploaded_ns, first_byte_ns, last_byte_ns;
   bool whole; /* the response was sent to its end */
+  const char *path;      /* where Envoy keeps it */
+  struct text fallbacks; /* that were not tried yet */
+  struct request *beside;
   struct ending ending;
   struct ask ask;
   struct decision decision;
@@ -37,6 +40,13 @@ struct request {
   struct kept kept;
   struct request *next;
 };
+
+/* The name of one that Envoy lacks; null: all are there. */
+const char *missing_callback(void);
+
+/* For the attempts after the first; until it is forgotten, on the same thread. */
+void fallbacks_keep(struct request *request, struct text fallbacks);
+void fallbacks_forget(struct request *request);
 
 /* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
 size_t json_error(const char *message, size_t length, char *out, size_t room);

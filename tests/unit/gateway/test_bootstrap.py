@@ -211,14 +211,20 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     assert "address" not in inner
     assert inner["internal_listener"] == {}
     within = inner["filter_chains"][0]["filters"][0]["typed_config"]
-    for same in ("http_filters", "access_log", "route_config"):
+    for same in ("http_filters", "route_config"):
         assert within[same] == asking[same]
+    assert [log["name"] for log in within["access_log"]] == [log["name"] for log in asking["access_log"]]
+    assert within["access_log"][0]["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     (way_in, *routes) = manager(deciding)["route_config"]["virtual_hosts"][0]["routes"]
     assert way_in["route"]["cluster"] == inner["name"]
     assert [route["match"] for route in routes] == [
         route["match"] for route in asking["route_config"]["virtual_hosts"][0]["routes"]
     ]
     assert [log["name"] for log in manager(deciding)["access_log"]] == ["envoy.access_loggers.file"]
+    for cluster in deciding["static_resources"]["clusters"][:2]:
+        (policy,) = cluster["load_balancing_policy"]["policies"]
+        (left,) = policy["typed_extension_config"]["typed_config"]["fallback_policy"]["policies"]
+        assert left["typed_extension_config"]["typed_config"]["dynamic_module_config"] == module["dynamic_module_config"]
 
 
 @pytest.mark.parametrize("traced", [True, False])

@@ -1,0 +1,134 @@
+"""What the module chooses for a cluster: attempts after the first, and requests that Envoy places by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.envoy_fakes import a_request, go_on
+from support.native import NativeRig
+from support.waiting import eventually
+
+from balancer.core.events import ModelReport, Report
+from balancer.front.state import STALE_AFTER_S
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def orphan(tmp_path: Path) -> AsyncIterator[NativeRig]:
+    """Whose balancer is dead."""
+    async with NativeRig(tmp_path, stale_after_s=STALE_AFTER_S).running() as rig:
+        rig.die()
+        await eventually(rig.does_without)
+        yield rig
+
+
+def serve(rig: NativeRig, models: Mapping[str, tuple[str, ...]]) -> None:
+    """Have each worker say which models it has."""
+    for worker in rig.workers:
+        listed = tuple(ModelReport(model, "1", ready=True) for model in models.get(worker.name, ()))
+        rig.router.observe(Report(worker.name, 1, 1, True, models=listed), time.monotonic())
+
+
+async def test_what_is_tried_again_goes_to_a_fallback_and_to_nobody_else(rig: NativeRig) -> None:
+    serve(rig, {"w0": ("m",), "w1": ("m",)})
+    await rig.workers[0].stop()
+    # Enough for w2 to have its turn, if it had one.
+    assert {await rig.infer() for _ in range(20)} == {"w1"}
+    assert rig.workers[2].requests == []
+
+
+async def test_rest_that_is_tried_again_goes_to_a_fallback(rig: NativeRig) -> None:
+    serve(rig, {"w0": ("m",), "w1": ("m",)})
+    await rig.workers[0].stop()
+    for _ in range(20):
+        async with rig.http.post(f"http://{rig.envoy.endpoint}/v2/models/m/infer", data=b"{}") as response:
+            assert (response.status, await response.text()) == (200, "w1")
+
+
+async def test_a_stream_that_is_tried_again_goes_to_a_fallback(rig: NativeRig) -> None:
+    serve(rig, {"w0": ("m",), "w1": ("m",)})
+    await rig.workers[0].stop()
+    for _ in range(20):
+        call = rig.stub.ModelStreamInfer(timeout=10)
+        await call.write(a_request())
+        assert (await call.read()).infer_response.id == "w1"
+        await call.done_writing()
+
+
+async def test_requests_at_once_keep_their_own_fallbacks(rig: NativeRig) -> None:
+    serve(rig, {"w0": ("left",), "w1": ("left", "right"), "w2": ("right",)})
+    await rig.workers[1].stop()
+    wanted = ["left", "right"] * 40
+    answers = await asyncio.gather(*(rig.stub.ModelInfer(a_request(model), timeout=10) for model in wanted))
+    assert [answer.id for answer in answers] == [{"left": "w0", "right": "w2"}[model] for model in wanted]
+
+
+async def test_when_no_fallback_can_be_reached_envoy_chooses(rig: NativeRig) -> None:
+    serve(rig, {"w0": ("m",), "w1": ("m",)})
+    await rig.workers[0].stop()
+    await rig.workers[1].stop()
+    assert await rig.infer() == "w2"
+
+
+async def test_who_is_busy_is_spared(orphan: NativeRig) -> None:
+    busy, go, held = orphan.workers[0], asyncio.Event(), []
+
+    async def slow(request: Any, context: Any) -> Any:
+        held.append(request)
+        await go.wait()
+        return busy.answer(request)
+
+    busy.infer = slow
+    waiting: list[asyncio.Task[str]] = []
+    # One may be no more than another's, whose end Envoy has not counted when the client has its answer.
+    while len(held) < 3:
+        waiting += [asyncio.create_task(orphan.infer(timeout=60)) for _ in range(6)]
+        await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    assert {await orphan.infer() for _ in range(20)} == {"w1", "w2"}
+    go.set()
+    assert {"w0", "w1", "w2"} == set(await asyncio.gather(*waiting))
+
+
+async def test_who_drains_or_is_unwell_is_spared(orphan: NativeRig) -> None:
+    async def served_by(*names: str) -> bool:
+        return {await orphan.infer() for _ in range(20)} == set(names)
+
+    await eventually(lambda: served_by("w0", "w1", "w2"))
+    orphan.announce(w1="draining", w0="unhealthy")
+    await eventually(lambda: served_by("w2"))
+    orphan.announce(w0="draining")
+    await eventually(lambda: served_by("w1", "w2"))
+
+
+async def test_where_nobody_is_well_the_request_is_refused(orphan: NativeRig) -> None:
+    orphan.announce(w0="draining", w1="draining", w2="unhealthy")
+
+    async def nobody_serves() -> bool:
+        try:
+            await orphan.infer()
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+
+    await eventually(nobody_serves)
+
+
+async def test_another_worker_is_tried_where_one_cannot_be_reached(orphan: NativeRig) -> None:
+    await orphan.workers[1].stop()
+    assert {await orphan.infer() for _ in range(30)} == {"w0", "w2"}
+
+
+async def test_what_was_asked_about_is_told_of_at_once(rig: NativeRig) -> None:
+    """Not gathered: Envoy would wait for an hour here."""
+    rig.router.serve(False)
+    rig.balancer.respond = lambda _: go_on(rig.workers[2].grpc_endpoint, process="0", number="1")
+    assert await rig.infer() == "w2"
+    outcome = await asyncio.wait_for(rig.balancer.outcomes.get(), 10)
+    assert (outcome.upstream, outcome.grpc_status) == (rig.workers[2].grpc_endpoint, 0)
