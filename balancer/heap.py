@@ -1,8 +1,24 @@
-"""Garbage collection in a process that serves for months."""
+"""Memory of a process that serves for months."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+
+_M_ARENA_MAX = -8
+"""Of glibc's `mallopt`."""
+
+
+def gather() -> None:
+    """Call once before any thread is started: all of them take memory from one heap.
+
+    Else glibc makes one for each of gRPC's threads, up to eight a core, and what is let go of stays with the heap that
+    it came from: under hostile traffic 15 MB more are resident, and more for hours, though nothing is kept.
+    """
+    # Other C libraries have no such heaps.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def settle() -> None:

@@ -56,6 +56,7 @@ def _run(
     process: int = 0,
     serving: Callable[[], None] = lambda: None,
 ) -> None:
+    heap.gather()
     configure(config.log)
     parent = os.getppid() if process or config.processes > 1 else None
 

@@ -76,3 +76,10 @@ def test_the_window_moves() -> None:
     recent.add([4.0], [0.1], True, True)
     assert recent.summary(4.9).errors == 1
     assert recent.summary(5.1).errors == 0
+
+
+def test_what_is_old_is_let_go_of_while_nobody_looks() -> None:
+    recent = Recent(window_s=5.0)
+    for at_s in range(1000):
+        recent.add([float(at_s)] * 3, [0.1] * 3, True, True)
+    assert len(recent._outcomes) == 6 * 3
