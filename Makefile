@@ -45,10 +45,12 @@ fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,00
 	$(BIN)/python -m benchmarks.fuzz.state
 	$(BIN)/python -m benchmarks.fuzz
 
-wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel
+wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel. ARCH=aarch64: for those (extra balancer[cc])
+	@$(if $(ARCH),$(BIN)/python -m balancer.native.build --target $(ARCH) --out out/$(ARCH)/kernel.so)
+	@$(if $(ARCH),$(BIN)/python -m balancer.front.build --target $(ARCH) --out out/$(ARCH)/module.so)
 	@# What is left there of a build before would come along.
 	rm -rf build
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir out/wheel .
+	WHEEL_ARCH=$(ARCH) $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir out/wheel .
 	rm -rf build
 
 manifests: setup ## the chart as plain manifests, out/manifests.yaml: VALUES="--values FILE ..." APIS="--api-versions monitoring.coreos.com/v1 ..." NAMESPACE=...

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
-LIBRARIES = [Path(__file__).parent / "balancer" / "native" / name for name in ("kernel.so", "module.so")]
+HERE = Path(__file__).parent
+MACHINE = os.environ.get("WHEEL_ARCH") or platform.machine()
+"""That the libraries are for; those of another machine than this one are in out/MACHINE."""
+FOLDER = HERE / "balancer" / "native" if platform.machine() == MACHINE else HERE / "out" / MACHINE
+LIBRARIES = [FOLDER / name for name in ("kernel.so", "module.so")]
 
 
 def platform_tag() -> str:
     """For machines whose C library has all that the libraries need (PEP 600)."""
     found = {version for path in LIBRARIES for version in re.findall(rb"GLIBC_(\d+)\.(\d+)", path.read_bytes())}
     major, minor = max((int(major), int(minor)) for major, minor in found)
-    return f"manylinux_{major}_{minor}_{platform.machine()}"
+    return f"manylinux_{major}_{minor}_{MACHINE}"
+
+
+class Sources(build_py):
+    """With the libraries of the machine that the wheel is for."""
+
+    def run(self) -> None:
+        """See distutils."""
+        super().run()
+        for path in LIBRARIES:
+            if path.exists() and not self.editable_mode:
+                shutil.copy(path, Path(self.build_lib, "balancer", "native"))
 
 
 class Wheel(bdist_wheel):
@@ -32,4 +50,4 @@ class Wheel(bdist_wheel):
         return ("py3", "none", "any" if self.root_is_pure else platform_tag())
 
 
-setup(cmdclass={"bdist_wheel": Wheel})
+setup(cmdclass={"bdist_wheel": Wheel, "build_py": Sources})

@@ -1,4 +1,4 @@
-"""Compile the module that Envoy loads: `python -m balancer.front.build [PATH]`.
+"""Compile the module that Envoy loads: `python -m balancer.front.build`.
 
 Needs a C compiler (see `balancer.native.compiler`), and `kernel.h`, which `python -m balancer.native.build` writes.
 """
@@ -6,8 +6,9 @@ Needs a C compiler (see `balancer.native.compiler`), and `kernel.h`, which `pyth
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+import click
 
 from balancer.front import header
 from balancer.front.module import PATH
@@ -25,8 +26,8 @@ FLAGS = (
 )
 
 
-def build(path: Path = PATH, *further: str) -> Path:
-    """Write the module; `further`: arguments of the compiler.
+def build(path: Path = PATH, machine: str = "") -> Path:
+    """Write the module; `machine`: another one than this, as `platform.machine()` has it.
 
     Raises:
         CalledProcessError: it does not compile.
@@ -37,11 +38,20 @@ def build(path: Path = PATH, *further: str) -> Path:
     draft = path.with_suffix(".new")
     sources = sorted(SOURCES.glob("*.c"))
     files = ["-I", str(KERNEL.parent), "-o", str(draft), *map(str, sources)]
-    command = [*compiler(), *FLAGS, *further, *files, "-lm", "-ldl"]
+    command = [*compiler(machine), *FLAGS, *files, "-lm", "-ldl"]
     subprocess.run(command, check=True)
     draft.replace(path)
     return path
 
 
+@click.command(help="Compile the module for Envoy: by default for this machine, and to where it is loaded from.")
+@click.option("--target", default="", help="Another machine, such as aarch64; needs the extra balancer[cc].")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=PATH, help="The library.")
+def main(target: str, out: Path) -> None:
+    """Run the command."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    click.echo(f"compiled the module for Envoy: {build(out, target)}", err=True)
+
+
 if __name__ == "__main__":
-    print(f"compiled the module for Envoy: {build(Path(sys.argv[1]) if sys.argv[1:] else PATH)}", file=sys.stderr)
+    main(prog_name="python -m balancer.front.build")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numba
 import numpy as np
 from llvmlite import binding
@@ -31,10 +32,25 @@ from balancer.native.kinds import Native
 from balancer.native.library import PATH, STAMP, stamp
 from balancer.native.record import BOOKS
 
-_CPUS = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-"""What any machine of the architecture has that serves today."""
-_WIDE = {"x86_64": "+avx2"}
-"""What most have beside: entries are compiled for these as well, without fused operations, so to the same bits."""
+
+@dataclass(frozen=True)
+class Machine:
+    """What code is made for."""
+
+    name: str
+    """As `platform.machine()` has it."""
+    cpu: str
+    """What any machine of the name has that serves today."""
+    wide: str = ""
+    """What most have beside: entries are compiled for these as well, without fused operations, so to the same bits."""
+
+    @property
+    def triple(self) -> str:
+        """LLVM's name for it."""
+        return f"{self.name}-unknown-linux-gnu"
+
+
+MACHINES = {each.name: each for each in (Machine("x86_64", "x86-64-v2", "+avx2"), Machine("aarch64", "generic"))}
 
 _RESHAPE = """
 #include <stdint.h>
@@ -66,8 +82,13 @@ __attribute__((constructor)) static void look_at_processor(void) {
 """
 
 
-def build(path: Path = PATH) -> int:
-    """Write the library, and its header beside it; returns how many entries it has."""
+def build(path: Path = PATH, machine: Machine | None = None) -> int:
+    """Write the library, and its header beside it; returns how many entries it has.
+
+    numba compiles for this machine, up to LLVM's code, in which nothing is of one machine but its name; `machine` is
+    what LLVM then makes machine code for. By default this one.
+    """
+    machine = machine or MACHINES.get(platform.machine(), Machine(platform.machine(), "generic"))
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     _, call, _ = new_call()
@@ -79,28 +100,27 @@ def build(path: Path = PATH) -> int:
         objects, says = [], {}
         for name, function in entries():
             says[name] = function.__doc__
-            for symbol, code in _objects(name, function, signature).items():
+            for symbol, code in _objects(name, function, signature, machine).items():
                 objects.append(Path(folder, f"{symbol}.o"))
                 objects[-1].write_bytes(code)
-        objects.append(_stamped(Path(folder), says))
-        _link(objects, path)
+        objects.append(_stamped(Path(folder), says, machine))
+        _link(objects, path, machine)
     path.with_suffix(".h").write_text(header_of(says, stamp(), fleet), encoding="utf-8")
     constants.write()
     return len(says)
 
 
-def _objects(name: str, function: Any, signature: Any) -> dict[str, bytes]:
+def _objects(name: str, function: Any, signature: Any, machine: Machine) -> dict[str, bytes]:
     """Machine code that does without Python, by its symbol: `int64 symbol(books*, options*, call*)`."""
     njit: Any = numba.njit
     dispatcher = njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     (compiled,) = dispatcher.overloads.values()
     inner, code = compiled.fndesc.llvm_func_name, compiled.library.get_llvm_str()
-    wide = _WIDE.get(platform.machine())
-    features = {f"balancer_{name}": ""} if wide is None else {f"narrow_{name}": "", f"wide_{name}": wide}
-    return {symbol: _object(symbol, inner, code, beside) for symbol, beside in features.items()}
+    features = {f"narrow_{name}": "", f"wide_{name}": machine.wide} if machine.wide else {f"balancer_{name}": ""}
+    return {symbol: _object(symbol, inner, code, machine, beside) for symbol, beside in features.items()}
 
 
-def _object(symbol: str, inner: str, code: str, features: str) -> bytes:
+def _object(symbol: str, inner: str, code: str, machine: Machine, features: str) -> bytes:
     """Of one symbol; `inner`: numba's function in `code`."""
     visibility = "default" if symbol.startswith("balancer_") else "hidden"
     # numba's convention: status f(result*, exception**, arguments). Nothing in the kernel raises.
@@ -113,37 +133,47 @@ define {visibility} i64 @{symbol}(ptr %x, ptr %options, ptr %call) {{
   ret i64 %value
 }}
 """
+    target = binding.Target.from_triple(machine.triple).create_target_machine(
+        cpu=machine.cpu, features=features, opt=3, reloc="pic", codemodel="default"
+    )
     module = binding.parse_assembly(code)
+    module.triple, module.data_layout = machine.triple, str(target.target_data)
     # Helpers of numba's come with each object, alike: they are each one's own.
     for helper in module.functions:
         if not helper.is_declaration and helper.name != symbol:
             helper.linkage = "internal"
     module.verify()
-    machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=_CPUS.get(platform.machine(), "generic"), features=features, opt=3, reloc="pic", codemodel="default"
-    )
-    return bytes(machine.emit_object(module))
+    return bytes(target.emit_object(module))
 
 
-def _stamped(folder: Path, names: Iterable[str]) -> Path:
+def _stamped(folder: Path, names: Iterable[str], machine: Machine) -> Path:
     """What tells the library's sources, and the layout of the books; what compiled code calls of numba's; and the
     entries, where they are chosen by the processor."""
     source = folder / "stamp.c"
-    chosen = "".join(f"ENTRY({name})\n" for name in names) if platform.machine() in _WIDE else ""
+    chosen = "".join(f"ENTRY({name})\n" for name in names) if machine.wide else ""
     text = f'const char {STAMP}[] = "{stamp()}";\n{_RESHAPE}{_CHOICE + chosen if chosen else ""}'
     source.write_text(text, encoding="utf-8")
     made = folder / "stamp.o"
-    subprocess.run([*compiler(), "-c", "-O2", "-fPIC", "-o", made, source], check=True)
+    subprocess.run([*compiler(machine.name), "-c", "-O2", "-fPIC", "-o", made, source], check=True)
     return made
 
 
-def _link(objects: Sequence[Path], path: Path) -> None:
+def _link(objects: Sequence[Path], path: Path, machine: Machine) -> None:
     draft = path.with_suffix(".new")
     options = ["-Wl,--no-undefined", "-Wl,--strip-all"]
-    subprocess.run([*compiler(), "-shared", "-o", draft, *objects, "-lm", *options], check=True)
+    subprocess.run([*compiler(machine.name), "-shared", "-o", draft, *objects, "-lm", *options], check=True)
     draft.replace(path)
 
 
+@click.command(help="Compile the kernel: by default for this machine, and to where it is loaded from.")
+@click.option("--target", type=click.Choice(list(MACHINES)), help="Another machine; needs the extra balancer[cc].")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=PATH, help="The library.")
+def main(target: str | None, out: Path) -> None:
+    """Run the command."""
+    click.echo("compiling the kernel, one to two minutes ...", err=True)
+    count = build(out, MACHINES[target] if target else None)
+    click.echo(f"compiled {count} functions of the kernel: {out}", err=True)
+
+
 if __name__ == "__main__":
-    print("compiling the kernel, one to two minutes ...", file=sys.stderr)
-    print(f"compiled {build()} functions of the kernel: {PATH}", file=sys.stderr)
+    main(prog_name="python -m balancer.native.build")
