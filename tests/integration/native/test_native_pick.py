@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.envoy_fakes import a_request
 from support.native import NativeRig
 from support.strangers import FIT, stranger
 from support.waiting import eventually
+
+from balancer.front.layouts import Source
+from policies import BUILTIN
 
 pytestmark = pytest.mark.integration
 
@@ -117,3 +122,36 @@ async def test_a_worker_that_is_gone_is_skipped(rig: NativeRig) -> None:
     assert (rig.told()["attempts"] > 1).sum() == 4
     assert rig.router.fleet.latency.errors[1] > 0
     assert rig.router.fleet.queue.in_flight.sum() == 0
+
+
+async def test_another_policy_is_in_force_from_the_next_request_on(rig: NativeRig) -> None:
+    """On all of Envoy's threads, with requests under way all the time."""
+    stop, begun = asyncio.Event(), [(0, "round_robin")]
+
+    async def client() -> None:
+        while not stop.is_set():
+            await rig.infer()
+
+    async def more() -> None:
+        seen = rig.router.next_number
+        await eventually(lambda: rig.router.next_number > seen + 20)
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    for name in ("least_requests", "wlpr", "random", "peak_ewma") * 3:
+        await more()
+        rig.router.configure(BUILTIN[name](), rig.settings)
+        begun.append((rig.router.next_number, name))
+    await more()
+    stop.set()
+    await asyncio.gather(*clients)
+    await rig.all_ended()
+    told = rig.told()
+    # Where the machine is busy, somebody may have had the lock for too long.
+    told = np.sort(told[told["source"] == Source.BY_POLICY], order="number")
+    for (first, name), (beyond, after) in pairwise([*begun, (rig.router.next_number, "")]):
+        within = told[(told["number"] >= first) & (told["number"] < beyond)]
+        decided = [rig.router.policy_of(int(each["directory"]), int(each["decider"])) for each in within]
+        # Some may have been decided about between the swap and this process's look at the next number.
+        assert set(decided) <= {name, after}
+        assert decided.count(name) > 10
+        assert decided == sorted(decided, key=lambda each: each == after)

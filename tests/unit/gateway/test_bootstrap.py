@@ -224,7 +224,9 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     for cluster in deciding["static_resources"]["clusters"][:2]:
         (policy,) = cluster["load_balancing_policy"]["policies"]
         (left,) = policy["typed_extension_config"]["typed_config"]["fallback_policy"]["policies"]
-        assert left["typed_extension_config"]["typed_config"]["dynamic_module_config"] == module["dynamic_module_config"]
+        assert (
+            left["typed_extension_config"]["typed_config"]["dynamic_module_config"] == module["dynamic_module_config"]
+        )
 
 
 @pytest.mark.parametrize("traced", [True, False])
