@@ -234,6 +234,18 @@ class RequestsSection(StrictModel):
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
 
+    def header_names(self) -> HeaderNames:
+        """For the gateway."""
+        return HeaderNames(
+            model=self.model_header,
+            rows=self.rows_header,
+            key=self.routing_key_header,
+            sequence=self.sequence_header,
+            priority=self.priority_header,
+            tenant=self.tenant_header,
+            deadline=self.deadline_header,
+        )
+
 
 class TelemetrySection(StrictModel):
     """What is expected of the agents' reports."""
@@ -322,6 +334,9 @@ class EnvoySection(StrictModel):
     `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
     `listen.envoy`, on the same machine where that says all interfaces. Where none of them is loopback or a Unix socket,
     Envoy counts as being on another machine: its ports may be those of `listen`, and its files need not be here."""
+    fleet: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """The addresses of `listen.fleet` (gRPC's) as Envoy reaches them, where it is on another machine; HTTP is beside
+    each, as there. Empty: those of this machine."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None
