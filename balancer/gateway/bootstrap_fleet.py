@@ -148,6 +148,8 @@ def _rest_cluster(like: Node, addresses: tuple[str, ...]) -> Node:
 def _cluster(like: Node, name: str, addresses: tuple[str, ...]) -> Node:
     cluster = copy.deepcopy(like)
     cluster.pop("transport_socket", None)
+    # Errors here are answers: Triton's, or to callers who may not.
+    del cluster["outlier_detection"]
     endpoints = [{"endpoint": {"address": address_of(address)}} for address in addresses]
     cluster["name"], cluster["type"] = name, discovery_type(addresses)
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}

@@ -17,20 +17,28 @@ LOADED = MODELS[:2]
 
 @asynccontextmanager
 async def fleet_stack(
-    directory: Path, front: str, callers: Sequence[str] = ("*",), workers: int = 3, **control: Any
+    directory: Path,
+    front: str,
+    callers: Sequence[str] = ("*",),
+    keys: str = "",
+    loaded: Sequence[str] = LOADED,
+    **control: Any,
 ) -> AsyncIterator[Stack]:
-    """Running while the block does."""
+    """Running while the block does. `keys`: what the file of API keys says; empty: none is asked for."""
     port = free_port_range(2)
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "envoy": {"frontend": front, "shared_folder": str(directory / "shared")},
         "listen": {"fleet": f"127.0.0.1:{port}"},
         "fleet": {"control": {"callers": list(callers), **control}},
     }
-    loads = [f"--load-model={model}" for model in LOADED]
+    if keys:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "keys.yaml").write_text(keys)
+        settings["envoy"]["api_keys"] = {"file": "keys.yaml"}
+    loads = [f"--load-model={model}" for model in loaded]
     stack = Stack(
         directory,
-        workers=workers,
-        models=MODELS,
+        models=tuple({*MODELS, *loaded}),
         settings=settings,
         triton_arguments=("--model-control-mode=explicit", *loads),
     )
