@@ -51,7 +51,7 @@ class Failure:
     @property
     def away(self) -> bool:
         """Whether nothing was said about the question: the worker is not there, or silent."""
-        return self.code in _AWAY
+        return self.code in _AWAY and (self.status == 0 or self.status >= 500)
 
     @property
     def http_status(self) -> int:

@@ -112,7 +112,8 @@ class FleetFront:
         loop = asyncio.get_running_loop()
 
         def bounded(*parts: Any) -> web.BaseRequest:
-            return web.BaseRequest(*parts, loop, client_max_size=MAX_BODY_BYTES)
+            message, payload, protocol, writer, task = parts
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES)
 
         self._handlers = web.Server(
             answer, request_factory=bounded, keepalive_timeout=_KEEPALIVE_S, access_log=None, logger=_NO_LINES

@@ -24,6 +24,11 @@ _RESTRICTED = "triton-grpc-protocol-"
 """Begins the headers with which clients may make calls that a Triton restricts."""
 
 
+_RESTRICTION = "This protocol is restricted"
+"""Begins Triton's words to whoever has no such header."""
+_FORBIDDEN = 403
+
+
 def restricted(headers: Iterable[tuple[str, Any]]) -> Headers:
     """The headers of a client that Triton's restricted protocols go by."""
     return tuple(
@@ -55,6 +60,9 @@ async def ask(channels: Channels, worker: str, method: str, request: Message, he
     except UnknownWorkerError as error:
         raise gone(worker) from error
     except grpc.aio.AioRpcError as error:
-        raise FailedError(Failure(error.code(), error.details() or "")) from error
+        words = error.details() or ""
+        # Triton says UNAVAILABLE by gRPC where it says 403 by HTTP.
+        status = _FORBIDDEN if words.startswith(_RESTRICTION) else 0
+        raise FailedError(Failure(error.code(), words, status)) from error
     except DecodeError as error:
         raise FailedError(Failure(grpc.StatusCode.INTERNAL, f"{worker} answered what is no answer")) from error

@@ -94,6 +94,7 @@ class Questions:
                 return self._members.serving()
 
     def _combined(self, question: Question, answers: Answers) -> Plain:
+        one: Plain
         match question.call:
             case "ServerReady":
                 ready = sum(answer["ready"] for answer in answers.given.values())

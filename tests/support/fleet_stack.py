@@ -22,6 +22,7 @@ async def fleet_stack(
     callers: Sequence[str] = ("*",),
     keys: str = "",
     loaded: Sequence[str] = LOADED,
+    arguments: Sequence[str] = (),
     **control: Any,
 ) -> AsyncIterator[Stack]:
     """Running while the block does. `keys`: what the file of API keys says; empty: none is asked for."""
@@ -40,7 +41,7 @@ async def fleet_stack(
         directory,
         models=tuple({*MODELS, *loaded}),
         settings=settings,
-        triton_arguments=("--model-control-mode=explicit", *loads),
+        triton_arguments=("--model-control-mode=explicit", *loads, *arguments),
     )
     try:
         await stack.start()

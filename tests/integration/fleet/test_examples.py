@@ -35,7 +35,8 @@ VALUES = (11, 7, 5, 3, 2, 0, 1)
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("examples")
-    async with fleet_stack(directory, request.param, loaded=MODELS) as stack:
+    restricted = ("--grpc-restricted-protocol=trace:own-key=secret", "--http-restricted-api=trace:own-key=secret")
+    async with fleet_stack(directory, request.param, loaded=MODELS, arguments=restricted) as stack:
         yield stack
 
 
@@ -253,3 +254,39 @@ async def test_errors_are_those_of_a_triton(stack: Stack) -> None:
         return words
 
     assert await asyncio.to_thread(said, stack.url) == await asyncio.to_thread(said, direct)
+
+
+async def test_a_call_that_tritons_restrict_stays_restricted(stack: Stack) -> None:
+    """By either protocol, read and changed; who has the key is served, and nobody else with him."""
+
+    async def by_grpc(url: str, key: str, change: bool) -> str:
+        settings = {"trace_rate": "5"} if change else {}
+        async with grpc_aio.InferenceServerClient(url) as client:
+            headers = {"triton-grpc-protocol-own-key": key} if key else {}
+            try:
+                answer = await client.update_trace_settings(settings=settings, headers=headers, as_json=True)
+            except InferenceServerException as error:
+                return str(error)
+            return str(answer["settings"]["trace_rate"]["value"][0])
+
+    async def by_rest(url: str, key: str, change: bool) -> tuple[int, str]:
+        async with aiohttp.ClientSession(headers={"own-key": key} if key else {}) as session:
+            path = f"http://{url}/v2/trace/setting"
+            asked = session.post(path, data=b'{"trace_rate":"7"}') if change else session.get(path)
+            async with asked as response:
+                return response.status, str((await response.json(content_type=None)).get("error", ""))
+
+    first = stack.specs[0]
+    for change in (False, True):
+        for key in ("", "wrong"):
+            refused = await by_grpc(stack.url, key, change)
+            assert refused == await by_grpc(f"127.0.0.1:{first.grpc_port}", key, change)
+            assert "secret" not in refused
+            answers = [await by_rest(url, key, change) for url in (stack.url, f"127.0.0.1:{first.http_port}")]
+            assert answers[0][0] in (403, answers[1][0])
+            assert answers[0][1]
+    together = await asyncio.gather(*(by_grpc(stack.url, key, False) for key in ("secret", "", "secret", "wrong")))
+    assert [answer.isdigit() for answer in together] == [True, False, True, False]
+    assert await by_grpc(stack.url, "secret", True) == "5"
+    assert await by_rest(stack.url, "secret", True) == (200, "")
+    assert await by_grpc(stack.url, "secret", False) == "7"

@@ -140,3 +140,9 @@ def test_statuses_are_those_of_triton() -> None:
     assert Failure(grpc.StatusCode.INTERNAL, "").http_status == 500
     assert Failure.of_status(400, "").code is grpc.StatusCode.INVALID_ARGUMENT
     assert Failure.of_status(418, "").code is grpc.StatusCode.INTERNAL
+
+
+def test_a_worker_that_restricts_a_call_is_not_away() -> None:
+    assert GONE.away
+    assert not Failure(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, ...", 403).away
+    assert not NOT_FOUND.away
