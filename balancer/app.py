@@ -35,6 +35,7 @@ from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.drains import Drains
+from balancer.operate.inference_metrics import InferenceMetrics
 from balancer.operate.journal import Journal
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.lookout import Lookout
@@ -95,6 +96,8 @@ class App:
         told = config.envoy.audit_log is not None or config.envoy.traces is not None
         self._picker = Picker(self.router, self._clock, number, self._run, told)
         self.metrics = Metrics(self.router, self._clock, number)
+        if config.admin.inference_pool is not None:
+            self.metrics.registry.register(InferenceMetrics(self.metrics, self.router, config.admin.inference_pool))
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
         self._drains = Drains(self.router, self._clock, self._discovered)
         self.metrics.registry.register(self._drains)

@@ -266,6 +266,10 @@ class AdminSection(StrictModel):
     """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
     max_watchers: int = Field(default=8, ge=1, le=64)
     """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
+    inference_pool: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Name of the InferencePool that the workers are: /metrics then has the main figures also under the names that
+    dashboards of the Gateway API Inference Extension read (`inference_objective_...`, `inference_pool_...`). null: not
+    so."""
     token_file: ConfigFile | None = None
     """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
     answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
