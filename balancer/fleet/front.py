@@ -66,11 +66,11 @@ class FleetFront:
         self._looked_s = self._renewed_s = 0.0
         self._renewing: asyncio.Task[None] | None = None
         counts = Counts(metrics.registry)
-        asking = Asking()
         self._members = Members(router)
-        self._questions = Questions(self._members, asking, lambda: self._settings, counts)
+        self._questions = Questions(self._members, Asking(), lambda: self._settings, counts)
+        # With places of its own: changes take minutes, and nobody's question is to wait for them.
         self._control = Control(
-            self._members, asking, self._channels, lambda: self._settings.control, counts, replays=process == 0
+            self._members, Asking(), self._channels, lambda: self._settings.control, counts, replays=process == 0
         )
 
         def known() -> bool:

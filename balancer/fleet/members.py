@@ -30,14 +30,21 @@ class Members:
 
     def of_model(self, model: str, version: str) -> list[str]:
         """Those that may serve a model. Where none may, one, whose Triton says why."""
+        return self._able(model, version) or self._any()
+
+    def _able(self, model: str, version: str) -> list[str]:
         fleet = self._router.fleet
         servable = fleet.servable(model, version)
         able = {worker.name for worker, may in zip(fleet.workers, servable, strict=True) if may}
-        return [name for name in self.names if name in able] or self.serving()[:1]
+        return [name for name in self.names if name in able]
+
+    def _any(self) -> list[str]:
+        """One, that is ready if one is; none, where there is none."""
+        return (self._able("", "") or self.serving())[:1]
 
     def that_counted(self, model: str) -> list[str]:
         """Those that may have statistics of a model: all, where the fleet knows it. Else one, whose Triton says so."""
-        return self.names if not model or self._router.fleet.knows(model) else self.serving()[:1]
+        return self.names if not model or self._router.fleet.knows(model) else self._any()
 
     def to_load(self, model: str) -> list[str]:
         """Those that the model table lets have a model, whether or not they have it now."""

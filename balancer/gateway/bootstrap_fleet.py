@@ -73,6 +73,13 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
     clusters += [_either(*pair) for pair in pairs]
 
 
+def nobody_names_himself(bootstrap: Node) -> None:
+    """Take the header that names callers out of what clients send, where no filter does: the balancer goes by it."""
+    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (extension,) = manager["early_header_mutation_extensions"]
+    extension["typed_config"]["mutations"].insert(0, {"remove": names.PRINCIPAL_HEADER})
+
+
 def _path(route: Node) -> str:
     match = route["match"]
     return str(match.get("path") or match.get("safe_regex", {}).get("regex", ""))

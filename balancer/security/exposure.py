@@ -7,7 +7,7 @@ from balancer.config.listen import is_local
 
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
-    "fleet": "name itself any client, and so change workers where `fleet.control` lets one",
+    "fleet": "name itself any client, and so change workers where fleet.control lets one",
     "gateways": "see which workers there are, and take picks that count as in flight",
     "reports": "report in any worker's name, and so draw requests to it or away from it",
     "admin": "read the fleet, the config and the metrics, though drain no worker",

@@ -114,7 +114,13 @@ def test_changes_go_to_the_balancer_where_somebody_may_make_them_and_never_to_a_
     assert not [path for path, cluster in with_callers.items() if "oad" in path and cluster.endswith(names.OR_WORKER)]
 
 
-def test_who_calls_is_verified_where_somebody_may_change_workers() -> None:
-    """So that no client sets the header by which callers are told apart."""
-    options = from_mapping({**LOCAL, "fleet": {"control": {"callers": ["*"]}}}).bootstrap_options()
-    assert f"remove: {names.PRINCIPAL_HEADER}" in render(options)
+@pytest.mark.parametrize("front", ["pick", "native"])
+@pytest.mark.parametrize("callers", [[], ["*"]])
+def test_no_client_names_himself(front: str, callers: list[str]) -> None:
+    """The header by which callers are told apart is taken out first: callers may be named while Envoy runs."""
+    envoy = {**LOCAL["envoy"], "frontend": front}
+    options = from_mapping({**LOCAL, "envoy": envoy, "fleet": {"control": {"callers": callers}}}).bootstrap_options()
+    bootstrap = yaml.safe_load(render(options))
+    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (extension,) = manager["early_header_mutation_extensions"]
+    assert extension["typed_config"]["mutations"][0] == {"remove": names.PRINCIPAL_HEADER}
