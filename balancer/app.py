@@ -21,6 +21,7 @@ from balancer.core.events import Event, Report
 from balancer.core.trials.steering import Steering
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
+from balancer.fleet.front import FleetFront
 from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
@@ -34,6 +35,7 @@ from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.drains import Drains
+from balancer.operate.inference_metrics import InferenceMetrics
 from balancer.operate.journal import Journal
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.lookout import Lookout
@@ -94,6 +96,8 @@ class App:
         told = config.envoy.audit_log is not None or config.envoy.traces is not None
         self._picker = Picker(self.router, self._clock, number, self._run, told)
         self.metrics = Metrics(self.router, self._clock, number)
+        if config.admin.inference_pool is not None:
+            self.metrics.registry.register(InferenceMetrics(self.metrics, self.router, config.admin.inference_pool))
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
         self._drains = Drains(self.router, self._clock, self._discovered)
         self.metrics.registry.register(self._drains)
@@ -117,6 +121,7 @@ class App:
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._listener = ListenerProbe(config)
         self._listeners = Listeners(config, process, self.metrics)
+        self._fleet = FleetFront(config, process, self.router, self.metrics)
         self.admin = Admin(
             self.router,
             self.metrics,
@@ -180,6 +185,7 @@ class App:
             await self._health.enter_graceful_shutdown()
             await self.admin.stop()
             await self._listeners.stop()
+            await self._fleet.stop()
             self._stop_recording(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
@@ -207,7 +213,9 @@ class App:
             gateways=(picks, health),
             health=(health,),
             reports=(collector.add_to,),
+            fleet=(self._fleet.add_to,),
         )
+        await self._fleet.listen(self._listeners.certificates.get("envoy"))
 
     async def _serve_admin(self) -> int:
         """Returns the port."""
@@ -241,18 +249,10 @@ class App:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
         policy = config.build_policy()
         self.router.configure(policy, config.settings(), self._steering(config, policy))
-        requests = config.requests
-        self._names = HeaderNames(
-            model=requests.model_header,
-            rows=requests.rows_header,
-            key=requests.routing_key_header,
-            sequence=requests.sequence_header,
-            priority=requests.priority_header,
-            tenant=requests.tenant_header,
-            deadline=requests.deadline_header,
-        )
-        self._objectives = requests.objectives
-        self._picker.fallbacks_for_all = requests.fallbacks_for_all
+        self._names = config.requests.header_names()
+        self._objectives = config.requests.objectives
+        self._picker.fallbacks_for_all = config.requests.fallbacks_for_all
+        self._fleet.configure(config)
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
         self._recorder.decision_lines.share = config.log.decisions_share
@@ -343,6 +343,7 @@ class App:
         if self._native is not None:
             self._native.workers(workers)
         self._workers = workers
+        self._fleet.workers(workers)
         self._endpoint_states = ()
         self._tell_envoy()
         before, now = {worker.name for worker in old}, {worker.name for worker in workers}
@@ -379,6 +380,7 @@ class App:
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
         self._lookout.tick(now_s)
+        self._fleet.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()
         if not self.not_ready():

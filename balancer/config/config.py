@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
-from balancer.config.listen import ListenSection, TlsSection, is_unix
+from balancer.config.fleet import ANYBODY, FleetSection
+from balancer.config.listen import ListenSection, TlsSection, is_local, is_unix, rest_beside
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
 from balancer.config.sections import (
@@ -38,6 +39,7 @@ from balancer.front import module
 from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_access import Access
+from balancer.gateway.bootstrap_fleet import FleetOptions
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.gateway.kserve import HeaderNames
@@ -104,6 +106,8 @@ class Config(StrictModel):
     """What is expected of the agents' reports."""
     discovery: DiscoverySection = DiscoverySection()
     """Which workers exist."""
+    fleet: FleetSection = FleetSection()
+    """Calls about the fleet."""
     listen: ListenSection = ListenSection()
     """Where the balancer listens."""
     admin: AdminSection = AdminSection()
@@ -165,6 +169,32 @@ class Config(StrictModel):
             rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
             value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
             raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _fleet_is_reached(self) -> Self:
+        control, listen, envoy = self.fleet.control, self.listen.fleet, self.envoy
+        if listen is not None and not envoy.on_this_machine and not envoy.fleet:
+            rule = "must name the addresses of listen.fleet where Envoy is on another machine"
+            raise field_error(("envoy", "fleet"), envoy.fleet, rule)
+        if not control.callers:
+            return self
+        field = ("fleet", "control", "callers")
+        if listen is None:
+            raise field_error(field, control.callers, "needs listen.fleet, where changes are taken; set it")
+        verified = envoy.jwt or envoy.api_keys or (envoy.tls and envoy.tls.client_ca_file)
+        if ANYBODY in control.callers and not is_local(envoy.listen):
+            rule = "may have * only where envoy.listen is an address of this machine alone; name the callers"
+            raise field_error(field, control.callers, rule)
+        if ANYBODY not in control.callers and not verified:
+            rule = "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file, which say who calls; set one of them"
+            raise field_error(field, control.callers, rule)
+        if not is_local(listen) and self.tls.envoy is None:
+            rule = "needs tls.envoy where fleet.control has callers: whoever reaches it can name itself one of them"
+            raise field_error(("listen", "fleet"), listen, rule)
+        if control.file is None and self.processes > 1:
+            rule = "must name a file where processes is not 1: each of them has to know of the others' changes"
+            raise field_error(("fleet", "control", "file"), control.file, rule)
         return self
 
     @model_validator(mode="after")
@@ -263,6 +293,17 @@ class Config(StrictModel):
             audit_log=_options(self.envoy.audit_log),
             access=self._access(),
             native=self._native(),
+            fleet=self._fleet(),
+        )
+
+    def _fleet(self) -> FleetOptions | None:
+        if self.listen.fleet is None:
+            return None
+        own = {self.listen.fleet_addresses(process) for process in range(self.processes)}
+        pairs = [rest_beside(address) for address in self.envoy.fleet] or sorted(filter(None, own))
+        grpc, rest = zip(*pairs, strict=True)
+        return FleetOptions(
+            tuple(map(_reachable, grpc)), tuple(map(_reachable, rest)), changes=bool(self.fleet.control.callers)
         )
 
     def _access(self) -> Access:
@@ -275,7 +316,7 @@ class Config(StrictModel):
             local_limit=_options(envoy.local_rate_limit),
             global_limit=_options(envoy.rate_limit),
             tenant_header=self.requests.tenant_header or HeaderNames().tenant or "",
-            named=envoy.audit_log is not None,
+            named=envoy.audit_log is not None or bool(self.fleet.control.callers),
         )
 
     @property
