@@ -1,9 +1,13 @@
-"""What Envoy and the agents need for TLS towards the balancer."""
+"""What Envoy and the agents need for TLS towards the balancer, and the balancer towards the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import grpc
+
+from balancer.errors import OperatorError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +22,19 @@ class BalancerTls:
     """Chain to show to the balancer; None: none is shown."""
     private_key: Path | None = None
     """With `certificate`, or neither."""
+
+
+def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
+    """For a channel, from the files as they are now: renewed ones are used by the next connection.
+
+    Raises:
+        OperatorError: a file cannot be read.
+    """
+    try:
+        pair = (
+            tls.private_key.read_bytes() if tls.private_key else None,
+            tls.certificate.read_bytes() if tls.certificate else None,
+        )
+        return grpc.ssl_channel_credentials(tls.ca.read_bytes(), *pair)
+    except OSError as error:
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error

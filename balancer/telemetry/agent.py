@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from balancer.balancer_tls import BalancerTls
+from balancer.balancer_tls import BalancerTls, credentials
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
@@ -17,7 +17,7 @@ from balancer.telemetry import control
 from balancer.telemetry.device import Device
 from balancer.telemetry.drain import Drain, DrainError
 from balancer.telemetry.limits import Limits
-from balancer.telemetry.streams import Replicas, credentials
+from balancer.telemetry.streams import Replicas
 from balancer.telemetry.triton_port import TritonPort
 from balancer.telemetry.triton_source import TritonSource, TritonState
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from balancer.balancer_tls import BalancerTls
+from balancer.balancer_tls import BalancerTls, credentials
 from balancer.core.events import Report
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
@@ -58,22 +58,6 @@ _CHANNEL_OPTIONS = (
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 Value = TypeVar("Value")
-
-
-def credentials(tls: BalancerTls) -> grpc.ChannelCredentials:
-    """For a channel, from the files as they are now: renewed ones are used by the next connection.
-
-    Raises:
-        OperatorError: a file cannot be read.
-    """
-    try:
-        pair = (
-            tls.private_key.read_bytes() if tls.private_key else None,
-            tls.certificate.read_bytes() if tls.certificate else None,
-        )
-        return grpc.ssl_channel_credentials(tls.ca.read_bytes(), *pair)
-    except OSError as error:
-        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error
 
 
 class Replica:

@@ -16,13 +16,12 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.balancer_tls import BalancerTls
+from balancer.balancer_tls import BalancerTls, credentials
 from balancer.core.events import ModelReport
 from balancer.telemetry.batch_totals import Batches, BatchTotals
 from balancer.telemetry.executing import ExecutingEstimate
 from balancer.telemetry.metrics_page import MetricsPage, MetricsUnavailableError
 from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKey, ModelMetrics
-from balancer.telemetry.streams import credentials
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,114 @@
+"""gRPC channels to the workers: one each, opened at its first use, closed once its worker has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import grpc
+
+from balancer.balancer_tls import BalancerTls, credentials
+from balancer.discovery.workers import WorkerSpec
+
+OPTIONS: tuple[tuple[str, int | str], ...] = (
+    # As large as Triton takes and sends them.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A restarted Triton should be found within a second; gRPC's own back-off would grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A worker that is gone without a word is found by TCP within the timeout, where something was sent to it; else by a
+    # ping, which Triton ends the connection for where they come more often than each 300 s.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Who calls decides what is sent again, and where.
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    # Workers are in reach; a proxy of the environment is for others.
+    ("grpc.enable_http_proxy", 0),
+    # A worker that takes the address of another gets a connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_LEAVING_S = 300.0
+"""What a worker that has left still executes may end within."""
+
+
+class UnknownWorkerError(LookupError):
+    """No worker of that name is listed."""
+
+
+class Channels:
+    """A channel for each worker that is listed. Belongs to one event loop."""
+
+    def __init__(self, tls: BalancerTls | None = None) -> None:
+        """`tls`: of the workers' gRPC ports, as `envoy.triton_tls` has it; None: plain text. Reads its files, so it
+        blocks.
+
+        Raises:
+            OperatorError: a file of `tls` cannot be read.
+        """
+        self._tls = tls
+        self._credentials = None if tls is None else credentials(tls)
+        self._endpoints: dict[str, str] = {}
+        self._open: dict[str, grpc.aio.Channel] = {}
+        self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def update(self, workers: Iterable[WorkerSpec]) -> None:
+        """Who is listed from now on. Calls to those that have left may end; a worker that moved gets a new channel."""
+        endpoints = {worker.name: worker.grpc_endpoint for worker in workers}
+        for name in [name for name in self._open if endpoints.get(name) != self._endpoints[name]]:
+            self._let_go(self._open.pop(name))
+        self._endpoints = endpoints
+
+    def of(self, worker: str) -> grpc.aio.Channel:
+        """The channel to a worker.
+
+        Raises:
+            UnknownWorkerError: it is not listed.
+        """
+        channel = self._open.get(worker)
+        if channel is None:
+            endpoint = self._endpoints.get(worker)
+            if endpoint is None:
+                raise UnknownWorkerError(worker)
+            channel = self._open[worker] = self._new(endpoint)
+        return channel
+
+    async def renew(self) -> None:
+        """Read the certificates again: calls from now on use them, those under way go on.
+
+        Raises:
+            OperatorError: a file cannot be read; those before stay in use.
+        """
+        if self._tls is None:
+            return
+        self._credentials = await asyncio.to_thread(credentials, self._tls)
+        before, self._open = self._open, {}
+        for channel in before.values():
+            self._let_go(channel)
+
+    async def close(self) -> None:
+        """End all of it, calls under way too."""
+        closing, self._closing = self._closing, {}
+        for task in closing:
+            task.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
+        channels, self._open, self._endpoints = [*closing.values(), *self._open.values()], {}, {}
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    def _new(self, endpoint: str) -> grpc.aio.Channel:
+        # An address is none of a name: nothing is to be looked up.
+        target = f"{'ipv6' if endpoint.startswith('[') else 'ipv4'}:{endpoint}"
+        if self._tls is None or self._credentials is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
+        name = ("grpc.ssl_target_name_override", self._tls.server_name)
+        return grpc.aio.secure_channel(target, self._credentials, options=(*OPTIONS, name))
+
+    def _let_go(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close(grace=_LEAVING_S))
+        self._closing[task] = channel
+        task.add_done_callback(lambda ended: self._closing.pop(ended, None))
