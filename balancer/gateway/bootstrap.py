@@ -25,6 +25,7 @@ from balancer.gateway.bootstrap_access import NOTHING_ASKED, Access, guard_liste
 from balancer.gateway.bootstrap_addresses import address_of, check_balancers, discovery_type
 from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
+from balancer.gateway.bootstrap_proxy import forward_by_balancer
 from balancer.gateway.bootstrap_tls import (
     ListenerTls,
     Node,
@@ -88,6 +89,8 @@ class BootstrapOptions:
     """What is asked of clients; by default nothing."""
     native: NativeOptions | None = None
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
+    proxy: bool = False
+    """Whether the balancer forwards gRPC inferences itself."""
 
     def __post_init__(self) -> None:
         for name in ("listener_port", "admin_port"):
@@ -159,6 +162,8 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
     if options.traces is not None:
         add_traces(bootstrap, options.traces)
+    if options.proxy:
+        forward_by_balancer(bootstrap)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
     guard_listener(bootstrap, options.access, secrets)

@@ -99,6 +99,7 @@ def test_envoy_gets_its_section() -> None:
             "private_key": Path("i"),
         },
         "native": None,
+        "proxy": False,
         "triton_tls": {
             "trust": {"ca": Path("j"), "server_name": "k", "certificate": None, "private_key": None},
             "rest": False,
