@@ -28,7 +28,7 @@ from benchmarks import (
     swap,
 )
 from benchmarks.client import find_h2load
-from benchmarks.frontends import inside, peers
+from benchmarks.frontends import inside, peers, proxied
 from benchmarks.frontends import measure as frontends
 from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
@@ -43,6 +43,7 @@ WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
     "scrape": lambda options: scrape.measure(options.quick),
     "engine": lambda options: engine.measure(options.quick),
     "frontends": frontends.measure,
+    "proxy": proxied.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "gateway": gateway_cost.measure,
@@ -54,7 +55,7 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
 BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure}
 """Only if asked for by name: it installs packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
-_CLIENT_S = ("frontends", *WITH_STACK, *BY_NAME)
+_CLIENT_S = ("frontends", "proxy", *WITH_STACK, *BY_NAME)
 """Parts that need the client, h2load."""
 
 

@@ -38,6 +38,11 @@ def _to_proxy(route: Node) -> None:
     action["retry_policy"] = {
         "retry_on": "connect-failure,refused-stream,reset-before-request",
         "num_retries": 2,
+        # Where the balancer cannot be reached, the workers are next.
+        "retry_priority": {
+            "name": names.PREVIOUS_PRIORITIES,
+            "typed_config": {"@type": names.PREVIOUS_PRIORITIES_TYPE, "update_frequency": 1},
+        },
         "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
     }
     route["route"] = action

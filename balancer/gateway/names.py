@@ -78,6 +78,10 @@ PROXY_CLUSTER = "proxy"
 PROXIED = "proxied"
 """The route of what the balancer forwards."""
 AGGREGATE = "envoy.clusters.aggregate"
+PREVIOUS_PRIORITIES = "envoy.retry_priorities.previous_priorities"
+PREVIOUS_PRIORITIES_TYPE = (
+    "type.googleapis.com/envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+)
 AGGREGATE_TYPE = "type.googleapis.com/envoy.extensions.clusters.aggregate.v3.ClusterConfig"
 ENDPOINTS_CLUSTER = "balancer_endpoints"
 """All processes: the workers' endpoints."""
