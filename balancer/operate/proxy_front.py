@@ -49,7 +49,7 @@ class ProxyFront:
         counts = self.attempts.counts
         self._batching = Batching(self.attempts, clocks, self.attempts.latencies, counts)
         self.sharing = Sharing(self._batching, clocks, counts)
-        self._proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
+        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
 
     def configure(self, config: Config) -> None:
         """Take over what may change while requests flow."""
@@ -57,7 +57,7 @@ class ProxyFront:
         self.attempts.configure(settings)
         self._batching.configure(settings)
         self.sharing.configure(settings)
-        self._proxy.configure(settings)
+        self.proxy.configure(settings)
 
     def workers(self, workers: Sequence[WorkerSpec]) -> None:
         """These are listed."""
@@ -70,7 +70,7 @@ class ProxyFront:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve there."""
-        server.add_generic_rpc_handlers((self._proxy.handler(),))
+        server.add_generic_rpc_handlers((self.proxy.handler(),))
 
 
 def proxy_front_of(
@@ -92,7 +92,7 @@ class _Counted(Collector):
     """What the proxy counts, read at the moment of the scrape."""
 
     def __init__(self, front: ProxyFront) -> None:
-        self._attempts, self._sharing = front.attempts, front.sharing
+        self._attempts, self._sharing, self._splits = front.attempts, front.sharing, front.proxy.splits
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
@@ -115,6 +115,7 @@ class _Counted(Collector):
         for (model, worker), state in breakers.states().items():
             states.add_metric([model, worker], 1.0 if state == "open" else 0.5)
         yield states
+        yield from self._versions()
         cache, once = self._sharing.cache, self._sharing.once
         for name, documentation, value in (
             ("cache_bytes", "Answers that serve equal requests", cache.kept_bytes),
@@ -122,3 +123,19 @@ class _Counted(Collector):
             ("once_entries", "Ids that are remembered", len(once)),
         ):
             yield GaugeMetricFamily(f"balancer_proxy_{name}", documentation, value=value)
+
+    def _versions(self) -> Iterator[Metric]:
+        labels = ["model", "version"]
+        requests = CounterMetricFamily(
+            "balancer_proxy_split_requests", "Requests that a split version got", labels=labels
+        )
+        errors = CounterMetricFamily("balancer_proxy_split_errors", "Those of them that failed", labels=labels)
+        returned = GaugeMetricFamily(
+            "balancer_proxy_split_returned", "1: the new version did worse, and gets no requests", labels=["model"]
+        )
+        for model, split in self._splits.of.items():
+            for new, version in ((False, split.settings.old), (True, split.settings.new)):
+                requests.add_metric([model, version], split.arms[new].requests)
+                errors.add_metric([model, version], split.arms[new].errors)
+            returned.add_metric([model], bool(split.returned))
+        yield from (requests, errors, returned)

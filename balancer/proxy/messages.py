@@ -12,6 +12,7 @@ from balancer.core.errors import RoutingError
 from balancer.gateway.kserve import SERVICE, Call
 from balancer.gateway.responses import CODES, INTERNAL_CODES, INVALID_CODES
 from balancer.gateway.verdict import By
+from balancer.proxy.rules.split import Lot
 
 INFER = f"{SERVICE}ModelInfer"
 STREAM = f"{SERVICE}ModelStreamInfer"
@@ -45,6 +46,8 @@ class Arrived:
     hedged: bool = False
     id_spans: tuple[tuple[int, int], ...] = ()
     """Where the message says its id."""
+    lot: Lot | None = None
+    """By which it got its version; None: it named one, or there is one for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from balancer.proxy.messages import (
     OK,
     RESOURCE_EXHAUSTED,
     STREAM,
+    UNAVAILABLE,
     Answer,
     Arrived,
     passed_on,
@@ -34,11 +35,15 @@ from balancer.proxy.messages import (
     refusal,
 )
 from balancer.proxy.rules.budget import Tenants
-from balancer.proxy.rules.reading import read
+from balancer.proxy.rules.reading import read, with_version
 from balancer.proxy.rules.settings import ProxySettings
+from balancer.proxy.rules.split import Splits
 from balancer.proxy.streams import Relay
+from policies.hashing import key_of
 
 _NOT_READY = "the balancer does not know its workers yet"
+_FAILURES = frozenset((2, DEADLINE_EXCEEDED, 5, INTERNAL, UNAVAILABLE, 15))
+"""Codes that may be a version's fault: UNKNOWN, NOT_FOUND and DATA_LOSS too."""
 _EMPTY_STREAM = "the stream has no message"
 REPEATABLE_HEADER = "x-repeatable"
 """Of a request that may be executed twice without harm: `true`."""
@@ -60,6 +65,9 @@ class Listener(Protocol):
 
     def over_limit(self) -> None:
         """A request was refused because its tenant sends too many."""
+
+    def returned(self, model: str, why: str) -> None:
+        """A model's new version does worse: all its requests go to the old one."""
 
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was refused because a field of it was out of bounds."""
@@ -90,10 +98,12 @@ class Proxy:
         self._relay = Relay(attempts, clocks)
         self._settings = ProxySettings()
         self._tenants = Tenants()
+        self.splits = Splits()
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on."""
         self._settings = settings
+        self.splits.configure(settings.models)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
@@ -110,6 +120,7 @@ class Proxy:
             raise
         finally:
             self._listener.answered(arrived, answer, len(data), stream=False)
+            self._compare(arrived, answer)
         if answer.code != OK:
             await _abort(context, answer)
         if answer.initial:
@@ -157,7 +168,7 @@ class Proxy:
         if left_s is not None and left_s < call.request.deadline_s:
             call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
         model = self._settings.of(call.request.model)
-        return Arrived(
+        arrived = Arrived(
             call,
             data,
             passed_on(metadata),
@@ -166,6 +177,35 @@ class Proxy:
             model.hedge,
             found.id_spans,
         )
+        return self._of_a_version(arrived) if path == INFER else arrived
+
+    def _of_a_version(self, arrived: Arrived) -> Arrived:
+        """The same for one of two versions, where its model is split and it names none."""
+        call = arrived.call
+        split = self.splits.of.get(call.request.model)
+        if split is None or call.request.version:
+            return arrived
+        key, name = call.request.key, call.triton_request_id
+        if key is None and name and self._settings.of(call.request.model).once_s:
+            # Sent again, it must be the same request.
+            key = key_of(name)
+        lot = split.draw(int(key) if key is not None else None)
+        version = split.version(lot)
+        call = replace(call, request=replace(call.request, version=version))
+        return replace(arrived, call=call, data=with_version(arrived.data, version), lot=lot)
+
+    def _compare(self, arrived: Arrived, answer: Answer) -> None:
+        """Tell a split what became of a request, where that says something of its version."""
+        split = self.splits.of.get(arrived.call.request.model)
+        if arrived.lot is None or split is None:
+            return
+        good = answer.code == OK and bool(answer.worker)
+        if not good and answer.code not in _FAILURES:
+            return
+        before = split.returned
+        split.ended(arrived.lot, answer.latency_s, good, self._clocks.now())
+        if split.returned and not before:
+            self._listener.returned(arrived.call.request.model, split.returned)
 
     def _over_limit(self, arrived: Arrived) -> Answer | None:
         """The answer to a tenant that has sent more than it may; None: it may send this."""

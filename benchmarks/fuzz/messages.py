@@ -249,3 +249,12 @@ def inference(rng: Random) -> bytes:
                 parameter.uint64_param = odd.integer(rng, 64)
     request.raw_input_contents.append(odd.octets(rng, 400))
     return bytes(request.SerializeToString())
+
+
+def alike(rng: Random) -> bytes:
+    """A good ModelInferRequest that has its id, its tensor or both in common with many others."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id=rng.choice(("", "a", "b")))
+    rows = rng.choice((1, 1, 2))
+    request.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 1])
+    request.raw_input_contents.append(bytes([rng.randrange(3)]) * 4 * rows)
+    return bytes(request.SerializeToString())

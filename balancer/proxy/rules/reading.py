@@ -68,6 +68,11 @@ def read(data: bytes) -> Read:
     return Read(fields, tuple(spans))
 
 
+def with_version(data: bytes, version: str) -> bytes:
+    """A ModelInferRequest for another version: protobuf takes the last that is named."""
+    return data + wire.tagged(_VERSION, version.encode())
+
+
 def digest(data: bytes, without: Sequence[tuple[int, int]] = ()) -> bytes:
     """Tells messages apart, whoever chose them; `without`: places that do not count."""
     found, at = hashlib.blake2b(digest_size=32), 0

@@ -55,6 +55,16 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSettings:
+    """How the requests of a model that name no version are shared by two."""
+
+    old: str
+    new: str
+    share: float
+    """Of the requests that get the new one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProxy:
     """What holds for one model."""
 
@@ -68,6 +78,8 @@ class ModelProxy:
     cache_ttl_s: float = 0.0
     """How long an answer serves equal requests; 0: answers are not kept."""
     batch: BatchSettings = BatchSettings()
+    split: SplitSettings | None = None
+    """None: what names no version gets none."""
 
 
 @dataclass(frozen=True, slots=True)
