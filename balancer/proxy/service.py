@@ -139,7 +139,7 @@ class Proxy:
         relayed = self._relay.of(arrived, context)
         try:
             answer = self._over_limit(arrived) or await relayed.run()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             answer = self._given_up(arrived)
             raise
         finally:

@@ -28,6 +28,19 @@ class Client(Protocol):
         """Begin to answer."""
 
 
+async def _send(rpc: Any, message: bytes) -> bool:
+    """To the worker; False: it has ended the stream, and its status says how.
+
+    Not by `rpc.write`: where that meets the end of the stream, it puts an INTERNAL of its own over the worker's status.
+    """
+    try:
+        await rpc.wait_for_connection()
+        await rpc._cython_call.send_serialized_message(message)
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError):
+        return False
+    return True
+
+
 class Relay:
     """Makes a `Relayed` of each stream."""
 
@@ -74,7 +87,7 @@ class Relayed:
         answer = Answer(CANCELLED, by="client")
         try:
             answer = await self._carry(decision.worker)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             by: By = "deadline" if clocks.now() >= arrived.deadline_s else "client"
             answer = Answer(CANCELLED, by=by)
             raise
@@ -92,8 +105,8 @@ class Relayed:
         rpc = method(timeout=left_s if left_s < math.inf else None, metadata=arrived.metadata)
         up = None
         try:
-            await rpc.write(arrived.data)
-            up = asyncio.create_task(self._up(rpc))
+            if await _send(rpc, arrived.data):
+                up = asyncio.create_task(self._up(rpc))
             await self._down(rpc)
             trailing = passed_on(await rpc.trailing_metadata() or ())
             return Answer(OK, worker=worker, trailing=trailing)
@@ -110,7 +123,8 @@ class Relayed:
         try:
             while isinstance(message := await self._client.read(), bytes):
                 self.received_bytes += len(message)
-                await rpc.write(message)
+                if not await _send(rpc, message):
+                    return
             await rpc.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return

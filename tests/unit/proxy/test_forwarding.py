@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -12,7 +13,11 @@ from support.proxied import proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.proxy.messages import PUSHBACK
+from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.proxy.attempts import Clocks
+from balancer.proxy.messages import PUSHBACK, STREAM, UNAVAILABLE, Arrived
+from balancer.proxy.rules.reading import read
+from balancer.proxy.streams import Relay
 
 _UNKNOWN_FIELD = b"\xa2\x06\x03abc"
 """Number 100 of a message; a newer client's."""
@@ -196,6 +201,35 @@ async def test_a_stream_that_fails_at_the_worker_fails_so_for_the_client() -> No
         with pytest.raises(grpc.aio.AioRpcError, match="the queue is full"):
             await stream.read()
         assert rig.in_flight == 0
+
+
+class Insistent:
+    """A client that sends on and on."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)
+        return request(rows=1000)
+
+    async def write(self, message: bytes) -> None:
+        self.answers.append(message)
+
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        pass
+
+
+async def test_a_worker_that_ends_a_stream_while_more_is_sent_is_told_of_with_its_own_words() -> None:
+    [worker] = fleet = workers("a")
+    worker.infer = fails
+    data = request()
+    call = read_call({":path": STREAM, "content-type": "application/grpc"}, read(data).fields, HeaderNames())
+    async with proxied(fleet) as rig:
+        relay = Relay(rig.front.attempts, Clocks(time.monotonic, time.monotonic))
+        for _ in range(50):
+            answer = await relay.of(Arrived(call, data, ()), Insistent()).run()
+            assert (answer.code, answer.details) == (UNAVAILABLE, "the queue is full")
 
 
 async def test_what_nobody_took_goes_to_another_worker() -> None:
