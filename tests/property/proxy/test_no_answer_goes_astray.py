@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_worker import echoed
@@ -42,9 +44,13 @@ SEND = st.tuples(
     st.integers(1, 2),
     st.sampled_from(["a", "b"]),
 )
+AT_ONCE = st.lists(SEND, min_size=1, max_size=4) | st.tuples(SEND, st.lists(st.integers(0, 2), max_size=3)).map(
+    lambda drawn: [drawn[0], *((drawn[0][0], value, drawn[0][2], 1, drawn[0][4]) for value in drawn[1])]
+)
+"""Requests that come together: any, or alike but for their values, which are joined."""
 STEPS = st.lists(
     st.one_of(
-        SEND.map(lambda asked: ("send", asked)),
+        AT_ONCE.map(lambda asked: ("send", asked)),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("answer"), st.integers(0, 30)),
         st.tuples(st.just("fail"), st.integers(0, 30)),
@@ -55,16 +61,23 @@ STEPS = st.lists(
 )
 
 
+def rows_of(data: bytes) -> list[tuple[str, float]]:
+    """Model and value of each row."""
+    message = service_pb2.ModelInferRequest.FromString(data)
+    values = np.frombuffer(message.raw_input_contents[0], np.float32).reshape(-1, 2)[:, 0]
+    return [(message.model_name, float(value)) for value in values]
+
+
 @dataclass
 class FakeWorkers:
     """Where executions wait for what is to become of them."""
 
     waiting: list[tuple[Arrived, asyncio.Future[Answer]]] = field(default_factory=list)
-    begun: Counter[bytes] = field(default_factory=Counter)
-    """Executions of a message that may have happened."""
+    begun: Counter[tuple[str, float]] = field(default_factory=Counter)
+    """Executions of a row that may have happened, by model and value."""
 
     async def infer(self, arrived: Arrived) -> Answer:
-        self.begun[arrived.data] += 1
+        self.begun.update(rows_of(arrived.data))
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.waiting.append((arrived, future))
         return await future
@@ -80,7 +93,7 @@ class FakeWorkers:
         elif how == "fail":
             future.set_result(Answer(UNAVAILABLE, "in the middle", worker="w"))
         else:
-            self.begun[arrived.data] -= 1
+            self.begun.subtract(rows_of(arrived.data))
             future.set_result(Answer(UNAVAILABLE, "nobody took it", unexecuted=True))
 
 
@@ -115,7 +128,8 @@ class Played:
     async def play(self, steps: list[tuple[str, object]]) -> None:
         for kind, what in steps:
             if kind == "send":
-                self.send(what)  # type: ignore[arg-type]  # as the strategy makes it
+                for asked in what:  # type: ignore[attr-defined]  # as the strategy makes it
+                    self.send(asked)
             elif kind == "cancel" and self.sent:
                 self.sent[int(what) % len(self.sent)][1].cancel()  # type: ignore[call-overload]
             elif kind == "wait":
@@ -164,14 +178,24 @@ def test_each_gets_its_own_answer_or_an_error(steps: list[tuple[str, object]]) -
 def test_no_id_is_executed_twice(steps: list[tuple[str, object]]) -> None:
     async def run() -> Played:
         played = Played()
-        await played.play([step for step in steps if step[0] != "wait"])
+        await played.play([of_ids(step) for step in steps if step[0] != "wait"])
         return played
 
     played = asyncio.run(run())
     check_answers(played)
-    tenants: dict[bytes, set[str]] = {}
-    for (model, value, name, rows, tenant), _ in played.sent:
-        if SETTINGS.of(model).once_s and name:
-            tenants.setdefault(request(model, float(value), name=name, rows=rows), set()).add(tenant)
-    for data, callers in tenants.items():
-        assert played.workers.begun[data] <= len(callers)
+    tenants: dict[tuple[str, float], set[str]] = {}
+    for (model, value, _, _, tenant), _ in played.sent:
+        tenants.setdefault((model, float(value)), set()).add(tenant)
+    for row, callers in tenants.items():
+        assert played.workers.begun[row] <= len(callers)
+
+
+def of_ids(step: tuple[str, object]) -> tuple[str, object]:
+    """The same with requests of one row that all have an id, which says their value: executions then show in rows."""
+    if step[0] != "send":
+        return step
+    asked: Any = step[1]
+    return "send", [
+        ("all" if SETTINGS.of(model).batch.max_rows else "once", value, str(value), 1, tenant)
+        for model, value, _, _, tenant in asked
+    ]
