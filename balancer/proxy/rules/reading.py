@@ -150,6 +150,8 @@ def _read_parameter(data: bytes, entry: Part, into: dict[str, tuple[str, object]
 
 def _add_parameters(fields: dict[str, Sequence[object]], parameters: Mapping[str, tuple[str, object]]) -> None:
     """Those of the kind that they should have: of others, Triton says what is wrong."""
+    if not parameters:
+        return
     lists: dict[str, list[object]] = {kind: [] for kind in _KINDS.values()}
     keys = []
     for key, (kind, value) in parameters.items():
