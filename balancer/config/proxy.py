@@ -173,6 +173,10 @@ class ProxySection(StrictModel):
     """Mean seconds after which a client that was turned away should try again (trailer `grpc-retry-pushback-ms`)."""
     hedging: HedgingSection = HedgingSection()
     """Second copies of slow requests."""
+    cascades: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1, max_length=16)]] = {}
+    """Models that may serve a name, the best first, by the name that clients ask for: a unary request goes to the first
+    that is expected to be done within its deadline, else to the last that has a worker; the trailer `x-served-model`
+    names it. Without a deadline it goes to the first that has a worker."""
 
     once_entries: Annotated[int, Field(ge=2, le=10_000_000)] = _PROXY.once_entries
     """Ids that are remembered at most, a tenant's half of them; where there is no room, requests with further ids are
@@ -181,6 +185,14 @@ class ProxySection(StrictModel):
     """Of the answers that are kept for ids; one that is no longer kept is answered ALREADY_EXISTS."""
     cache_bytes: StoredBytes = ByteSize(_PROXY.cache_bytes)
     """Of the answers that serve equal requests; the least recently used go first."""
+
+    @model_validator(mode="after")
+    def _cascades_end(self) -> Self:
+        for name, steps in self.cascades.items():
+            for number, step in enumerate(steps):
+                if step in self.cascades:
+                    raise field_error(("cascades", name, number), step, "is a cascade itself; name a model")
+        return self
 
     def settings(self, models: Mapping[str, ModelProxySection]) -> ProxySettings:
         """As the proxy has them; `models` by name."""
@@ -196,5 +208,6 @@ class ProxySection(StrictModel):
             once_entries=self.once_entries,
             once_bytes=int(self.once_bytes),
             cache_bytes=int(self.cache_bytes),
+            cascades=dict(self.cascades),
             models={name: section.settings() for name, section in models.items()},
         )

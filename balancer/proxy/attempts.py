@@ -31,6 +31,7 @@ from balancer.proxy.rules.budget import Share, wait_s
 from balancer.proxy.rules.latencies import Latencies
 from balancer.proxy.rules.settings import ProxySettings
 from balancer.workers.channels import Channels, UnknownWorkerError
+from policies.base import Request
 from policies.hashing import mix, unit
 
 _NO_CONNECTION = "failed to connect to all addresses"
@@ -143,6 +144,14 @@ class Attempts:
             decision = self._router.route(request, now_s, self._but(tried))
         self.breakers.sent(request.model, decision.worker, decision.number)
         return decision
+
+    def expected_s(self, request: Request) -> float | None:
+        """How long the best worker is expected to take; None: none may serve the request."""
+        try:
+            view = self._router.view(request, self._clocks.now())
+        except RoutingError:
+            return None
+        return float(view.completion_s[view.mask].min())
 
     def _but(self, left_out: frozenset[str]) -> frozenset[str] | None:
         return frozenset(self._router.fleet.names) - left_out if left_out else None

@@ -14,6 +14,8 @@ from balancer.gateway.responses import CODES, INTERNAL_CODES, INVALID_CODES
 from balancer.gateway.verdict import By
 from balancer.proxy.rules.split import Lot
 
+SERVED_MODEL = "x-served-model"
+"""Trailer that names the model which was chosen."""
 INFER = f"{SERVICE}ModelInfer"
 STREAM = f"{SERVICE}ModelStreamInfer"
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -46,6 +48,8 @@ class Arrived:
     hedged: bool = False
     id_spans: tuple[tuple[int, int], ...] = ()
     """Where the message says its id."""
+    cascaded: bool = False
+    """Whether its model was chosen for it, so that its client is to be told."""
     lot: Lot | None = None
     """By which it got its version; None: it named one, or there is one for all."""
 

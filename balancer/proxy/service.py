@@ -13,7 +13,7 @@ import grpc
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.errors import NoEligibleWorker, RoutingError
 from balancer.core.router import Decision
-from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.gateway.kserve import Call, HeaderNames, read_call
 from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
 from balancer.gateway.verdict import By
 from balancer.proxy.attempts import Attempts, Clocks
@@ -26,6 +26,7 @@ from balancer.proxy.messages import (
     INVALID_ARGUMENT,
     OK,
     RESOURCE_EXHAUSTED,
+    SERVED_MODEL,
     STREAM,
     UNAVAILABLE,
     Answer,
@@ -35,7 +36,7 @@ from balancer.proxy.messages import (
     refusal,
 )
 from balancer.proxy.rules.budget import Tenants
-from balancer.proxy.rules.reading import read, with_version
+from balancer.proxy.rules.reading import read, with_model, with_version
 from balancer.proxy.rules.settings import ProxySettings
 from balancer.proxy.rules.split import Splits
 from balancer.proxy.streams import Relay
@@ -125,8 +126,11 @@ class Proxy:
             await _abort(context, answer)
         if answer.initial:
             await context.send_initial_metadata(answer.initial)
-        if answer.trailing:
-            context.set_trailing_metadata(answer.trailing)
+        trailing = answer.trailing
+        if arrived.cascaded:
+            trailing = (*trailing, (SERVED_MODEL, arrived.call.request.model))
+        if trailing:
+            context.set_trailing_metadata(trailing)
         return answer.data
 
     async def stream(self, _: object, context: Context) -> None:
@@ -167,6 +171,9 @@ class Proxy:
             await _abort(context, refusal(NoEligibleWorker(_NOT_READY)))
         if left_s is not None and left_s < call.request.deadline_s:
             call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
+        cascaded = path == INFER and call.request.model in self._settings.cascades
+        if cascaded:
+            call, data = self._of_a_cascade(call, data)
         model = self._settings.of(call.request.model)
         arrived = Arrived(
             call,
@@ -176,8 +183,25 @@ class Proxy:
             model.repeatable or headers.get(REPEATABLE_HEADER, "") == "true",
             model.hedge,
             found.id_spans,
+            cascaded,
         )
         return self._of_a_version(arrived) if path == INFER else arrived
+
+    def _of_a_cascade(self, call: Call, data: bytes) -> tuple[Call, bytes]:
+        """The call for the best model that is expected to be in time; else for the last that has a worker at all."""
+        request = call.request
+        first, *others = self._settings.cascades[request.model]
+        chosen = None
+        # A sequence stays with one model.
+        for model in (first,) if request.sequence else (first, *others):
+            expected_s = self._attempts.expected_s(replace(request, model=model))
+            if expected_s is not None:
+                chosen = model
+                if expected_s <= float(request.deadline_s):
+                    break
+        served = chosen or first
+        self._attempts.counts["cascades", served] += 1
+        return replace(call, request=replace(request, model=served)), with_model(data, served)
 
     def _of_a_version(self, arrived: Arrived) -> Arrived:
         """The same for one of two versions, where its model is split and it names none."""

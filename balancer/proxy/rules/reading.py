@@ -68,6 +68,11 @@ def read(data: bytes) -> Read:
     return Read(fields, tuple(spans))
 
 
+def with_model(data: bytes, model: str) -> bytes:
+    """A ModelInferRequest for another model: protobuf takes the last that is named."""
+    return data + wire.tagged(_NAME, model.encode())
+
+
 def with_version(data: bytes, version: str) -> bytes:
     """A ModelInferRequest for another version: protobuf takes the last that is named."""
     return data + wire.tagged(_VERSION, version.encode())

@@ -104,6 +104,8 @@ class ProxySettings:
     cache_bytes: int = 64 * 2**20
     """Of all answers that serve equal requests."""
     models: Mapping[str, ModelProxy] = field(default_factory=dict)
+    cascades: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By a name that clients ask for, the models that may serve it, the best first."""
 
     def of(self, model: str) -> ModelProxy:
         """What holds for a model."""
