@@ -180,6 +180,8 @@ class App:
                     follower.cancel()
         finally:
             await self._health.enter_graceful_shutdown()
+            if self._proxy is not None:
+                await self._proxy.finish()
             await self.admin.stop()
             await self._listeners.stop()
             if self._proxy is not None:

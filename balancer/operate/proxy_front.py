@@ -65,6 +65,10 @@ class ProxyFront:
         self._channels.update(workers)
         self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
 
+    async def finish(self) -> None:
+        """Let what is under way come to its end, within bounds."""
+        await self.proxy.finish()
+
     async def close(self) -> None:
         """End what is under way."""
         await self._channels.close()

@@ -67,18 +67,25 @@ class Attempts:
         self.counts: Counter[tuple[str, str]] = Counter()
         """What was done beside sending requests once, by what and result."""
         self.latencies = Latencies()
-        self.configure(ProxySettings())
+        self._settings = ProxySettings()
+        self._make_anew()
 
     def configure(self, settings: ProxySettings) -> None:
-        """From now on."""
-        retries = settings.retries
-        self._settings = settings
-        self._retries = Share(retries.budget_share, retries.budget_burst)
-        self._hedges = Share(settings.hedge_share, 1.0)
-        known = getattr(self, "breakers", None)
-        self.breakers = (
-            known if known is not None and known.settings == settings.breaker else Breakers(settings.breaker)
+        """From now on; what stays the same goes on as it is."""
+        before, self._settings = self._settings, settings
+        same = (before.retries, before.breaker, before.hedge_share) == (
+            settings.retries,
+            settings.breaker,
+            settings.hedge_share,
         )
+        if not same:
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        settings = self._settings
+        self._retries = Share(settings.retries.budget_share, settings.retries.budget_burst)
+        self._hedges = Share(settings.hedge_share, 1.0)
+        self.breakers = Breakers(settings.breaker)
 
     async def infer(self, arrived: Arrived) -> Answer:
         """The answer to one inference: the first that succeeds, or the last that was tried."""

@@ -11,12 +11,11 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.core.errors import NoEligibleWorker, RoutingError
-from balancer.core.router import Decision
+from balancer.core.errors import NoEligibleWorker
 from balancer.gateway.kserve import Call, HeaderNames, read_call
 from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
 from balancer.gateway.verdict import By
-from balancer.proxy.attempts import Attempts, Clocks
+from balancer.proxy.attempts import Attempts, Clocks, Witness
 from balancer.proxy.messages import (
     CANCELLED,
     CODE_OF,
@@ -39,6 +38,7 @@ from balancer.proxy.rules.budget import Tenants
 from balancer.proxy.rules.reading import read, with_model, with_version
 from balancer.proxy.rules.settings import ProxySettings
 from balancer.proxy.rules.split import Splits
+from balancer.proxy.sharing import Unary
 from balancer.proxy.streams import Relay
 from policies.hashing import key_of
 
@@ -46,20 +46,18 @@ _NOT_READY = "the balancer does not know its workers yet"
 _FAILURES = frozenset((2, DEADLINE_EXCEEDED, 5, INTERNAL, UNAVAILABLE, 15))
 """Codes that may be a version's fault: UNKNOWN, NOT_FOUND and DATA_LOSS too."""
 _EMPTY_STREAM = "the stream has no message"
+_UNTIL_ASKED_S = 0.5
+"""Two of Envoy's health checks."""
+_LAST_REQUESTS_S, _LOOK_S = 3.0, 0.02
+"""How long requests that are under way may take when the process stops, and how often that is looked at."""
 REPEATABLE_HEADER = "x-repeatable"
 """Of a request that may be executed twice without harm: `true`."""
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class Listener(Protocol):
+class Listener(Witness, Protocol):
     """Who is told what the service did."""
-
-    def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
-        """As `attempts.Witness`."""
-
-    def attempted(self, decision: Decision, latency_s: float | None, ok: bool, void: str) -> None:
-        """As `attempts.Witness`."""
 
     def answered(self, arrived: Arrived, answer: Answer, sent_bytes: int, stream: bool) -> None:
         """A request ended; `sent_bytes`: of its client's messages."""
@@ -72,13 +70,6 @@ class Listener(Protocol):
 
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was refused because a field of it was out of bounds."""
-
-
-class Unary(Protocol):
-    """Answers inferences."""
-
-    async def infer(self, arrived: Arrived) -> Answer:
-        """The answer to one."""
 
 
 class Proxy:
@@ -100,11 +91,22 @@ class Proxy:
         self._settings = ProxySettings()
         self._tenants = Tenants()
         self.splits = Splits()
+        self._under_way = 0
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on."""
         self._settings = settings
         self.splits.configure(settings.models)
+
+    async def finish(self) -> None:
+        """Return once all that came is answered, or has had its time.
+
+        The health service says already that this process stops. Until Envoy has asked it, requests come, and are taken.
+        """
+        await asyncio.sleep(_UNTIL_ASKED_S)
+        until_s = self._clocks.now() + _LAST_REQUESTS_S
+        while self._under_way and self._clocks.now() < until_s:
+            await asyncio.sleep(_LOOK_S)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
@@ -114,12 +116,14 @@ class Proxy:
         """One inference."""
         arrived = await self._understand(data, context, INFER)
         answer = Answer(INTERNAL)
+        self._under_way += 1
         try:
             answer = self._over_limit(arrived) or await self._unary.infer(arrived)
         except asyncio.CancelledError:
             answer = self._given_up(arrived)
             raise
         finally:
+            self._under_way -= 1
             self._listener.answered(arrived, answer, len(data), stream=False)
             self._compare(arrived, answer)
         if answer.code != OK:
@@ -141,12 +145,14 @@ class Proxy:
         arrived = await self._understand(first, context, STREAM)
         answer, sent_bytes = Answer(INTERNAL), len(first)
         relayed = self._relay.of(arrived, context)
+        self._under_way += 1
         try:
             answer = self._over_limit(arrived) or await relayed.run()
         except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
             answer = self._given_up(arrived)
             raise
         finally:
+            self._under_way -= 1
             self._listener.answered(arrived, answer, sent_bytes + relayed.received_bytes, stream=True)
         if answer.code != OK:
             await _abort(context, answer)

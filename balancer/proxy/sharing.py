@@ -65,14 +65,14 @@ class Sharing:
     def __init__(self, inner: Unary, clocks: Clocks, counts: Counter[tuple[str, str]]) -> None:
         self._inner, self._clocks, self._counts = inner, clocks, counts
         self._running: dict[Key, Flight] = {}
-        self.configure(ProxySettings())
+        self._settings = settings = ProxySettings()
+        self.cache: Cache[Answer] = Cache(settings.cache_bytes)
+        self.once: Once[Flight, Answer] = Once(settings.once_entries, settings.once_bytes)
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on. Answers that are kept for equal requests are forgotten: what a model is may have changed."""
         self._settings = settings
-        self.cache: Cache[Answer] = Cache(settings.cache_bytes)
-        known: Once[Flight, Answer] | None = getattr(self, "once", None)
-        self.once: Once[Flight, Answer] = known or Once(settings.once_entries, settings.once_bytes)
+        self.cache = Cache(settings.cache_bytes)
         self.once.most_entries, self.once.most_bytes = settings.once_entries, settings.once_bytes
 
     async def infer(self, arrived: Arrived) -> Answer:

@@ -53,6 +53,15 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
 
 
 @of_all
+async def test_a_balancer_that_stops_costs_no_request(stack: Stack) -> None:
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        await load.more(100, "requests served")
+        await stack.balancer.stop()
+        await load.more(100, "requests served without a balancer")
+    assert not load.failures()
+
+
+@of_all
 async def test_a_hung_balancer_costs_no_more_than_what_it_forwards(stack: Stack, frontend: str) -> None:
     async with steady_load(stack.url, clients=CLIENTS) as load:
         os.killpg(stack.balancer.process.pid, signal.SIGSTOP)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from balancer.proxy.rules.settings import BreakerSettings
 
+_MOST_MODELS = 1024
+
 
 @dataclass(slots=True)
 class _Breaker:
@@ -40,16 +42,11 @@ class Breakers:
 
     def ended(self, model: str, worker: str, number: int, good: bool | None, now_s: float) -> None:
         """How it ended; None: that says nothing of the worker."""
-        there = self._of.get(model)
-        breaker = there.get(worker) if there else None
+        there = self._of.get(model, {})
+        breaker = there.get(worker)
         if good:
             # An answer to what was sent before the breaker opened is no answer to the one that tries.
-            if (
-                breaker is not None
-                and there is not None
-                and breaker.probe in (number, None)
-                and self._may_close(breaker, number)
-            ):
+            if breaker is not None and (breaker.opened_s is None or breaker.probe == number):
                 del there[worker]
                 if not there:
                     del self._of[model]
@@ -59,7 +56,7 @@ class Breakers:
             if good is False:
                 breaker.opened_s = now_s
             return
-        if good is None or not self.settings.failures:
+        if good is None or not self.settings.failures or (model not in self._of and len(self._of) >= _MOST_MODELS):
             return
         breaker = self._of.setdefault(model, {}).setdefault(worker, _Breaker())
         breaker.failures += 1
@@ -89,6 +86,3 @@ class Breakers:
         if breaker.opened_s is None:
             return False
         return breaker.probe is not None or now_s - breaker.opened_s < self.settings.open_s
-
-    def _may_close(self, breaker: _Breaker, number: int) -> bool:
-        return breaker.opened_s is None or breaker.probe == number
