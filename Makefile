@@ -44,6 +44,7 @@ fuzz: setup ## random hostile inputs: 10,000,000 for the module's reader, 100,00
 	$(BIN)/python -m benchmarks.fuzz.request
 	$(BIN)/python -m benchmarks.fuzz.state
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.fuzz --proxied --out out/fuzz/proxied
 
 wheel: setup ## a package with kernel and module in it, for machines without a compiler; in out/wheel. ARCH=aarch64: for those (extra balancer[cc])
 	@$(if $(ARCH),$(BIN)/python -m balancer.native.build --target $(ARCH) --out out/$(ARCH)/kernel.so)

@@ -28,7 +28,7 @@ from benchmarks import (
     swap,
 )
 from benchmarks.client import find_h2load
-from benchmarks.frontends import away, inside, peers
+from benchmarks.frontends import away, inside, peers, proxied
 from benchmarks.frontends import measure as frontends
 from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
@@ -44,6 +44,7 @@ WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
     "engine": lambda options: engine.measure(options.quick),
     "frontends": frontends.measure,
     "away": away.measure,
+    "proxy": proxied.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "gateway": gateway_cost.measure,
@@ -55,7 +56,7 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
 BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure}
 """Only if asked for by name: it installs packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
-_CLIENT_S = ("frontends", "away", *WITH_STACK, *BY_NAME)
+_CLIENT_S = ("frontends", "away", "proxy", *WITH_STACK, *BY_NAME)
 """Parts that need the client, h2load."""
 
 

@@ -18,6 +18,7 @@ from balancer.config.fleet import ANYBODY, FleetSection
 from balancer.config.listen import ListenSection, TlsSection, is_local, is_unix, rest_beside
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
+from balancer.config.proxy import ProxySection
 from balancer.config.sections import (
     AdminSection,
     EnvoySection,
@@ -44,6 +45,7 @@ from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.gateway.kserve import HeaderNames
 from balancer.native import library as kernel
+from balancer.proxy.rules.settings import ProxySettings
 from policies.base import Policy
 
 logger = logging.getLogger(__name__)
@@ -121,6 +123,8 @@ class Config(StrictModel):
     `envoy.balancers`, by which outcomes find the process that picked."""
     envoy: EnvoySection = EnvoySection()
     """Envoy's bootstrap."""
+    proxy: ProxySection = ProxySection()
+    """What the front end `proxy` does beside forwarding."""
     log: LogSection = LogSection()
     """Logs."""
     decision_log: DecisionLogSection = DecisionLogSection()
@@ -147,6 +151,15 @@ class Config(StrictModel):
         if self.envoy.shared_folder is not None and not Path(self.envoy.shared_folder).is_absolute():
             rule = "must be an absolute path: balancer and Envoy may have different working directories"
             raise field_error(("envoy", "shared_folder"), self.envoy.shared_folder, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _ids_are_known_to_one(self) -> Self:
+        balancers = max(self.processes, len(self.envoy.balancers))
+        for name, row in self.models.items():
+            if row.proxy.once_s and balancers > 1:
+                rule = "needs one balancer process: several do not know of each other's ids; set 0, or processes: 1"
+                raise field_error(("models", name, "proxy", "once_s"), row.proxy.once_s, rule)
         return self
 
     @model_validator(mode="after")
@@ -255,6 +268,10 @@ class Config(StrictModel):
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
 
+    def proxy_settings(self) -> ProxySettings:
+        """What the proxy is configured with."""
+        return self.proxy.settings({name: row.proxy for name, row in self.models.items()})
+
     def own_envoy_address(self, process: int) -> str:
         """The address that process number `process` (from 0) alone listens on for Envoy, beside the shared one."""
         return self.listen.envoy_addresses(process)[-1]
@@ -294,6 +311,7 @@ class Config(StrictModel):
             access=self._access(),
             native=self._native(),
             fleet=self._fleet(),
+            proxy=self.envoy.frontend == "proxy",
         )
 
     def _fleet(self) -> FleetOptions | None:

@@ -33,6 +33,7 @@ from balancer.config.clients import (
 from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
+from balancer.config.proxy import ModelProxySection
 from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
@@ -127,6 +128,8 @@ class ModelSection(StrictModel):
     """Device kinds that it may run on; empty: any."""
     versions: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ModelSettings().versions
     """Versions that may be served (pinning); empty: all that are loaded."""
+    proxy: ModelProxySection = ModelProxySection()
+    """What the front end `proxy` does for it."""
 
 
 class LimitsSection(StrictModel):
@@ -235,7 +238,7 @@ class RequestsSection(StrictModel):
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
 
     def header_names(self) -> HeaderNames:
-        """For the gateway."""
+        """Those that are read."""
         return HeaderNames(
             model=self.model_header,
             rows=self.rows_header,
@@ -321,10 +324,11 @@ class EnvoySection(StrictModel):
     `/reopen_logs` to Envoy's admin interface."""
     traces: TracesSection | None = None
     """Traces of requests; null: none."""
-    frontend: Literal["pick", "native"] | None = None
+    frontend: Literal["pick", "native", "proxy"] | None = None
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
-    (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. null: `native` in
+    (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. `proxy`: the
+    balancer, which forwards gRPC inferences itself (section `proxy`); for all else it is asked. null: `native` in
     `balancer up` with one process, else `pick`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in

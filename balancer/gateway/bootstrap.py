@@ -26,6 +26,7 @@ from balancer.gateway.bootstrap_addresses import address_of, check_balancers, di
 from balancer.gateway.bootstrap_fleet import FleetOptions, ask_the_balancer, nobody_names_himself
 from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
+from balancer.gateway.bootstrap_proxy import forward_by_balancer
 from balancer.gateway.bootstrap_tls import (
     ListenerTls,
     Node,
@@ -91,6 +92,8 @@ class BootstrapOptions:
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
     fleet: FleetOptions | None = None
     """To have the balancer answer calls about the fleet; None: a worker does, as far as it can."""
+    proxy: bool = False
+    """Whether the balancer forwards gRPC inferences itself."""
 
     def __post_init__(self) -> None:
         for name in ("listener_port", "admin_port"):
@@ -162,6 +165,8 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
     if options.traces is not None:
         add_traces(bootstrap, options.traces)
+    if options.proxy:
+        forward_by_balancer(bootstrap)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
     if options.fleet is not None:

@@ -62,6 +62,12 @@ TOLD_NAMESPACE = "balancer.told"
 POLICY_KEY = "policy"
 MODEL_KEY = "model"
 
+# Words of a Triton that drains: it has not begun with the request. Envoy's bootstrap has them too.
+NOT_EXECUTED_TEXTS = (
+    "has no available versions",
+    "scheduler for model has stopped accepting new inference requests",
+)
+
 _EXTENSIONS = "type.googleapis.com/envoy.extensions."
 
 # Clusters.
@@ -69,6 +75,16 @@ GRPC_CLUSTER = "triton_grpc"
 HTTP_CLUSTER = "triton_http"
 BALANCER_CLUSTER = "balancer"
 """All processes: picks."""
+PROXY_CLUSTER = "proxy"
+"""The balancer's processes, then the workers: who forwards, with the front end `proxy`."""
+PROXIED = "proxied"
+"""The route of what the balancer forwards."""
+AGGREGATE = "envoy.clusters.aggregate"
+PREVIOUS_PRIORITIES = "envoy.retry_priorities.previous_priorities"
+PREVIOUS_PRIORITIES_TYPE = (
+    "type.googleapis.com/envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+)
+AGGREGATE_TYPE = "type.googleapis.com/envoy.extensions.clusters.aggregate.v3.ClusterConfig"
 ENDPOINTS_CLUSTER = "balancer_endpoints"
 """All processes: the workers' endpoints."""
 

@@ -36,9 +36,9 @@ class Recorder:
     def __init__(
         self, router: Router, picker: Picker, metrics: Metrics, clock: Callable[[], float], process: str = FIRST_PROCESS
     ) -> None:
-        self._router = router
+        self.router = router
         self._picker = picker
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._process = process
         self.mistakes = Mistakes(metrics.handler_errors, clock)
@@ -57,7 +57,7 @@ class Recorder:
 
     def record(self, recording: Recording | None) -> None:
         """From now on record every decision and outcome there; None: nowhere."""
-        self._recording = self._router.witness = recording
+        self._recording = self.router.witness = recording
 
     def picked(self, call: Call, pick: Pick, seconds: float) -> None:
         """Count a decision or a refusal."""
@@ -71,12 +71,12 @@ class Recorder:
         else:
             self.tally.refused(REASONS[type(pick.error)] if pick.error else "per_server", (seconds,))
         # A refusal has a number of its own only where a policy was asked: the router's next one serves as well.
-        if self.decision_lines.wants(decision.number if decision else self._router.next_number):
+        if self.decision_lines.wants(decision.number if decision else self.router.next_number):
             self._log(call, pick)
-        failures = self._router.failures.total()
+        failures = self.router.failures.total()
         if failures != self._failures:
             self._failures = failures
-            logger.error("policy gave no valid answer, another stood in: %s", self._router.last_failure)
+            logger.error("policy gave no valid answer, another stood in: %s", self.router.last_failure)
 
     def refused(self, error: OutOfBoundsError) -> None:
         """Count a request that was out of bounds."""
@@ -84,7 +84,7 @@ class Recorder:
 
     def out_of_bounds(self, field: str) -> None:
         """Count a value of an outcome that was out of bounds."""
-        self._metrics.refused_inputs.labels("outcome", field).inc()
+        self.metrics.refused_inputs.labels("outcome", field).inc()
 
     def mistaken(self, error: Exception) -> None:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
@@ -98,7 +98,7 @@ class Recorder:
 
     def tick(self, now_s: float) -> None:
         """Let go of picks whose outcome is awaited no more, as the router does."""
-        timeout_s = self._router.settings.outcome_timeout_s
+        timeout_s = self.router.settings.outcome_timeout_s
         for gateway_id, (_, at_s, _) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
             if now_s - at_s < timeout_s:
                 break
@@ -112,7 +112,7 @@ class Recorder:
             triton_request_id=call.triton_request_id,
             model=call.request.model,
             worker=decision.worker if decision else "",
-            policy=decision.policy if decision else self._router.policy.name,
+            policy=decision.policy if decision else self.router.policy.name,
             propensity=decision.propensity if decision else 0.0,
             fallbacks=decision.fallbacks if decision else (),
             reason=REASONS[type(pick.error)] if pick.error else "picked" if decision else "per_server",
@@ -133,10 +133,10 @@ class Recorder:
         dropped = self._unheard.pop(outcome.gateway_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
-            self._observe(Withdrawn(dropped[0]), now_s)
+            self.observe(Withdrawn(dropped[0]), now_s)
         ended = self._ended(outcome, inference, dropped[2] if dropped is not None and number >= 0 else "")
         if not outcome.upstream and number >= 0:
-            self._observe(Withdrawn(number), now_s)
+            self.observe(Withdrawn(number), now_s)
         if number == NOT_PICKED and self._process != FIRST_PROCESS:
             # All processes hear of what none picked for, so that the one whose pick was dropped does. One counts it.
             return
@@ -146,7 +146,7 @@ class Recorder:
         latency_s = outcome.latency_s if inference else math.nan
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
-        self._observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
+        self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
         self.tally.placed(number != NOT_PICKED, outcome.attempts)
         if outcome.trace:
@@ -196,11 +196,12 @@ class Recorder:
         )
         now_s = self._clock()
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None
-        self._observe(Finished(decision.number, worker, latency_s, ok, void), now_s)
+        self.observe(Finished(decision.number, worker, latency_s, ok, void), now_s)
         self.tally.served(ended, Measured((now_s,), (math.nan if latency_s is None else latency_s,), (math.nan,)))
 
-    def _observe(self, event: Finished | Withdrawn, now_s: float) -> None:
-        self._router.observe(event, now_s)
+    def observe(self, event: Finished | Withdrawn, now_s: float) -> None:
+        """An outcome."""
+        self.router.observe(event, now_s)
         if self._recording is not None:
             self._recording.ended(event, now_s)
 

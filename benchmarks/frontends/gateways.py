@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from balancer.config.config import Config, from_mapping
@@ -23,7 +24,7 @@ from tools.stack.ports import free_port_range, free_ports
 UPSTREAMS = 4
 THREADS = 2
 """Of Envoy, unless the name says another number."""
-ALONE, PICK, NATIVE = "Envoy alone", "pick", "native"
+ALONE, PICK, NATIVE, PROXY = "Envoy alone", "pick", "native", "proxy"
 ONE_THREAD = ", one thread"
 _HERE = Path(__file__).parent
 
@@ -90,9 +91,14 @@ def _config_of(frontend: str, policy: str, workers: Sequence[WorkerSpec], folder
 
 @contextlib.asynccontextmanager
 async def gateways(
-    policy: str, workers: Sequence[WorkerSpec], folder: Path, one_thread: bool = False
+    policy: str,
+    workers: Sequence[WorkerSpec],
+    folder: Path,
+    one_thread: bool = False,
+    proxies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> AsyncIterator[dict[str, Gateway]]:
-    """Envoy alone, `pick` and `native`, ready; `one_thread`: all but `pick` once more, with one worker thread."""
+    """Envoy alone, `pick` and `native`, ready; `one_thread`: all but `pick` once more, with one worker thread;
+    `proxies`: gateways with the front end `proxy`, further sections of their configs by name."""
     async with contextlib.AsyncExitStack() as stack:
         made: dict[str, Gateway] = {}
 
@@ -114,15 +120,16 @@ async def gateways(
             port, admin_port = free_ports(2)
             return dataclasses.replace(options, listener_port=port, admin_port=admin_port)
 
-        for frontend in (PICK, NATIVE):
-            data = _config_of(frontend, policy, workers, folder)
-            path = folder / f"{frontend}.yaml"
+        asked: dict[str, tuple[str, Mapping[str, Any]]] = {frontend: (frontend, {}) for frontend in (PICK, NATIVE)}
+        for name, (frontend, sections) in (asked | {name: (PROXY, each) for name, each in proxies.items()}).items():
+            data = {**_config_of(frontend, policy, workers, folder), **sections}
+            path = folder / f"{name}.yaml"
             path.write_text(dump(data), encoding="utf-8")
-            balancer = Child(["serve", "--config", str(path)], log_path=folder / f"{frontend}.log")
+            balancer = Child(["serve", "--config", str(path)], log_path=folder / f"{name}.log")
             stack.push_async_callback(balancer.stop)
             await balancer.start()
             config: Config = from_mapping(data)
-            await start(frontend, config.bootstrap_options(), balancer, THREADS)
+            await start(name, config.bootstrap_options(), balancer, THREADS)
         options = {ALONE: made[PICK].envoy.options, NATIVE: made[NATIVE].envoy.options}
         await start(ALONE, elsewhere(options[ALONE]), None, THREADS)
         if one_thread:

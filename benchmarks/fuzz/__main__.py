@@ -25,9 +25,10 @@ _INTERRUPTED = 130
 @click.option("--inputs", type=click.IntRange(min=100), default=100_000, show_default=True, help="In all.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds send equal inputs.")
 @click.option("--kind", "names", multiple=True, type=click.Choice([k.name for k in attack.KINDS]), help="Default: all.")
+@click.option("--proxied", is_flag=True, help="With the front end proxy, and what it forwards as the one kind.")
 @click.option("--replay", help="KIND:NUMBER of one input to send again, as a finding names it.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/fuzz"), show_default=True)
-def main(inputs: int, seed: int, names: tuple[str, ...], replay: str | None, out: Path) -> None:
+def main(inputs: int, seed: int, names: tuple[str, ...], proxied: bool, replay: str | None, out: Path) -> None:
     """Run the command."""
     console = Console()
 
@@ -35,9 +36,11 @@ def main(inputs: int, seed: int, names: tuple[str, ...], replay: str | None, out
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     kinds = tuple(kind for kind in attack.KINDS if not names or kind.name in names)
+    if proxied:
+        kinds = (attack.FORWARDED,)
     try:
         if replay is not None:
-            asyncio.run(interruptible(_replay(seed, replay, say)))
+            asyncio.run(interruptible(_replay(seed, replay, kinds, say)))
             return
         report = asyncio.run(interruptible(_run(inputs, seed, kinds, say)))
     except OperatorError as error:
@@ -61,20 +64,20 @@ def main(inputs: int, seed: int, names: tuple[str, ...], replay: str | None, out
 
 async def _run(inputs: int, seed: int, kinds: tuple[attack.Kind, ...], say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        async with target(Path(directory)) as attacked:
+        async with target(Path(directory), proxied=attack.FORWARDED in kinds) as attacked:
             run = Run(attacked, seed, inputs, kinds, say)
             report = await run.run()
             await run.count_handler_errors()
             return report
 
 
-async def _replay(seed: int, which: str, say: Say) -> None:
+async def _replay(seed: int, which: str, kinds: tuple[attack.Kind, ...], say: Say) -> None:
     name, _, number = which.rpartition(":")
-    kind = next((kind for kind in attack.KINDS if kind.name == name), None)
+    kind = next((kind for kind in kinds if kind.name == name), None)
     if kind is None or not number.isdecimal():
         raise OperatorError(f"--replay {which}: give KIND:NUMBER, such as 'ext_proc:17'")
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        async with target(Path(directory)) as attacked:
+        async with target(Path(directory), proxied=attack.FORWARDED in kinds) as attacked:
             log = checks.Log(attacked)
             answer = await Run(attacked, seed, 0, [kind], say).replay(kind, int(number))
             say(f"answered {answer}; exceptions: {dict(log.exceptions())}\n{attacked.balancer.log_tail()}")

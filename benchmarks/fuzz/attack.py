@@ -21,6 +21,8 @@ _OUTCOMES = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 _DISCOVERY = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 _ENTRIES = 10
 """Access log entries of one input."""
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _CALL_S = 5.0
 _GARBLED = 0.15
 """Of the inputs over gRPC, the share whose bytes are changed at random."""
@@ -97,6 +99,14 @@ class Attacker:
         """The same over HTTP."""
         return await wire.exchange("127.0.0.1", self.target.fleet_port + 1, wire.http1_request(rng))
 
+    async def forwarded(self, rng: Random) -> str:
+        """An inference, or a stream of them, that the balancer is to forward; ids and bodies collide on purpose."""
+        sent = [messages.inference(rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+        if rng.random() < 0.5:
+            sent = [messages.alike(rng) for _ in sent]
+        method = _INFER_STREAM if len(sent) > 1 or rng.random() < 0.2 else _INFER
+        return await _stream(self._envoy, method, _damaged(rng, sent))
+
     async def admin(self, rng: Random) -> str:
         """A connection to the admin pages."""
         host, port = split_address(self.target.config.admin_address(0))
@@ -132,6 +142,8 @@ KINDS = (
     Kind("HTTP/2", 0.05, Attacker.frames),
 )
 """Ports of the balancer first, then Envoy's."""
+FORWARDED = Kind("forwarded", 1.0, Attacker.forwarded)
+"""Of a balancer with the front end `proxy`; another has no such method."""
 
 
 def generator(seed: int, kind: Kind, number: int) -> Random:

@@ -28,6 +28,8 @@ _HONEST = 200
 _IN_TURN = "round_robin"
 """Asks every worker that may be asked; what others prefer is theirs, and who speaks as Envoy can forge that."""
 _POLL_S = 0.25
+_ANEW = (("cache-control", "no-cache"),)
+"""Each honest request is to reach a worker."""
 _GAUGES = ("in_flight", "pending", "tokens", "error_rate")
 _UNKNOWN_ALLOWED = frozenset({"latency_s", "report_age_s", "utilisation", "tokens"})
 """Columns that /workers shows as null where there is no value yet."""
@@ -177,7 +179,7 @@ async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Co
     failed: Counter[str] = Counter()
     request = service_pb2.ModelInferRequest(model_name=MODEL).SerializeToString()
     try:
-        await infer(request, timeout=_PATIENCE_S)
+        await infer(request, timeout=_PATIENCE_S, metadata=_ANEW)
     except grpc.aio.AioRpcError as error:
         failed[f"gRPC {error.code().name}: {error.details()}"] += 1
     async with session.post(f"http://{target.endpoint}/v2/models/{MODEL}/infer", data=b"{}") as response:

@@ -271,3 +271,12 @@ def fleet_call(rng: Random) -> tuple[str, bytes]:
     fitting = type(message).__name__.removesuffix("Request")
     path = rng.choice((f"/inference.GRPCInferenceService/{fitting}",) * 4 + odd.GRPC_PATHS)
     return path, message.SerializeToString()
+
+
+def alike(rng: Random) -> bytes:
+    """A good ModelInferRequest that has its id, its tensor or both in common with many others."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id=rng.choice(("", "a", "b")))
+    rows = rng.choice((1, 1, 2))
+    request.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 1])
+    request.raw_input_contents.append(bytes([rng.randrange(3)]) * 4 * rows)
+    return bytes(request.SerializeToString())

@@ -36,6 +36,12 @@ _SETTINGS_PATHS = re.compile(r"/v2/((models/.+/)?trace/setting|logging)")
 _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
 _OUTCOME_TIMEOUT_S = 5.0
+_ALL_OF_THE_PROXY = {
+    **{"repeatable": True, "hedge": True, "once_s": 1, "cache_ttl_s": 1},
+    "batch": {"max_rows": 8},
+}
+_SMALL = {"once_entries": 1000, "once_bytes": "1MiB", "cache_bytes": "1MiB"}
+"""What the proxy keeps, so that it is full before the attack begins."""
 
 
 @dataclass
@@ -118,6 +124,8 @@ class Target(Gateway):
     """The gateway under attack, with honest reporters for its fake workers."""
 
     workers: list[FakeWorker] = field(default_factory=list)
+    proxied: bool = False
+    """Whether the balancer forwards inferences itself."""
     fleet_port: int = field(default=0, init=False)
     """Of calls about the fleet by gRPC; that of HTTP is the next."""
     _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
@@ -127,6 +135,9 @@ class Target(Gateway):
         if not self.fleet_port:
             self.fleet_port = free_port_range(2)
         self._addresses["listen"]["fleet"] = f"127.0.0.1:{self.fleet_port}"
+        if self.proxied:
+            self._addresses["envoy"]["frontend"] = "proxy"
+            sections = {"models": {MODEL: {"proxy": _ALL_OF_THE_PROXY}}, "proxy": _SMALL, **sections}
         super().write_config(policy, requests={"outcome_timeout_s": _OUTCOME_TIMEOUT_S}, **sections)
 
     async def wait_ready(self) -> None:
@@ -191,8 +202,8 @@ def _honest(worker: str, incarnation: int, number: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def target(directory: Path, count: int = 3) -> AsyncIterator[Target]:
-    """Everything started, and stopped afterwards."""
+async def target(directory: Path, count: int = 3, *, proxied: bool = False) -> AsyncIterator[Target]:
+    """Everything started, and stopped afterwards; `proxied`: with the front end `proxy`."""
     async with contextlib.AsyncExitStack() as running:
         workers = [FakeWorker(f"worker-{number}") for number in range(count)]
         for worker in workers:
@@ -200,7 +211,7 @@ async def target(directory: Path, count: int = 3) -> AsyncIterator[Target]:
             running.push_async_callback(worker.stop)
         # Of the Tritons that a gateway has, it needs the list for discovery; there are no agents to start.
         fleet: Any = SimpleNamespace(servers=[], specs=tuple(worker.spec() for worker in workers))
-        started = Target(directory, fleet, workers=workers)
+        started = Target(directory, fleet, workers=workers, proxied=proxied)
         running.push_async_callback(started.stop)
         await started.start()
         yield started

@@ -21,7 +21,7 @@ SETTINGS = {
 `digits` may run nowhere here, so whoever is answered has passed by the table."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("attacked")
     envoy = {**SETTINGS["envoy"], "frontend": request.param, "shared_folder": str(directory / "shared")}

@@ -32,11 +32,24 @@ async def test_a_stranger_cannot_crash_blind_or_pass_the_balancer_with_any_bytes
     assert set(report.answers) == {kind.name for kind in attack.KINDS}
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+async def test_a_stranger_cannot_crash_or_confuse_what_forwards(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with rig.target(tmp_path, proxied=True) as target:
+        attacked = run.Run(target, SEED, INPUTS, (attack.FORWARDED,), said.append)
+        report = await attacked.run()
+        await attacked.count_handler_errors()
+    assert not report.findings, "\n".join([*report.findings, *report.culprits, *said])
+    assert report.answers[attack.FORWARDED.name]["OK"] > INPUTS / 10
+
+
 def test_an_input_can_be_made_again_from_its_number() -> None:
     makers = (
         messages.processing_requests,
         messages.discovery_requests,
         messages.inference,
+        messages.alike,
         wire.http1_request,
         wire.http2_call,
         wire.http2_frames,

@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from policies import BUILTIN
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native"])]
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native", "proxy"])]
 
 POLICIES = [name for name in BUILTIN if name not in ("round_robin", "learned")] + ["round_robin"]
 """The one in force at the start comes last."""

@@ -29,7 +29,7 @@ class Process:
     version: str
     up_s: float
     frontend: str
-    """`pick` or `native`."""
+    """`pick`, `native` or `proxy`."""
     asked_because: str
     """With `native`: why Envoys ask and do not decide; empty: they decide."""
     not_ready: str

@@ -126,13 +126,13 @@ class Maker:
 
     def _process(self, now_s: float) -> Process:
         sources, router = self._from, self._from.router
-        native = isinstance(router, SharedRouter)
+        native, frontend = isinstance(router, SharedRouter), sources.config.started.envoy.frontend
         return Process(
             number=sources.process,
             processes=sources.config.started.processes,
             version=self._version,
             up_s=now_s - self._begun_s,
-            frontend="native" if native else "pick",
+            frontend="native" if native else "proxy" if frontend == "proxy" else "pick",
             asked_because=router.asked_because if isinstance(router, SharedRouter) else "",
             not_ready=sources.readiness(),
             policy=router.policy.name,

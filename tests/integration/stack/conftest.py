@@ -12,7 +12,7 @@ import pytest_asyncio
 from support.stack import ALL_MODELS, Stack
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     envoy = {

@@ -15,8 +15,15 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path, workers=2, processes=2, settings={"log": {"decisions_share": 1.0}})
+def frontend() -> str:
+    """By default, the one that a process can die behind without a loss."""
+    return "pick"
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, frontend: str) -> AsyncIterator[Stack]:
+    settings = {"log": {"decisions_share": 1.0}, "envoy": {"frontend": frontend}}
+    stack = Stack(tmp_path, workers=2, processes=2, settings=settings)
     try:
         await stack.start()
         yield stack
@@ -29,6 +36,7 @@ async def matched(stack: Stack, process: int) -> float:
     return await stack.metric("balancer_outcomes_total", process, result="matched")
 
 
+@pytest.mark.parametrize("frontend", ["pick", "proxy"])
 async def test_both_pick_and_each_hears_of_its_own_picks(stack: Stack) -> None:
     async with steady_load(stack.url, clients=8) as load:
         for process in range(2):

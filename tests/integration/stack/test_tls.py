@@ -20,7 +20,8 @@ from tools.stack.ports import free_port_range
 pytestmark = pytest.mark.integration
 
 
-async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frontend", ["pick", "proxy"])
+async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path: Path, frontend: str) -> None:
     authority = Authority(tmp_path)
     balancer = authority.issue("balancer", dns=NAME).section(authority)
     envoy = authority.issue("envoy", uri="spiffe://balancer/envoy", dns=NAME)
@@ -33,7 +34,11 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
         settings={
             "tls": {"envoy": balancer, "reports": balancer, "admin": balancer},
             "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-            "envoy": {"tls": pair, "balancer_tls": {"ca_file": str(authority.file), "server_name": NAME, **pair}},
+            "envoy": {
+                "frontend": frontend,
+                "tls": pair,
+                "balancer_tls": {"ca_file": str(authority.file), "server_name": NAME, **pair},
+            },
         },
         agent_arguments=(
             *("--tls-ca", str(authority.file), "--tls-name", NAME),

@@ -17,6 +17,7 @@ from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_sec
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.gateway.bootstrap_traces import TraceOptions
+from balancer.gateway.names import NOT_EXECUTED_TEXTS
 from tools.stack.envoyproxy import find_envoy
 
 ENVOY = Path(__file__).parents[3] / "envoy"
@@ -264,3 +265,26 @@ def test_tls_of_clients_ends_at_the_outer_listener() -> None:
     outer, inner = rendered(BootstrapOptions(native=native, listener_tls=tls))["static_resources"]["listeners"]
     assert "transport_socket" in outer["filter_chains"][0]
     assert "transport_socket" not in inner["filter_chains"][0]
+
+
+def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before() -> None:
+    forwarding, asking = (rendered(BootstrapOptions(proxy=proxy)) for proxy in (True, False))
+    (there, here) = (manager(each)["route_config"]["virtual_hosts"][0]["routes"] for each in (forwarding, asking))
+    changed = [new for new, old in zip(there, here, strict=True) if new != old]
+    assert {each["match"]["path"].rpartition("/")[2] for each in changed} == {"ModelInfer", "ModelStreamInfer"}
+    assert {each["route"]["cluster"] for each in changed} == {"proxy"}
+    for each in changed:
+        assert {name.rpartition(".")[2] for name in each["typed_per_filter_config"]} == {
+            "ext_proc",
+            "grpc_field_extraction",
+        }
+    assert manager(forwarding)["http_filters"] == manager(asking)["http_filters"]
+    (cluster,) = [each for each in forwarding["static_resources"]["clusters"] if each["name"] == "proxy"]
+    assert cluster["cluster_type"]["typed_config"]["clusters"] == ["balancer", "triton_grpc"]
+    assert forwarding["static_resources"]["clusters"][:-1] == asking["static_resources"]["clusters"]
+
+
+def test_words_of_a_triton_that_drains_are_the_proxys_too() -> None:
+    retriable = manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["retry_policy"]
+    words = [header["string_match"]["contains"] for header in retriable["retriable_headers"]]
+    assert tuple(words) == NOT_EXECUTED_TEXTS

@@ -1,0 +1,213 @@
+"""Section `proxy`: what the front end `proxy` does beside forwarding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, ByteSize, Field, model_validator
+
+from balancer.core import bounds
+from balancer.files.schema import Fraction, NotNegative, Positive, StrictModel, field_error
+from balancer.proxy.rules.settings import (
+    BatchSettings,
+    BreakerSettings,
+    ModelProxy,
+    ProxySettings,
+    RetrySettings,
+    SplitSettings,
+    TenantSettings,
+)
+
+_PROXY = ProxySettings()
+_RETRIES = RetrySettings()
+_BREAKER = BreakerSettings()
+_TENANTS = TenantSettings()
+_MODEL = ModelProxy()
+
+Seconds = Annotated[float, Field(ge=0, le=3600)]
+StoredBytes = Annotated[ByteSize, Field(ge=0, le=2**36)]
+
+
+class RetriesSection(StrictModel):
+    """When a request is sent to another worker. Where nothing was executed, or the request is repeatable; never one of
+    a sequence."""
+
+    max_attempts: int = Field(default=_RETRIES.max_attempts, ge=1, le=16)
+    """Of one request, the first one included; 1: none is sent again."""
+    base_s: Seconds = _RETRIES.base_s
+    """Mean wait before the second attempt, in seconds; it doubles with each further one, and is spread by chance."""
+    max_s: Seconds = _RETRIES.max_s
+    """Longest wait, in seconds."""
+    budget_share: Fraction = _RETRIES.budget_share
+    """Attempts beyond the first, as a share of all requests: where most fail, more attempts do not help."""
+    budget_burst: Annotated[float, Field(ge=1, le=1e6)] = _RETRIES.budget_burst
+    """Attempts beyond the first that may come at once."""
+
+
+class BreakerSection(StrictModel):
+    """A worker that fails at a model again and again gets none of its requests for a while, then one that tries. Where
+    all workers of a model fail so, breakers do not count."""
+
+    failures: int = Field(default=_BREAKER.failures, ge=0, le=1000)
+    """In a row, by the worker's fault, that open the breaker; 0: there is none."""
+    open_s: Seconds = _BREAKER.open_s
+    """Seconds until one request tries the worker again."""
+
+
+class TenantLimitsSection(StrictModel):
+    """What one tenant may send; beyond it, RESOURCE_EXHAUSTED. Each balancer process counts alone."""
+
+    requests_per_s: NotNegative = _TENANTS.requests_per_s
+    """Requests a second; 0: no limit."""
+    rows_per_s: NotNegative = _TENANTS.rows_per_s
+    """Rows a second; 0: no limit."""
+    burst_s: Annotated[float, Field(gt=0, le=3600)] = _TENANTS.burst_s
+    """So many seconds' worth may come at once."""
+
+    def settings(self) -> TenantSettings:
+        """As the proxy has them."""
+        return TenantSettings(**dict(self))
+
+
+class TenantsSection(TenantLimitsSection):
+    """What each tenant may send, as Envoy or the header `requests.tenant_header` names them; beyond it,
+    RESOURCE_EXHAUSTED. Each balancer process counts alone."""
+
+    named: Mapping[str, TenantLimitsSection] = {}
+    """Tenants with limits of their own, by name."""
+
+
+class HedgingSection(StrictModel):
+    """Second copies of slow requests; models opt in (`models.NAME.proxy.hedge`)."""
+
+    share: Fraction = _PROXY.hedge_share
+    """Second copies, as a share of the requests that may have one."""
+    min_s: Seconds = _PROXY.hedge_min_s
+    """Least wait before a second copy, in seconds, where 95% of the model's requests take less."""
+
+
+class BatchSection(StrictModel):
+    """Requests of one model that wait for each other and go to one worker as one, joined along the first dimension.
+    Only for models that batch, with raw tensors, without parameters, sequences or routing keys; others go alone."""
+
+    max_rows: int = Field(default=_MODEL.batch.max_rows, ge=0, le=bounds.MAX_ROWS)
+    """Rows of a joined request, no more than the model's `max_batch_size`; 0: none are joined."""
+    wait_s: Annotated[float, Field(ge=0, le=0.004)] = _MODEL.batch.wait_s
+    """Longest wait for others, in seconds."""
+
+
+Version = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+"""A number to whoever writes it, and text to Triton."""
+
+
+class SplitSection(StrictModel):
+    """A share of the unary requests that name no version gets a new one, the others the old: by routing key or sequence
+    where there is one, else by chance. Where the new version fails or is slow more often, beyond chance, all go to the
+    old one, until this section changes."""
+
+    old: Version
+    """The version of most."""
+    new: Version
+    """The version that is tried."""
+    share: Fraction = 0.2
+    """Of the requests that get the new one."""
+
+    @model_validator(mode="after")
+    def _two_versions(self) -> Self:
+        if self.old == self.new:
+            raise field_error(("new",), self.new, "is the old version; name another, or remove split")
+        return self
+
+    def settings(self) -> SplitSettings:
+        """As the proxy has them."""
+        return SplitSettings(self.old, self.new, self.share)
+
+
+class ModelProxySection(StrictModel):
+    """What the front end `proxy` does for one model."""
+
+    repeatable: bool = _MODEL.repeatable
+    """Whether an inference may be executed twice without harm: then it is sent again also where a worker may have begun
+    with it. Clients say so of one request by the header `x-repeatable: true`."""
+    hedge: bool = _MODEL.hedge
+    """Whether a repeatable request that takes longer than 95% of its model's goes to a second worker too; the first
+    answer counts."""
+
+    once_s: Seconds = _MODEL.once_s
+    """Seconds for which an id (`id` of the message) is remembered after its request has ended: whoever sends the same
+    request again, of the same tenant and bytes, gets the first answer, or waits for it. 0: ids are not looked at. Needs
+    one balancer process."""
+    cache_ttl_s: Seconds = _MODEL.cache_ttl_s
+    """Seconds for which an answer serves requests of the same caller that are equal but for their id; 0: answers are
+    not kept. Not for models that answer the same request differently."""
+    batch: BatchSection = BatchSection()
+    """Requests that are joined."""
+    split: SplitSection | None = None
+    """Two versions that share the requests; null: what names no version gets Triton's choice."""
+
+    @model_validator(mode="after")
+    def _joined_are_repeatable(self) -> Self:
+        if self.batch.max_rows and not self.repeatable:
+            rule = "needs repeatable: true, since a joined request that fails is sent again one by one"
+            raise field_error(("batch", "max_rows"), self.batch.max_rows, rule)
+        return self
+
+    def settings(self) -> ModelProxy:
+        """As the proxy has them."""
+        batch = BatchSettings(**dict(self.batch))
+        split = None if self.split is None else self.split.settings()
+        return ModelProxy(self.repeatable, self.hedge, self.once_s, self.cache_ttl_s, batch, split)
+
+
+class ProxySection(StrictModel):
+    """What the front end `proxy` does beside forwarding; see also `models.NAME.proxy`."""
+
+    retries: RetriesSection = RetriesSection()
+    """Requests that are sent again."""
+    breaker: BreakerSection = BreakerSection()
+    """Workers that are left alone for a while."""
+    tenants: TenantsSection = TenantsSection()
+    """Limits of each tenant."""
+    pushback_s: Positive = _PROXY.pushback_s
+    """Mean seconds after which a client that was turned away should try again (trailer `grpc-retry-pushback-ms`)."""
+    hedging: HedgingSection = HedgingSection()
+    """Second copies of slow requests."""
+    cascades: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1, max_length=16)]] = {}
+    """Models that may serve a name, the best first, by the name that clients ask for: a unary request goes to the first
+    that is expected to be done within its deadline, else to the last that has a worker; the trailer `x-served-model`
+    names it. Without a deadline it goes to the first that has a worker."""
+
+    once_entries: Annotated[int, Field(ge=2, le=10_000_000)] = _PROXY.once_entries
+    """Ids that are remembered at most, a tenant's half of them; where there is no room, requests with further ids are
+    turned away."""
+    once_bytes: StoredBytes = ByteSize(_PROXY.once_bytes)
+    """Of the answers that are kept for ids; one that is no longer kept is answered ALREADY_EXISTS."""
+    cache_bytes: StoredBytes = ByteSize(_PROXY.cache_bytes)
+    """Of the answers that serve equal requests; the least recently used go first."""
+
+    @model_validator(mode="after")
+    def _cascades_end(self) -> Self:
+        for name, steps in self.cascades.items():
+            for number, step in enumerate(steps):
+                if step in self.cascades:
+                    raise field_error(("cascades", name, number), step, "is a cascade itself; name a model")
+        return self
+
+    def settings(self, models: Mapping[str, ModelProxySection]) -> ProxySettings:
+        """As the proxy has them; `models` by name."""
+        own = self.tenants
+        return ProxySettings(
+            retries=RetrySettings(**dict(self.retries)),
+            breaker=BreakerSettings(**dict(self.breaker)),
+            tenants=TenantSettings(own.requests_per_s, own.rows_per_s, own.burst_s),
+            tenant_limits={name: limits.settings() for name, limits in own.named.items()},
+            pushback_s=self.pushback_s,
+            hedge_share=self.hedging.share,
+            hedge_min_s=self.hedging.min_s,
+            once_entries=self.once_entries,
+            once_bytes=int(self.once_bytes),
+            cache_bytes=int(self.cache_bytes),
+            cascades=dict(self.cascades),
+            models={name: section.settings() for name, section in models.items()},
+        )

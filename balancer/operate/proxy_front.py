@@ -1,0 +1,146 @@
+"""The front end `proxy` of one process: its parts, wired."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from balancer.config.config import Config
+from balancer.discovery.workers import WorkerSpec
+from balancer.gateway.kserve import HeaderNames
+from balancer.operate.proxied import Proxied
+from balancer.operate.recorder import Recorder
+from balancer.proxy.attempts import Attempts, Clocks
+from balancer.proxy.batching import Batching
+from balancer.proxy.service import Proxy
+from balancer.proxy.sharing import Sharing
+from balancer.workers.channels import Channels
+
+_COUNTED = {
+    "retries": "Further attempts at a request that failed, by what became of the wish",
+    "hedges": "Second copies of slow requests, by what became of them",
+    "once": "Requests of models that execute an id once, by whether the id was new",
+    "cache": "Requests of models whose answers are kept, by whether one served",
+    "cascades": "Requests for a name that several models may serve, by the model that was chosen",
+    "batches": "Joined requests that were sent, what was joined in them, and those that had to be sent apart",
+}
+"""What `Attempts.counts` holds."""
+
+
+class ProxyFront:
+    """Forwards inferences for Envoy."""
+
+    def __init__(
+        self,
+        config: Config,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        names: Callable[[], HeaderNames],
+        ready: Callable[[], bool],
+    ) -> None:
+        """`names` and `ready` as of `Proxy`. Reads the certificates towards the workers."""
+        tls = config.envoy.triton_tls
+        self._channels = Channels(None if tls is None else tls.options())
+        clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
+        self.attempts = Attempts(recorder.router, self._channels, listener, clocks)
+        counts = self.attempts.counts
+        self._batching = Batching(self.attempts, clocks, self.attempts.latencies, counts)
+        self.sharing = Sharing(self._batching, clocks, counts)
+        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
+
+    def configure(self, config: Config) -> None:
+        """Take over what may change while requests flow."""
+        settings = config.proxy_settings()
+        self.attempts.configure(settings)
+        self._batching.configure(settings)
+        self.sharing.configure(settings)
+        self.proxy.configure(settings)
+
+    def workers(self, workers: Sequence[WorkerSpec]) -> None:
+        """These are listed."""
+        self._channels.update(workers)
+        self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
+
+    async def finish(self) -> None:
+        """Let what is under way come to its end, within bounds."""
+        await self.proxy.finish()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._channels.close()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve there."""
+        server.add_generic_rpc_handlers((self.proxy.handler(),))
+
+
+def proxy_front_of(
+    config: Config,
+    recorder: Recorder,
+    clock: Callable[[], float],
+    names: Callable[[], HeaderNames],
+    ready: Callable[[], bool],
+) -> ProxyFront | None:
+    """As `ProxyFront`, with its metrics; None where the config has another front end."""
+    if config.envoy.frontend != "proxy":
+        return None
+    front = ProxyFront(config, recorder, clock, names, ready)
+    recorder.metrics.registry.register(_Counted(front))
+    return front
+
+
+class _Counted(Collector):
+    """What the proxy counts, read at the moment of the scrape."""
+
+    def __init__(self, front: ProxyFront) -> None:
+        self._attempts, self._sharing, self._splits = front.attempts, front.sharing, front.proxy.splits
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        counts = self._attempts.counts
+        for name, documentation in _COUNTED.items():
+            family = CounterMetricFamily(f"balancer_proxy_{name}", documentation, labels=["result"])
+            for (what, result), count in counts.items():
+                if what == name:
+                    family.add_metric([result], count)
+            yield family
+        breakers = self._attempts.breakers
+        yield CounterMetricFamily(
+            "balancer_proxy_breakers_opened", "Times that a breaker opened", value=breakers.opened
+        )
+        states = GaugeMetricFamily(
+            "balancer_proxy_breaker_open",
+            "Breakers that are not closed; 1: no request goes there, 0.5: one tries",
+            labels=["model", "worker"],
+        )
+        for (model, worker), state in breakers.states().items():
+            states.add_metric([model, worker], 1.0 if state == "open" else 0.5)
+        yield states
+        yield from self._versions()
+        cache, once = self._sharing.cache, self._sharing.once
+        for name, documentation, value in (
+            ("cache_bytes", "Answers that serve equal requests", cache.kept_bytes),
+            ("once_bytes", "Answers that are kept for ids", once.kept_bytes),
+            ("once_entries", "Ids that are remembered", len(once)),
+        ):
+            yield GaugeMetricFamily(f"balancer_proxy_{name}", documentation, value=value)
+
+    def _versions(self) -> Iterator[Metric]:
+        labels = ["model", "version"]
+        requests = CounterMetricFamily(
+            "balancer_proxy_split_requests", "Requests that a split version got", labels=labels
+        )
+        errors = CounterMetricFamily("balancer_proxy_split_errors", "Those of them that failed", labels=labels)
+        returned = GaugeMetricFamily(
+            "balancer_proxy_split_returned", "1: the new version did worse, and gets no requests", labels=["model"]
+        )
+        for model, split in self._splits.of.items():
+            for new, version in ((False, split.settings.old), (True, split.settings.new)):
+                requests.add_metric([model, version], split.arms[new].requests)
+                errors.add_metric([model, version], split.arms[new].errors)
+            returned.add_metric([model], bool(split.returned))
+        yield from (requests, errors, returned)

@@ -1,0 +1,1 @@
+"""The front end `proxy`: the balancer forwards inferences itself."""

@@ -1,0 +1,280 @@
+"""Sends an inference to a worker, again where that may help, and tells the router how each attempt ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import grpc
+
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
+from balancer.core.router import Decision, Router
+from balancer.gateway.names import NOT_EXECUTED_TEXTS
+from balancer.gateway.verdict import OF_ABORTED, verdict
+from balancer.proxy.messages import (
+    CANCELLED,
+    INFER,
+    OK,
+    UNAVAILABLE,
+    Answer,
+    Arrived,
+    passed_on,
+    pushback,
+    refusal,
+)
+from balancer.proxy.rules.breakers import Breakers
+from balancer.proxy.rules.budget import Share, wait_s
+from balancer.proxy.rules.latencies import Latencies
+from balancer.proxy.rules.settings import ProxySettings
+from balancer.workers.channels import Channels, UnknownWorkerError
+from policies.base import Request
+from policies.hashing import mix, unit
+
+_NO_CONNECTION = "failed to connect to all addresses"
+"""How gRPC begins its words where nothing was sent."""
+_UNREACHED = "no connection to a worker; retry later"
+_SLOW_SHARE = 0.95
+
+
+class Witness(Protocol):
+    """Is told what became of requests."""
+
+    def placed(self, arrived: Arrived, decision: Decision | None, error: RoutingError | None, seconds: float) -> None:
+        """A worker was picked, or none, in that many seconds."""
+
+    def attempted(self, decision: Decision, latency_s: float | None, ok: bool, void: str) -> None:
+        """An attempt ended; as `Finished` says it."""
+
+
+@dataclass(slots=True)
+class Clocks:
+    """The two that are read."""
+
+    now: Callable[[], float]
+    """The router's."""
+    stopwatch: Callable[[], float]
+
+
+class Attempts:
+    """All that are under way at the workers."""
+
+    def __init__(self, router: Router, channels: Channels, witness: Witness, clocks: Clocks) -> None:
+        self._router, self._channels, self._witness, self._clocks = router, channels, witness, clocks
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """What was done beside sending requests once, by what and result."""
+        self.latencies = Latencies()
+        self._settings = ProxySettings()
+        self._make_anew()
+
+    def configure(self, settings: ProxySettings) -> None:
+        """From now on; what stays the same goes on as it is."""
+        before, self._settings = self._settings, settings
+        same = (before.retries, before.breaker, before.hedge_share) == (
+            settings.retries,
+            settings.breaker,
+            settings.hedge_share,
+        )
+        if not same:
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        settings = self._settings
+        self._retries = Share(settings.retries.budget_share, settings.retries.budget_burst)
+        self._hedges = Share(settings.hedge_share, 1.0)
+        self.breakers = Breakers(settings.breaker)
+
+    async def infer(self, arrived: Arrived) -> Answer:
+        """The answer to one inference: the first that succeeds, or the last that was tried."""
+        self._retries.asked()
+        tried: set[str] = set()
+        answer: Answer | None = None
+        attempts = 0
+        while answer is None or await self.may_go_on(arrived, answer, attempts, tried):
+            try:
+                decision = self.place(arrived, tried)
+            except RoutingError as error:
+                return answer or self.refused(error)
+            tried.add(decision.worker)
+            answer = await self._hedged(arrived, decision, tried)
+            attempts += 1
+        return answer
+
+    async def may_go_on(self, arrived: Arrived, answer: Answer, attempts: int, tried: set[str]) -> bool:
+        """Whether there is to be another attempt after so many, the last of which came to `answer`; waits for it."""
+        if attempts >= self._settings.retries.max_attempts or not _again(arrived, answer):
+            return False
+        return await self._pause(arrived, attempts, tried)
+
+    async def _pause(self, arrived: Arrived, attempt: int, tried: set[str]) -> bool:
+        if tried.issuperset(self._router.fleet.names):
+            self.counts["retries", "no_worker"] += 1
+            return False
+        if not self._retries.take():
+            self.counts["retries", "no_budget"] += 1
+            return False
+        pause_s = wait_s(self._settings.retries, attempt, unit(mix(self._router.next_number)))
+        if self._clocks.now() + pause_s >= arrived.deadline_s:
+            self.counts["retries", "no_time"] += 1
+            return False
+        await asyncio.sleep(pause_s)
+        self.counts["retries", "made"] += 1
+        return True
+
+    def place(self, arrived: Arrived, tried: Iterable[str] = ()) -> Decision:
+        """Pick a worker; a request that is to wait for one would wait here."""
+        start_s = self._clocks.stopwatch()
+        decision, refused = None, None
+        try:
+            decision = self.route(arrived, frozenset(tried))
+            return decision
+        except RoutingError as error:
+            refused = error
+            raise
+        finally:
+            if decision is not None or (refused is not None and not tried):
+                self._witness.placed(arrived, decision, refused, self._clocks.stopwatch() - start_s)
+
+    def route(self, arrived: Arrived, tried: frozenset[str] = frozenset()) -> Decision:
+        """A worker that was not tried, and whose breaker is closed if there is one such; raises as the router does."""
+        request, now_s = arrived.call.request, self._clocks.now()
+        shut = frozenset() if request.sequence else self.breakers.shut(request.model, now_s)
+        try:
+            decision = self._router.route(request, now_s, self._but(shut | tried))
+        except NoEligibleWorker:
+            if not shut:
+                raise
+            # All have failed: then trying is no worse than refusing.
+            decision = self._router.route(request, now_s, self._but(tried))
+        self.breakers.sent(request.model, decision.worker, decision.number)
+        return decision
+
+    def expected_s(self, request: Request) -> float | None:
+        """How long the best worker is expected to take; None: none may serve the request."""
+        try:
+            view = self._router.view(request, self._clocks.now())
+        except RoutingError:
+            return None
+        return float(view.completion_s[view.mask].min())
+
+    def _but(self, left_out: frozenset[str]) -> frozenset[str] | None:
+        return frozenset(self._router.fleet.names) - left_out if left_out else None
+
+    def refused(self, error: RoutingError) -> Answer:
+        """The answer to a request that gets no worker."""
+        answer = refusal(error)
+        if not isinstance(error, Shed):
+            return answer
+        # Those that are turned away together must not come back together.
+        return pushback(answer, self._settings.pushback_s * (0.5 + unit(mix(self._router.next_number))))
+
+    async def _hedged(self, arrived: Arrived, decision: Decision, tried: set[str]) -> Answer:
+        """One attempt, and a second beside it where the first takes longer than most."""
+        slow_s = self._slow_s(arrived)
+        if slow_s is None:
+            return await self._attempt(arrived, decision)
+        self._hedges.asked()
+        running = {asyncio.create_task(self._attempt(arrived, decision))}
+        try:
+            done, running = await asyncio.wait(running, timeout=slow_s)
+            if not done and (second := self._second(arrived, tried)) is not None:
+                running.add(asyncio.create_task(self._attempt(arrived, second)))
+            answer = done.pop().result() if done else None
+            while running and (answer is None or answer.code != OK):
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                answer = min((each.result() for each in done), key=lambda each: each.code)
+            assert answer is not None
+            if len(tried) > 1 and answer.code == OK:
+                self.counts["hedges", "lost" if answer.worker == decision.worker else "won"] += 1
+            return answer
+        finally:
+            for each in running:
+                each.cancel()
+
+    def _slow_s(self, arrived: Arrived) -> float | None:
+        """After how long a second copy goes out; None: never."""
+        if not (arrived.hedged and arrived.repeatable) or arrived.call.request.sequence:
+            return None
+        usual_s = self.latencies.quantile_s(arrived.call.request.model, _SLOW_SHARE)
+        return None if usual_s is None else max(usual_s, self._settings.hedge_min_s)
+
+    def _second(self, arrived: Arrived, tried: set[str]) -> Decision | None:
+        if not self._hedges.take():
+            self.counts["hedges", "no_budget"] += 1
+            return None
+        try:
+            decision = self.place(arrived, tried)
+        except RoutingError:
+            self.counts["hedges", "no_worker"] += 1
+            return None
+        tried.add(decision.worker)
+        return decision
+
+    async def _attempt(self, arrived: Arrived, decision: Decision) -> Answer:
+        clocks, start_s = self._clocks, self._clocks.now()
+        answer = Answer(CANCELLED, by="client")
+        try:
+            answer = await self._send(arrived, decision.worker)
+        except asyncio.CancelledError:
+            answer = Answer(CANCELLED, by="deadline" if clocks.now() >= arrived.deadline_s else "client")
+            raise
+        finally:
+            self.ended(arrived, decision, answer, clocks.now() - start_s)
+        return replace(
+            answer, latency_s=clocks.now() - start_s if answer.code == OK else math.nan, policy=decision.policy
+        )
+
+    def ended(
+        self, arrived: Arrived, decision: Decision, answer: Answer, latency_s: float, stream: bool = False
+    ) -> None:
+        """Tell of one attempt, whatever it came to."""
+        ok, void = OF_ABORTED[answer.by] if answer.by else verdict(answer.code, 0)
+        model = arrived.call.request.model
+        good = None if void else ok
+        self.breakers.ended(model, decision.worker, decision.number, good, self._clocks.now())
+        if ok and not stream:
+            self.latencies.took(model, latency_s)
+        self._witness.attempted(decision, None if stream else latency_s, ok, void)
+
+    def channel(self, worker: str) -> grpc.aio.Channel | Answer:
+        """To a worker; or the answer where it has just left."""
+        try:
+            return self._channels.of(worker)
+        except UnknownWorkerError:
+            return Answer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+
+    async def _send(self, arrived: Arrived, worker: str) -> Answer:
+        channel = self.channel(worker)
+        if isinstance(channel, Answer):
+            return channel
+        left_s = arrived.deadline_s - self._clocks.now()
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+        rpc = method(arrived.data, timeout=left_s if left_s < math.inf else None, metadata=arrived.metadata)
+        try:
+            data = await rpc
+            initial, trailing = await rpc.initial_metadata(), await rpc.trailing_metadata()
+            return Answer(OK, "", data, worker, passed_on(initial or ()), passed_on(trailing or ()))
+        except grpc.aio.AioRpcError as error:
+            return failed(error, worker)
+        finally:
+            rpc.cancel()
+
+
+def failed(error: grpc.aio.AioRpcError, worker: str) -> Answer:
+    """What an error of a worker, or of the way to it, is to the client."""
+    code, details = error.code().value[0], error.details() or ""
+    if code == UNAVAILABLE and details.startswith(_NO_CONNECTION):
+        return Answer(UNAVAILABLE, _UNREACHED, worker=worker, unexecuted=True, by="worker")
+    unexecuted = any(text in details for text in NOT_EXECUTED_TEXTS)
+    initial, trailing = passed_on(error.initial_metadata() or ()), passed_on(error.trailing_metadata() or ())
+    return Answer(code, details, b"", worker, initial, trailing, unexecuted)
+
+
+def _again(arrived: Arrived, answer: Answer) -> bool:
+    """Whether another attempt does no harm. A sequence has one worker."""
+    if arrived.call.request.sequence:
+        return False
+    return (answer.code != OK and answer.unexecuted) or (arrived.repeatable and answer.code == UNAVAILABLE)

@@ -1,0 +1,162 @@
+"""Requests of one model that wait a moment for each other and go to a worker as one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from balancer.proxy.attempts import Clocks
+from balancer.proxy.messages import OK, Answer, Arrived
+from balancer.proxy.rules.batches import Joinable, Kind, UnlikeError, join, joinable, split
+from balancer.proxy.rules.latencies import Latencies
+from balancer.proxy.rules.settings import BatchSettings, ProxySettings
+from balancer.proxy.sharing import Unary
+
+_USUAL_SHARE = 0.95
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A request that waits for its answer."""
+
+    arrived: Arrived
+    joinable: Joinable
+    answer: asyncio.Future[Answer]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Requests that will go together."""
+
+    timer: asyncio.TimerHandle | None = None
+    members: list[_Member] = field(default_factory=list)
+    rows: int = 0
+
+
+class Batching:
+    """Stands before what executes."""
+
+    def __init__(self, inner: Unary, clocks: Clocks, latencies: Latencies, counts: Counter[tuple[str, str]]) -> None:
+        self._inner, self._clocks, self._latencies, self._counts = inner, clocks, latencies, counts
+        self._settings = ProxySettings()
+        self._open: dict[Kind, _Group] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def configure(self, settings: ProxySettings) -> None:
+        """From now on."""
+        self._settings = settings
+
+    async def infer(self, arrived: Arrived) -> Answer:
+        """The answer to one inference."""
+        request = arrived.call.request
+        batch = self._settings.of(request.model).batch
+        # What is not to be executed twice goes alone: a batch that fails is sent again one by one.
+        if not batch.max_rows or not arrived.repeatable or request.key is not None or request.rows >= batch.max_rows:
+            return await self._inner.infer(arrived)
+        found = joinable(arrived.data)
+        if found is None or found.message.model_name != request.model or found.rows >= batch.max_rows:
+            return await self._inner.infer(arrived)
+        member = _Member(arrived, found, asyncio.get_running_loop().create_future())
+        self._join(member, batch)
+        return await member.answer
+
+    def _join(self, member: _Member, batch: BatchSettings) -> None:
+        request = member.arrived.call.request
+        kind = (request.tenant, request.priority, member.joinable.kind)
+        group = self._open.get(kind)
+        if group is not None and group.rows + member.joinable.rows > batch.max_rows:
+            self._go(kind, group)
+            group = None
+        if group is None:
+            group = self._open[kind] = _Group()
+            group.timer = asyncio.get_running_loop().call_later(batch.wait_s, self._go, kind, group)
+        group.members.append(member)
+        group.rows += member.joinable.rows
+        if group.rows >= batch.max_rows or self._cannot_wait(member.arrived, batch):
+            self._go(kind, group)
+
+    def _cannot_wait(self, arrived: Arrived, batch: BatchSettings) -> bool:
+        """Whether the wait could make it late."""
+        usual_s = self._latencies.quantile_s(arrived.call.request.model, _USUAL_SHARE) or 0.0
+        return arrived.deadline_s - self._clocks.now() < usual_s + 2 * batch.wait_s
+
+    def _go(self, kind: Kind, group: _Group) -> None:
+        """Send what there is."""
+        if self._open.get(kind) is group:
+            del self._open[kind]
+        if group.timer is not None:
+            group.timer.cancel()
+        # Those whose clients left are done.
+        members = [member for member in group.members if not member.answer.done()]
+        if not members:
+            return
+        task = asyncio.create_task(self._send(members))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        for member in members:
+            member.answer.add_done_callback(lambda _: _end_unwanted(members, task))
+
+    async def _send(self, members: list[_Member]) -> None:
+        """Execute a group, and give each of it its own answer, whatever became of the others."""
+        try:
+            self._counts["batches", "sent"] += 1
+            self._counts["batches", "requests"] += len(members)
+            if len(members) == 1:
+                _settle(members[0], await self._inner.infer(members[0].arrived))
+                return
+            answer = await self._inner.infer(_whole(members))
+            if answer.code == OK:
+                parts = split(answer.data, [member.joinable for member in members])
+                for member, part in zip(members, parts, strict=True):
+                    _settle(member, replace(answer, data=part))
+                return
+        except UnlikeError:
+            self._counts["batches", "not_split"] += 1
+        except Exception as error:
+            for member in members:
+                if not member.answer.done():
+                    member.answer.set_exception(error)
+            return
+        await self._one_by_one(members)
+
+    async def _one_by_one(self, members: list[_Member]) -> None:
+        """One request of them may be what failed the others."""
+        self._counts["batches", "apart"] += 1
+        left = [member for member in members if not member.answer.done()]
+        answers = await asyncio.gather(*(self._inner.infer(member.arrived) for member in left), return_exceptions=True)
+        for member, answer in zip(left, answers, strict=True):
+            if isinstance(answer, Answer):
+                _settle(member, answer)
+            elif not member.answer.done():
+                member.answer.set_exception(answer)
+
+
+def _whole(members: list[_Member]) -> Arrived:
+    """The request for all; it has no client's headers, and lasts as long as the most patient waits."""
+    first = members[0].arrived
+    request = replace(
+        first.call.request,
+        rows=sum(member.joinable.rows for member in members),
+        deadline_s=min(float(member.arrived.call.request.deadline_s) for member in members),
+    )
+    return replace(
+        first,
+        call=replace(first.call, request=request, request_id="", triton_request_id=""),
+        data=join([member.joinable for member in members]),
+        metadata=(),
+        deadline_s=max((member.arrived.deadline_s for member in members), default=math.inf),
+        id_spans=(),
+    )
+
+
+def _settle(member: _Member, answer: Answer) -> None:
+    if not member.answer.done():
+        member.answer.set_result(answer)
+
+
+def _end_unwanted(members: list[_Member], task: asyncio.Task[None]) -> None:
+    """Nobody waits for it any more."""
+    if all(member.answer.done() for member in members):
+        task.cancel()

@@ -1,0 +1,98 @@
+"""What passes through the proxy: a request as it came, and its answer as it goes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import grpc
+
+from balancer.core.errors import RoutingError
+from balancer.gateway.kserve import SERVICE, Call
+from balancer.gateway.responses import CODES, INTERNAL_CODES, INVALID_CODES
+from balancer.gateway.verdict import By
+from balancer.proxy.rules.split import Lot
+
+SERVED_MODEL = "x-served-model"
+"""Trailer that names the model which was chosen."""
+INFER = f"{SERVICE}ModelInfer"
+STREAM = f"{SERVICE}ModelStreamInfer"
+PUSHBACK = "grpc-retry-pushback-ms"
+"""Trailer by which gRPC's clients know when to try again."""
+
+OK, CANCELLED, DEADLINE_EXCEEDED, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE = 0, 1, 4, 6, 8, 14
+INVALID_ARGUMENT, INTERNAL = INVALID_CODES[1], INTERNAL_CODES[1]
+CODE_OF = {status.value[0]: status for status in grpc.StatusCode}
+"""gRPC's own objects, by number."""
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+# What belongs to one connection, or is written anew for the next.
+_OF_ONE_HOP = frozenset(("te", "content-type", "user-agent", "host", "accept-encoding", "content-length"))
+_PREFIXES = (":", "grpc-", "x-envoy-", "x-gateway-destination-endpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An inference, understood and not decoded."""
+
+    call: Call
+    data: bytes
+    metadata: Metadata
+    """That goes on to the worker."""
+    deadline_s: float = math.inf
+    """By the proxy's clock: when its client stops waiting."""
+    repeatable: bool = False
+    """Whether it may be executed twice without harm."""
+    hedged: bool = False
+    id_spans: tuple[tuple[int, int], ...] = ()
+    """Where the message says its id."""
+    cascaded: bool = False
+    """Whether its model was chosen for it, so that its client is to be told."""
+    lot: Lot | None = None
+    """By which it got its version; None: it named one, or there is one for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client gets."""
+
+    code: int
+    details: str = ""
+    data: bytes = b""
+    worker: str = ""
+    """That gave it; empty: none did."""
+    initial: Metadata = ()
+    trailing: Metadata = ()
+    unexecuted: bool = False
+    """Whether certainly no worker began with the request."""
+    by: By = ""
+    latency_s: float = math.nan
+    """Of the worker's answer; NaN: none is a measure of it."""
+    policy: str = ""
+    streamed_bytes: int = 0
+    """Of a stream's messages."""
+
+    @property
+    def received_bytes(self) -> int:
+        """From the worker."""
+        return self.streamed_bytes or len(self.data)
+
+
+def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
+    """Headers or trailers less those that belong to one connection."""
+    return tuple(
+        (name, value) for name, value in metadata if name not in _OF_ONE_HOP and not name.startswith(_PREFIXES)
+    )
+
+
+def refusal(error: RoutingError) -> Answer:
+    """The answer to a request that gets no worker."""
+    return Answer(CODES[type(error)][1], str(error), unexecuted=True)
+
+
+def pushback(answer: Answer, wait_s: float) -> Answer:
+    """The same, with the time after which the client should try again."""
+    trailing = (*answer.trailing, (PUSHBACK, str(max(1, round(wait_s * 1000)))))
+    return Answer(answer.code, answer.details, trailing=trailing, unexecuted=answer.unexecuted)

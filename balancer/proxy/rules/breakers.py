@@ -1,0 +1,88 @@
+"""Circuit breakers: closed, open after failures in a row, half-open with one request that tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from balancer.proxy.rules.settings import BreakerSettings
+
+_MOST_MODELS = 1024
+
+
+@dataclass(slots=True)
+class _Breaker:
+    failures: int = 0
+    opened_s: float | None = None
+    """None: closed."""
+    probe: int | None = None
+    """The number of the request that tries."""
+
+
+class Breakers:
+    """One for each model and worker at which something failed; all others are closed."""
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self.settings = settings
+        self._of: dict[str, dict[str, _Breaker]] = {}
+        self.opened = 0
+        """Times that one opened."""
+
+    def shut(self, model: str, now_s: float) -> frozenset[str]:
+        """Workers that are to get no request for the model now."""
+        there = self._of.get(model)
+        if not there or not self.settings.failures:
+            return frozenset()
+        return frozenset(name for name, each in there.items() if self._is_shut(each, now_s))
+
+    def sent(self, model: str, worker: str, number: int) -> None:
+        """A request went to the worker: where its breaker is open, it is the one that tries."""
+        breaker = self._of.get(model, {}).get(worker)
+        if breaker is not None and breaker.opened_s is not None and breaker.probe is None:
+            breaker.probe = number
+
+    def ended(self, model: str, worker: str, number: int, good: bool | None, now_s: float) -> None:
+        """How it ended; None: that says nothing of the worker."""
+        there = self._of.get(model, {})
+        breaker = there.get(worker)
+        if good:
+            # An answer to what was sent before the breaker opened is no answer to the one that tries.
+            if breaker is not None and (breaker.opened_s is None or breaker.probe == number):
+                del there[worker]
+                if not there:
+                    del self._of[model]
+            return
+        if breaker is not None and breaker.probe == number:
+            breaker.probe = None
+            if good is False:
+                breaker.opened_s = now_s
+            return
+        if good is None or not self.settings.failures or (model not in self._of and len(self._of) >= _MOST_MODELS):
+            return
+        breaker = self._of.setdefault(model, {}).setdefault(worker, _Breaker())
+        breaker.failures += 1
+        if breaker.opened_s is None and breaker.failures >= self.settings.failures:
+            breaker.opened_s = now_s
+            self.opened += 1
+
+    def keep(self, workers: frozenset[str]) -> None:
+        """Only these are there: what is known of others is forgotten."""
+        for model, there in list(self._of.items()):
+            left = {name: each for name, each in there.items() if name in workers}
+            if left:
+                self._of[model] = left
+            else:
+                del self._of[model]
+
+    def states(self) -> dict[tuple[str, str], str]:
+        """Of each that is not closed, by model and worker."""
+        return {
+            (model, worker): "open" if breaker.probe is None else "half_open"
+            for model, there in self._of.items()
+            for worker, breaker in there.items()
+            if breaker.opened_s is not None
+        }
+
+    def _is_shut(self, breaker: _Breaker, now_s: float) -> bool:
+        if breaker.opened_s is None:
+            return False
+        return breaker.probe is not None or now_s - breaker.opened_s < self.settings.open_s

@@ -1,0 +1,167 @@
+"""What routing needs of an inference's bytes, in the form in which Envoy hands extracted fields to a pick.
+
+All of the message is walked, as protobuf takes the last of a field that is there twice: what a worker will read is what
+was decided about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
+from balancer.gateway.kserve import KIND_OF_PARAMETER
+from balancer.proxy.rules import wire
+from balancer.proxy.rules.wire import Part, WireError
+
+# Of ModelInferRequest.
+_NAME, _VERSION, _ID, _PARAMETER, _INPUT = 1, 2, 3, 4, 5
+_TEXTS = {_NAME: "model_name", _VERSION: "model_version", _ID: "id"}
+_SHAPE = 3
+"""Of an input."""
+RESPONSE_ID = 3
+"""Of ModelInferResponse."""
+_KEY, _VALUE = 1, 2
+"""Of an entry of a map."""
+_KINDS = {1: "bool_param", 2: "int64_param", 3: "string_param", 5: "uint64_param"}
+_OF_SEQUENCE_ID = ("int64_param", "string_param")
+_MOST_OF_INPUT = 64
+_MOST_OF_PARAMETER = 16
+_PARAMETER_BYTES = 8 * bounds.MAX_TEXT_BYTES
+
+Fields = Mapping[str, Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was found in a request."""
+
+    fields: Fields
+    id_spans: tuple[tuple[int, int], ...]
+    """Where the message says its id."""
+
+
+def read(data: bytes) -> Read:
+    """The fields of a ModelInferRequest; OutOfBoundsError where it is none, or too much of it."""
+    fields: dict[str, Sequence[object]] = dict.fromkeys(_TEXTS.values(), ())
+    parameters: dict[str, tuple[str, object]] = {}
+    spans: list[tuple[int, int]] = []
+    shape: Sequence[object] | None = None
+    entries = 0
+    for part in wire.parts(data):
+        if part.number in _TEXTS:
+            name = _TEXTS[part.number]
+            fields[name] = (_short(data, part, name),)
+            if part.number == _ID:
+                spans.append((part.begin, part.end))
+        elif part.number == _PARAMETER:
+            entries += 1
+            if entries > bounds.MAX_PARAMETERS:
+                raise OutOfBoundsError("parameters", entries, f"counts {bounds.MAX_PARAMETERS} at most")
+            _read_parameter(data, _of_bytes(part), parameters)
+        elif part.number == _INPUT and shape is None:
+            shape = _first_of_shape(data, _of_bytes(part))
+    fields["inputs.shape"] = shape or ()
+    _add_parameters(fields, parameters)
+    return Read(fields, tuple(spans))
+
+
+def with_model(data: bytes, model: str) -> bytes:
+    """A ModelInferRequest for another model: protobuf takes the last that is named."""
+    return data + wire.tagged(_NAME, model.encode())
+
+
+def with_version(data: bytes, version: str) -> bytes:
+    """A ModelInferRequest for another version: protobuf takes the last that is named."""
+    return data + wire.tagged(_VERSION, version.encode())
+
+
+def digest(data: bytes, without: Sequence[tuple[int, int]] = ()) -> bytes:
+    """Tells messages apart, whoever chose them; `without`: places that do not count."""
+    found, at = hashlib.blake2b(digest_size=32), 0
+    view = memoryview(data)
+    for begin, end in without:
+        found.update(view[at:begin])
+        at = end
+    found.update(view[at:])
+    return found.digest()
+
+
+def with_id(data: bytes, name: str) -> bytes:
+    """A ModelInferResponse with another id."""
+    kept, at = [], 0
+    for part in wire.parts(data):
+        if part.number == RESPONSE_ID:
+            kept.append(data[at : part.begin])
+            at = part.end
+    kept.append(data[at:])
+    if name:
+        kept.append(wire.tagged(RESPONSE_ID, name.encode()))
+    return b"".join(kept)
+
+
+def _of_bytes(part: Part) -> Part:
+    if not part.is_bytes:
+        raise WireError
+    return part
+
+
+def _short(data: bytes, part: Part, field: str) -> str:
+    """A text that is no longer than a name may be, seen before it is copied."""
+    size = _of_bytes(part).end - part.start
+    if size > bounds.MAX_FIELD_BYTES:
+        raise OutOfBoundsError(field, f"a text of {size} bytes", f"has {bounds.MAX_TEXT_BYTES} bytes at most")
+    return bounds.text(field, wire.text(data, part, field))
+
+
+def _first_of_shape(data: bytes, of: Part) -> Sequence[object] | None:
+    """The first dimension, as Envoy writes numbers; None where the input has none."""
+    for part in wire.parts(data, of.start, of.end, _MOST_OF_INPUT):
+        if part.number != _SHAPE:
+            continue
+        if not part.is_bytes:
+            return (str(_signed(part.value)),)
+        if part.start < part.end:
+            return (str(_signed(wire.varint(data, part.start, part.end)[0])),)
+    return None
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _read_parameter(data: bytes, entry: Part, into: dict[str, tuple[str, object]]) -> None:
+    """Take an entry of the map in, if it is one of those that routing knows."""
+    key, values = "", []
+    for part in wire.parts(data, entry.start, entry.end, _MOST_OF_PARAMETER):
+        if part.number == _KEY:
+            key = (
+                wire.text(data, _of_bytes(part), "parameters.key") if part.end - part.start <= _PARAMETER_BYTES else ""
+            )
+        elif part.number == _VALUE:
+            values.append(_of_bytes(part))  # protobuf merges them
+    if key not in KIND_OF_PARAMETER and key != "sequence_id":
+        return
+    into.pop(key, None)
+    for part in (each for value in values for each in wire.parts(data, value.start, value.end, _MOST_OF_PARAMETER)):
+        kind = _KINDS.get(part.number)
+        if kind == "string_param":
+            into[key] = kind, _short(data, part, key)
+        elif kind is not None and not part.is_bytes:
+            into[key] = kind, str(_signed(part.value) if kind == "int64_param" else part.value)
+
+
+def _add_parameters(fields: dict[str, Sequence[object]], parameters: Mapping[str, tuple[str, object]]) -> None:
+    """Those of the kind that they should have: of others, Triton says what is wrong."""
+    if not parameters:
+        return
+    lists: dict[str, list[object]] = {kind: [] for kind in _KINDS.values()}
+    keys = []
+    for key, (kind, value) in parameters.items():
+        if kind == KIND_OF_PARAMETER.get(key) or (key == "sequence_id" and kind in _OF_SEQUENCE_ID):
+            keys.append(key)
+            lists[kind].append(value)
+    fields["parameters.key"] = keys
+    fields |= {f"parameters.value.{kind}": values for kind, values in lists.items()}

@@ -1,0 +1,274 @@
+"""The gRPC service: KServe v2's inferences, forwarded as the bytes that they are."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from balancer.core.bounds import OutOfBoundsError, shown
+from balancer.core.errors import NoEligibleWorker
+from balancer.gateway.kserve import Call, HeaderNames, read_call
+from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
+from balancer.gateway.verdict import By
+from balancer.proxy.attempts import Attempts, Clocks, Witness
+from balancer.proxy.messages import (
+    CANCELLED,
+    CODE_OF,
+    DEADLINE_EXCEEDED,
+    INFER,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    OK,
+    RESOURCE_EXHAUSTED,
+    SERVED_MODEL,
+    STREAM,
+    UNAVAILABLE,
+    Answer,
+    Arrived,
+    passed_on,
+    pushback,
+    refusal,
+)
+from balancer.proxy.rules.budget import Tenants
+from balancer.proxy.rules.reading import read, with_model, with_version
+from balancer.proxy.rules.settings import ProxySettings
+from balancer.proxy.rules.split import Splits
+from balancer.proxy.sharing import Unary
+from balancer.proxy.streams import Relay
+from policies.hashing import key_of
+
+_NOT_READY = "the balancer does not know its workers yet"
+_FAILURES = frozenset((2, DEADLINE_EXCEEDED, 5, INTERNAL, UNAVAILABLE, 15))
+"""Codes that may be a version's fault: UNKNOWN, NOT_FOUND and DATA_LOSS too."""
+_EMPTY_STREAM = "the stream has no message"
+_UNTIL_ASKED_S = 0.5
+"""Two of Envoy's health checks."""
+_LAST_REQUESTS_S, _LOOK_S = 3.0, 0.02
+"""How long requests that are under way may take when the process stops, and how often that is looked at."""
+REPEATABLE_HEADER = "x-repeatable"
+"""Of a request that may be executed twice without harm: `true`."""
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Listener(Witness, Protocol):
+    """Who is told what the service did."""
+
+    def answered(self, arrived: Arrived, answer: Answer, sent_bytes: int, stream: bool) -> None:
+        """A request ended; `sent_bytes`: of its client's messages."""
+
+    def over_limit(self) -> None:
+        """A request was refused because its tenant sends too many."""
+
+    def returned(self, model: str, why: str) -> None:
+        """A model's new version does worse: all its requests go to the old one."""
+
+    def refused(self, error: OutOfBoundsError) -> None:
+        """A request was refused because a field of it was out of bounds."""
+
+
+class Proxy:
+    """Serves `ModelInfer` and `ModelStreamInfer`."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        unary: Unary,
+        listener: Listener,
+        clocks: Clocks,
+        names: Callable[[], HeaderNames],
+        ready: Callable[[], bool],
+    ) -> None:
+        """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known."""
+        self._attempts, self._unary, self._listener, self._clocks = attempts, unary, listener, clocks
+        self._names, self._ready = names, ready
+        self._relay = Relay(attempts, clocks)
+        self._settings = ProxySettings()
+        self._tenants = Tenants()
+        self.splits = Splits()
+        self._under_way = 0
+
+    def configure(self, settings: ProxySettings) -> None:
+        """From now on."""
+        self._settings = settings
+        self.splits.configure(settings.models)
+
+    async def finish(self) -> None:
+        """Return once all that came is answered, or has had its time.
+
+        The health service says already that this process stops. Until Envoy has asked it, requests come, and are taken.
+        """
+        await asyncio.sleep(_UNTIL_ASKED_S)
+        until_s = self._clocks.now() + _LAST_REQUESTS_S
+        while self._under_way and self._clocks.now() < until_s:
+            await asyncio.sleep(_LOOK_S)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To be added to a server."""
+        return _Handler(self)
+
+    async def infer(self, data: bytes, context: Context) -> bytes:
+        """One inference."""
+        arrived = await self._understand(data, context, INFER)
+        answer = Answer(INTERNAL)
+        self._under_way += 1
+        try:
+            answer = self._over_limit(arrived) or await self._unary.infer(arrived)
+        except asyncio.CancelledError:
+            answer = self._given_up(arrived)
+            raise
+        finally:
+            self._under_way -= 1
+            self._listener.answered(arrived, answer, len(data), stream=False)
+            self._compare(arrived, answer)
+        if answer.code != OK:
+            await _abort(context, answer)
+        if answer.initial:
+            await context.send_initial_metadata(answer.initial)
+        trailing = answer.trailing
+        if arrived.cascaded:
+            trailing = (*trailing, (SERVED_MODEL, arrived.call.request.model))
+        if trailing:
+            context.set_trailing_metadata(trailing)
+        return answer.data
+
+    async def stream(self, _: object, context: Context) -> None:
+        """A stream of inferences: its first message decides, and all of it goes to one worker."""
+        first = await context.read()
+        if not isinstance(first, bytes):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _EMPTY_STREAM)
+        arrived = await self._understand(first, context, STREAM)
+        answer, sent_bytes = Answer(INTERNAL), len(first)
+        relayed = self._relay.of(arrived, context)
+        self._under_way += 1
+        try:
+            answer = self._over_limit(arrived) or await relayed.run()
+        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
+            answer = self._given_up(arrived)
+            raise
+        finally:
+            self._under_way -= 1
+            self._listener.answered(arrived, answer, sent_bytes + relayed.received_bytes, stream=True)
+        if answer.code != OK:
+            await _abort(context, answer)
+        if answer.trailing:
+            context.set_trailing_metadata(answer.trailing)
+
+    async def _understand(self, data: bytes, context: Context, path: str) -> Arrived:
+        """Read what routing needs; ends the call where it cannot go on."""
+        metadata = tuple(context.invocation_metadata() or ())
+        headers = {name: value for name, value in metadata if isinstance(value, str)}
+        headers |= {":path": path, "content-type": "application/grpc"}
+        # How a request ended is known here: nobody will tell of it under an id.
+        headers.pop(GATEWAY_REQUEST_ID_HEADER, None)
+        left_s = context.time_remaining()
+        try:
+            found = read(data)
+            call = read_call(headers, found.fields, self._names())
+        except OutOfBoundsError as error:
+            self._listener.refused(error)
+            await _abort(context, Answer(INVALID_ARGUMENT, str(error)))
+        if not self._ready():
+            await _abort(context, refusal(NoEligibleWorker(_NOT_READY)))
+        if left_s is not None and left_s < call.request.deadline_s:
+            call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
+        cascaded = path == INFER and call.request.model in self._settings.cascades
+        if cascaded:
+            call, data = self._of_a_cascade(call, data)
+        model = self._settings.of(call.request.model)
+        arrived = Arrived(
+            call,
+            data,
+            passed_on(metadata),
+            math.inf if left_s is None else self._clocks.now() + left_s,
+            model.repeatable or headers.get(REPEATABLE_HEADER, "") == "true",
+            model.hedge,
+            found.id_spans,
+            cascaded,
+        )
+        return self._of_a_version(arrived) if path == INFER else arrived
+
+    def _of_a_cascade(self, call: Call, data: bytes) -> tuple[Call, bytes]:
+        """The call for the best model that is expected to be in time; else for the last that has a worker at all."""
+        request = call.request
+        first, *others = self._settings.cascades[request.model]
+        chosen = None
+        # A sequence stays with one model.
+        for model in (first,) if request.sequence else (first, *others):
+            expected_s = self._attempts.expected_s(replace(request, model=model))
+            if expected_s is not None:
+                chosen = model
+                if expected_s <= float(request.deadline_s):
+                    break
+        served = chosen or first
+        self._attempts.counts["cascades", served] += 1
+        return replace(call, request=replace(request, model=served)), with_model(data, served)
+
+    def _of_a_version(self, arrived: Arrived) -> Arrived:
+        """The same for one of two versions, where its model is split and it names none."""
+        call = arrived.call
+        split = self.splits.of.get(call.request.model)
+        if split is None or call.request.version:
+            return arrived
+        key, name = call.request.key, call.triton_request_id
+        if key is None and name and self._settings.of(call.request.model).once_s:
+            # Sent again, it must be the same request.
+            key = key_of(name)
+        lot = split.draw(int(key) if key is not None else None)
+        version = split.version(lot)
+        call = replace(call, request=replace(call.request, version=version))
+        return replace(arrived, call=call, data=with_version(arrived.data, version), lot=lot)
+
+    def _compare(self, arrived: Arrived, answer: Answer) -> None:
+        """Tell a split what became of a request, where that says something of its version."""
+        split = self.splits.of.get(arrived.call.request.model)
+        if arrived.lot is None or split is None:
+            return
+        good = answer.code == OK and bool(answer.worker)
+        if not good and answer.code not in _FAILURES:
+            return
+        before = split.returned
+        split.ended(arrived.lot, answer.latency_s, good, self._clocks.now())
+        if split.returned and not before:
+            self._listener.returned(arrived.call.request.model, split.returned)
+
+    def _over_limit(self, arrived: Arrived) -> Answer | None:
+        """The answer to a tenant that has sent more than it may; None: it may send this."""
+        request, settings = arrived.call.request, self._settings
+        limits = settings.tenant_limits.get(request.tenant, settings.tenants)
+        wait_s = self._tenants.refused_for_s(request.tenant, float(request.rows), limits, self._clocks.now())
+        if not wait_s:
+            return None
+        self._listener.over_limit()
+        words = f"tenant {shown(request.tenant)} sends more than it may each second; retry later"
+        return pushback(Answer(RESOURCE_EXHAUSTED, words, unexecuted=True), wait_s)
+
+    def _given_up(self, arrived: Arrived) -> Answer:
+        """Of a request whose client is gone, or waits no longer."""
+        late = self._clocks.now() >= arrived.deadline_s
+        by: By = "deadline" if late else "client"
+        return Answer(DEADLINE_EXCEEDED if late else CANCELLED, by=by)
+
+
+async def _abort(context: Context, answer: Answer) -> NoReturn:
+    if answer.initial:
+        await context.send_initial_metadata(answer.initial)
+    await context.abort(CODE_OF[answer.code], answer.details, answer.trailing)
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Messages stay bytes in both directions."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        infer: Any = grpc.unary_unary_rpc_method_handler(proxy.infer, None, None)
+        stream: Any = grpc.stream_stream_rpc_method_handler(proxy.stream, None, None)
+        self._methods = {INFER: infer, STREAM: stream}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """The method of a call."""
+        return self._methods.get(handler_call_details.method)

@@ -1,0 +1,143 @@
+"""A stream of inferences between its client and the one worker that its first message led to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, Protocol
+
+import grpc
+
+from balancer.core.errors import RoutingError
+from balancer.core.router import Decision
+from balancer.gateway.verdict import By
+from balancer.proxy.attempts import Attempts, Clocks, failed
+from balancer.proxy.messages import CANCELLED, OK, STREAM, Answer, Arrived, passed_on
+
+
+class Client(Protocol):
+    """The client's end."""
+
+    async def read(self) -> Any:
+        """Its next message; no bytes: there is none."""
+
+    async def write(self, message: bytes) -> None:
+        """Send it an answer."""
+
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        """Begin to answer."""
+
+
+async def _send(rpc: Any, message: bytes) -> bool:
+    """To the worker; False: it has ended the stream, and its status says how.
+
+    Not by `rpc.write`: where that meets the end of the stream, it puts an INTERNAL of its own over the worker's status.
+    """
+    try:
+        await rpc.wait_for_connection()
+        await rpc._cython_call.send_serialized_message(message)
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError):
+        return False
+    return True
+
+
+class Relay:
+    """Makes a `Relayed` of each stream."""
+
+    def __init__(self, attempts: Attempts, clocks: Clocks) -> None:
+        self._attempts, self._clocks = attempts, clocks
+
+    def of(self, arrived: Arrived, client: Client) -> Relayed:
+        """For one stream, whose first message is `arrived`."""
+        return Relayed(self._attempts, self._clocks, arrived, client)
+
+
+class Relayed:
+    """One stream, from its pick to its end."""
+
+    def __init__(self, attempts: Attempts, clocks: Clocks, arrived: Arrived, client: Client) -> None:
+        self._attempts, self._clocks = attempts, clocks
+        self._arrived, self._client = arrived, client
+        self.received_bytes = 0
+        """From the client, after its first message."""
+        self._sent_bytes = 0
+
+    async def run(self) -> Answer:
+        """Carry messages both ways until the worker ends the stream, and how it did.
+
+        While nothing has gone either way but the first message, another worker may take a stream that could not be
+        opened.
+        """
+        tried: set[str] = set()
+        answer: Answer | None = None
+        while True:
+            try:
+                decision = self._attempts.place(self._arrived, tried)
+            except RoutingError as error:
+                return answer or self._attempts.refused(error)
+            tried.add(decision.worker)
+            answer = await self._with(decision)
+            untouched = answer.unexecuted and not (self.received_bytes or self._sent_bytes)
+            if not untouched or not await self._attempts.may_go_on(self._arrived, answer, len(tried), tried):
+                return answer
+
+    async def _with(self, decision: Decision) -> Answer:
+        clocks, arrived = self._clocks, self._arrived
+        start_s = clocks.now()
+        answer = Answer(CANCELLED, by="client")
+        try:
+            answer = await self._carry(decision.worker)
+        except (asyncio.CancelledError, grpc.aio.InternalError):  # the latter where the client cannot be written to
+            by: By = "deadline" if clocks.now() >= arrived.deadline_s else "client"
+            answer = Answer(CANCELLED, by=by)
+            raise
+        finally:
+            self._attempts.ended(arrived, decision, answer, clocks.now() - start_s, stream=True)
+        return answer
+
+    async def _carry(self, worker: str) -> Answer:
+        arrived = self._arrived
+        channel = self._attempts.channel(worker)
+        if isinstance(channel, Answer):
+            return channel
+        left_s = arrived.deadline_s - self._clocks.now()
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(STREAM)
+        rpc = method(timeout=left_s if left_s < math.inf else None, metadata=arrived.metadata)
+        up = None
+        try:
+            if await _send(rpc, arrived.data):
+                up = asyncio.create_task(self._up(rpc))
+            await self._down(rpc)
+            trailing = passed_on(await rpc.trailing_metadata() or ())
+            return Answer(OK, worker=worker, trailing=trailing)
+        except grpc.aio.AioRpcError as error:
+            return failed(error, worker)
+        finally:
+            rpc.cancel()
+            if up is not None:
+                up.cancel()
+                await asyncio.gather(up, return_exceptions=True)
+
+    async def _up(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        """From the client; where the worker takes no more, its status says why."""
+        try:
+            while isinstance(message := await self._client.read(), bytes):
+                self.received_bytes += len(message)
+                if not await _send(rpc, message):
+                    return
+            await rpc.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+
+    async def _down(self, rpc: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        """To the client, until the worker has ended the stream; AioRpcError where that was with an error."""
+        while isinstance(message := await rpc.read(), bytes):
+            if not self._sent_bytes and (initial := passed_on(await rpc.initial_metadata() or ())):
+                await self._client.send_initial_metadata(initial)
+            self._sent_bytes += len(message)
+            await self._client.write(message)
+        code = await rpc.code()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                code, await rpc.initial_metadata(), await rpc.trailing_metadata(), await rpc.details()
+            )

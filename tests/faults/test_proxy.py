@@ -1,0 +1,118 @@
+"""Whatever dies, leaves or comes too late: behind the proxy no answer reaches another request's client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+from support.stack import Stack
+from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.integration
+
+PROXY = {
+    "repeatable": True,
+    "hedge": True,
+    "batch": {"max_rows": 16, "wait_s": 0.002},
+    "cache_ttl_s": 0.05,
+    "once_s": 0.05,
+}
+VALUES = 24
+CLIENTS = 12
+
+
+class Clients:
+    """Each sends requests that differ, and looks whether the answer is that of its own request."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._known: dict[int, float] = {}
+        """Checksum of each value's rows."""
+        self.answered = 0
+        self.failed = 0
+        self.wrong: list[str] = []
+
+    async def learn(self) -> None:
+        """What is right, one request after the other."""
+        async with triton_grpc.InferenceServerClient(self._url) as client:
+            for value in range(VALUES):
+                self._known[value] = (await self._ask(client, value, f"learn-{value}", None))[1]
+        assert len(set(self._known.values())) > VALUES / 2
+
+    async def run(self, number: int, stop: asyncio.Event) -> None:
+        """One client, until it is to stop; some of its requests are given up at once."""
+        rng = random.Random(number)
+        async with triton_grpc.InferenceServerClient(self._url) as client:
+            while not stop.is_set():
+                value = rng.randrange(VALUES)
+                name = rng.choice(("", f"{number}-{rng.randrange(4)}", "shared"))
+                timeout_s = rng.choice((0.002, 0.01, 5.0, 5.0))
+                try:
+                    answer_name, checksum = await self._ask(client, value, name, timeout_s)
+                except InferenceServerException:
+                    self.failed += 1
+                    continue
+                self.answered += 1
+                if (answer_name, checksum) != (name, self._known[value]):
+                    self.wrong.append(f"value {value}, id {name!r}: got {checksum}, id {answer_name!r}")
+
+    async def _ask(
+        self, client: triton_grpc.InferenceServerClient, value: int, name: str, timeout_s: float | None
+    ) -> tuple[str, float]:
+        rows = np.full((1 + value % 3, 4), value * 1.5, np.float32)
+        tensor = triton_grpc.InferInput("INPUT", rows.shape, "FP32")
+        tensor.set_data_from_numpy(rows)
+        result = await client.infer("emulated_tft", [tensor], request_id=name, client_timeout=timeout_s)
+        checksums = result.as_numpy("CHECKSUM")
+        assert len(checksums) == len(rows)
+        return str(result.get_response().id), float(checksums[0, 0])
+
+
+async def test_no_answer_reaches_another_client_while_workers_die_and_clients_leave(tmp_path: Path) -> None:
+    settings = {"models": {"emulated_tft": {"proxy": PROXY}}, "envoy": {"frontend": "proxy"}}
+    stack = Stack(tmp_path, settings=settings)
+    stop = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await stack.start()
+        clients = Clients(stack.url)
+        await clients.learn()
+        tasks = [asyncio.create_task(clients.run(number, stop)) for number in range(CLIENTS)]
+
+        async def more(answers: int, what: str) -> None:
+            before = clients.answered
+            await eventually(lambda: clients.answered > before + answers, what)
+
+        for victim in (0, 1):
+            await more(200, "answers with all workers")
+            await stack.tritons[victim].kill()
+            await more(200, "answers by those that are left")
+            await stack.restart_triton(victim)
+            await stack.tritons[victim].wait_ready()
+        await more(200, "answers with all workers again")
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert not clients.wrong
+        assert clients.failed
+        for result in ("new", "answered", "joined"):
+            assert await stack.metric("balancer_proxy_once_total", result=result) > 0
+        assert await stack.metric("balancer_proxy_cache_total", result="hit") > 0
+
+        async def idle() -> bool:
+            return all(worker["in_flight"] == 0 for worker in (await stack.get("/workers"))["workers"])
+
+        await eventually(idle, "nothing is left in flight")
+        assert await stack.metric("balancer_handler_errors_total") == 0
+    finally:
+        stop.set()
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await stack.stop()

@@ -1,0 +1,131 @@
+"""The proxy of one process between a client and fake workers, over real gRPC; Envoy is left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2
+
+from balancer.config.config import from_mapping
+from balancer.core.events import Finished
+from balancer.core.router import Router
+from balancer.discovery.workers import WorkerSpec, changes
+from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.picker import Picker
+from balancer.operate.metrics import Metrics
+from balancer.operate.proxy_front import ProxyFront, proxy_front_of
+from balancer.operate.recorder import Recorder
+from balancer.proxy.messages import INFER, STREAM
+from balancer.security.gatekeeper import Gatekeeper, GuardedServer
+from support.fake_worker import FakeWorker
+from support.stack import sum_of
+
+
+def request(
+    model: str = "m", value: float = 1.0, *, name: str = "", rows: int = 1, parameters: Mapping[str, Any] | None = None
+) -> bytes:
+    """A ModelInferRequest of one FP32 input, all of whose elements are `value`."""
+    message = service_pb2.ModelInferRequest(model_name=model, id=name)
+    message.inputs.add(name="X", datatype="FP32", shape=[rows, 2])
+    message.raw_input_contents.append(np.full((rows, 2), value, np.float32).tobytes())
+    for key, each in (parameters or {}).items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(each)]
+        setattr(message.parameters[key], kind, each)
+    data: bytes = message.SerializeToString()
+    return data
+
+
+@dataclass
+class Rig:
+    """What the tests need of it."""
+
+    front: ProxyFront
+    router: Router
+    recorder: Recorder
+    metrics: Metrics
+    channel: grpc.aio.Channel
+    specs: list[WorkerSpec]
+
+    async def infer(self, data: bytes, **options: Any) -> bytes:
+        """One inference; `options` of the call."""
+        return await self.call(data, **options)
+
+    def call(self, data: bytes, **options: Any) -> Any:
+        """One that can be cancelled and asked for its metadata."""
+        method: Any = self.channel.unary_unary(INFER)
+        return method(data, **options)
+
+    def stream(self, **options: Any) -> Any:
+        """A stream of inferences."""
+        method: Any = self.channel.stream_stream(STREAM)
+        return method(**options)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the router takes to be at workers."""
+        return len(self.router._in_flight)
+
+    def configure(self, sections: Mapping[str, Any]) -> None:
+        """Another config."""
+        config = from_mapping({"envoy": {"frontend": "proxy"}, "telemetry": {"required": False}, **sections})
+        self.router.configure(self.router.policy, config.settings())
+        self.front.configure(config)
+
+    def failing(self, worker: str) -> None:
+        """The router hears of a failure there, as from Envoy."""
+        self.router.observe(Finished(-1, worker, None, False), time.monotonic())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples that have the labels."""
+        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        return sum_of([sample for family in families for sample in family.samples], name, **labels)
+
+
+@asynccontextmanager
+async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterator[Rig]:
+    """A proxy before these workers, which are started, with further sections of the config. By round robin."""
+    for worker in workers:
+        await worker.start()
+    config = from_mapping(
+        {
+            "policy": {"name": "round_robin"},
+            "envoy": {"frontend": "proxy"},
+            "telemetry": {"required": False},
+            **sections,
+        }
+    )
+    router = Router(config.build_policy(), config.settings())
+    metrics = Metrics(router, time.monotonic)
+    recorder = Recorder(router, Picker(router, time.monotonic), metrics, time.monotonic)
+    front = proxy_front_of(config, recorder, time.monotonic, HeaderNames, lambda: True)
+    assert front is not None
+    front.configure(config)
+    specs = [
+        WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
+        for number, each in enumerate(workers, start=1)
+    ]
+    for event in changes((), specs):
+        router.observe(event, time.monotonic())
+    router.tick(time.monotonic())
+    front.workers(specs)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    front.add_to(GuardedServer(server, Gatekeeper(metrics, None)))  # type: ignore[arg-type]  # as the listeners do
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+    try:
+        yield Rig(front, router, recorder, metrics, channel, specs)
+    finally:
+        await channel.close()
+        await server.stop(None)
+        await front.close()
+        for worker in workers:
+            await worker.stop()

@@ -1,0 +1,156 @@
+"""Requests that are joined; over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from support.fake_worker import FakeWorker, echoed
+from support.proxied import proxied, request
+from support.waiting import eventually
+from tritonclient.grpc import service_pb2
+
+from balancer.config.config import ConfigError, from_mapping
+
+LONG_S = 0.004
+
+
+def batched(max_rows: int = 8) -> dict[str, Any]:
+    return {"m": {"proxy": {"repeatable": True, "batch": {"max_rows": max_rows, "wait_s": LONG_S}}}}
+
+
+def rows_of(data: bytes) -> list[float]:
+    answer = service_pb2.ModelInferResponse.FromString(data)
+    [output], [raw] = answer.outputs, answer.raw_output_contents
+    tensor = np.frombuffer(raw, np.float32).reshape(list(output.shape))
+    return [float(row[0]) for row in tensor]
+
+
+async def test_requests_go_together_and_each_gets_its_own_rows_and_id() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=batched()) as rig:
+        await rig.infer(request("other"))
+        sent = [request(value=float(number), name=str(number), rows=1 + number % 2) for number in range(5)]
+        answers = await asyncio.gather(*(rig.infer(each) for each in sent))
+        for number, each in enumerate(answers):
+            assert rows_of(each) == [float(number)] * (1 + number % 2)
+            assert service_pb2.ModelInferResponse.FromString(each).id == str(number)
+        assert len(worker.requests) < 1 + len(sent)
+        assert rig.metric("balancer_proxy_batches_total", result="requests") == 5
+        assert rig.metric("balancer_decisions_total") == len(worker.requests)
+        assert rig.in_flight == 0
+
+
+async def test_a_full_batch_does_not_wait_and_none_is_larger() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=batched(4)) as rig:
+        await asyncio.gather(*(rig.infer(request(value=float(number))) for number in range(40)))
+        rows = [service_pb2.ModelInferRequest.FromString(each).inputs[0].shape[0] for each in worker.requests]
+        assert max(rows) <= 4
+        assert sum(rows) == 40
+
+
+async def test_what_is_unlike_goes_apart() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=batched()) as rig:
+        wide = service_pb2.ModelInferRequest.FromString(request())
+        wide.inputs[0].shape[1] = 1
+        wide.raw_input_contents[0] = b"\0" * 4
+        sequence = request(parameters={"sequence_id": 3})
+        keyed = rig.infer(request(value=9.0), metadata=(("x-routing-key", "k"),))
+        tenant = rig.infer(request(value=8.0), metadata=(("x-tenant", "t"),))
+        await asyncio.gather(
+            *(rig.infer(each) for each in (request(), wide.SerializeToString(), sequence)), keyed, tenant
+        )
+        assert len(worker.requests) == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
+async def test_a_message_whose_bytes_do_not_fit_goes_alone_for_triton_to_refuse(content: bytes) -> None:
+    [worker] = fleet = [FakeWorker("a")]
+
+    async def strict(data: bytes, context: Any) -> bytes:
+        message = service_pb2.ModelInferRequest.FromString(data)
+        if len(message.raw_input_contents[0]) != 8 * message.inputs[0].shape[0]:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected size")
+        return echoed(data)
+
+    worker.infer = strict
+    async with proxied(fleet, models=batched()) as rig:
+        wrong = service_pb2.ModelInferRequest.FromString(request())
+        wrong.raw_input_contents[0] = content
+        good, bad = await asyncio.gather(
+            rig.infer(request(value=3.0)), rig.infer(wrong.SerializeToString()), return_exceptions=True
+        )
+        assert isinstance(good, bytes)
+        assert rows_of(good) == [3.0]
+        assert isinstance(bad, grpc.aio.AioRpcError)
+        assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_one_that_the_model_fails_at_does_not_fail_the_others() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+
+    async def picky(data: bytes, context: Any) -> bytes:
+        if 13.0 in np.frombuffer(service_pb2.ModelInferRequest.FromString(data).raw_input_contents[0], np.float32):
+            await context.abort(grpc.StatusCode.INTERNAL, "unlucky")
+        return echoed(data)
+
+    worker.infer = picky
+    async with proxied(fleet, models=batched()) as rig:
+        results = await asyncio.gather(
+            *(rig.infer(request(value=float(number))) for number in (1, 13, 2)), return_exceptions=True
+        )
+        assert [rows_of(each) if isinstance(each, bytes) else "failed" for each in results] == [[1.0], "failed", [2.0]]
+
+
+async def test_an_answer_that_has_no_rows_is_asked_for_again_one_by_one() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+
+    async def summed(data: bytes, context: Any) -> bytes:
+        answer = service_pb2.ModelInferResponse.FromString(echoed(data))
+        answer.outputs[0].shape[:] = [1, 2]
+        answer.raw_output_contents[0] = answer.raw_output_contents[0][:8]
+        whole: bytes = answer.SerializeToString()
+        return whole
+
+    worker.infer = summed
+    async with proxied(fleet, models=batched()) as rig:
+        answers = await asyncio.gather(*(rig.infer(request(value=float(number))) for number in (1, 2, 3)))
+        assert [rows_of(each) for each in answers] == [[1.0], [2.0], [3.0]]
+
+
+async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> None:
+    gate = asyncio.Event()
+
+    async def gated(data: bytes, context: Any) -> bytes:
+        await gate.wait()
+        return echoed(data)
+
+    [worker] = fleet = [FakeWorker("a", infer=gated)]
+    async with proxied(fleet, models=batched()) as rig:
+        calls = [rig.call(request(value=float(number))) for number in range(3)]
+        waiting = [asyncio.ensure_future(call.code()) for call in calls]
+        await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 3)
+        calls[0].cancel()
+        gate.set()
+        await asyncio.gather(*waiting)
+        assert [rows_of(await call) for call in calls[1:]] == [[1.0], [2.0]]
+        gate.clear()
+        calls = [rig.call(request()) for _ in range(2)]
+        waiting = [asyncio.ensure_future(call.code()) for call in calls]
+        await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 5)
+        sent = len(worker.requests)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*waiting)
+        await eventually(lambda: rig.in_flight == 0)
+        assert worker.cancelled <= sent
+
+
+def test_only_repeatable_requests_are_joined() -> None:
+    with pytest.raises(ConfigError, match=r"models\.m\.proxy\.batch\.max_rows: 8 is not allowed: needs repeatable"):
+        from_mapping({"models": {"m": {"proxy": {"batch": {"max_rows": 8}}}}})

@@ -1,0 +1,376 @@
+"""Inferences through the proxy, over real gRPC to fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+from support.fake_worker import FakeWorker, echoed
+from support.proxied import proxied, request
+from support.waiting import eventually
+from tritonclient.grpc import service_pb2
+
+from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.proxy.attempts import Clocks
+from balancer.proxy.messages import PUSHBACK, STREAM, UNAVAILABLE, Arrived
+from balancer.proxy.rules.reading import read
+from balancer.proxy.streams import Relay
+
+_UNKNOWN_FIELD = b"\xa2\x06\x03abc"
+"""Number 100 of a message; a newer client's."""
+
+
+def workers(*names: str) -> list[FakeWorker]:
+    return [FakeWorker(name) for name in names]
+
+
+async def fails(data: bytes, context: Any) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the queue is full")
+    raise AssertionError
+
+
+async def error_of(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_bytes_pass_as_they_are_both_ways() -> None:
+    [worker] = fleet = workers("a")
+    unread = b"\x0a\x01m" + _UNKNOWN_FIELD
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        return data[::-1]
+
+    worker.infer = answer
+    async with proxied(fleet) as rig:
+        assert await rig.infer(unread) == unread[::-1]
+        assert worker.requests == [unread]
+        assert rig.metric("balancer_requests_total", model="other", worker="a", status="grpc_0") == 1
+        assert rig.in_flight == 0
+
+
+async def test_headers_and_trailers_pass_and_those_of_one_connection_do_not() -> None:
+    [worker] = fleet = workers("a")
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        await context.send_initial_metadata((("x-first", "1"),))
+        context.set_trailing_metadata((("x-last", "2"),))
+        return b""
+
+    worker.infer = answer
+    sent = (("x-mine", "yes"), ("x-envoy-original-path", "/"), ("x-gateway-destination-endpoint", "1.2.3.4:1"))
+    async with proxied(fleet) as rig:
+        call = rig.call(request(), metadata=sent)
+        await call
+        assert dict(await call.initial_metadata())["x-first"] == "1"
+        assert dict(await call.trailing_metadata())["x-last"] == "2"
+    [headers] = worker.headers
+    assert headers["x-mine"] == "yes"
+    assert not {"x-envoy-original-path", "x-gateway-destination-endpoint"} & set(headers)
+
+
+async def test_an_error_of_a_worker_is_the_clients_with_its_words() -> None:
+    [worker] = fleet = workers("a")
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", (("x-why", "rows"),))
+        raise AssertionError
+
+    worker.infer = answer
+    async with proxied(fleet) as rig:
+        error = await error_of(rig.call(request()))
+        assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
+        assert dict(error.trailing_metadata())["x-why"] == "rows"
+        assert rig.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"\xff\xff", "message"),
+        (b"\x0a\x05ab", "message"),
+        (b"\x0a\x02\xff\xfe", "model_name"),
+        (b"\x08\x01", "message"),
+        (b"", "model"),
+        (request("m" * 300), "model_name"),
+        (request(parameters={"sequence_id": "s" * 300}), "sequence_id"),
+        (b"\x0a\x01m" + b"\xa0\x06\x01" * 5000, "message"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_in_words(data: bytes, field: str) -> None:
+    [worker] = fleet = workers("a")
+    async with proxied(fleet) as rig:
+        error = await error_of(rig.call(data))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (error.details() or "").startswith(f"{field}: ")
+        assert not worker.requests
+        assert rig.metric("balancer_refused_inputs_total", message="request", field=field) == 1
+
+
+async def test_a_message_larger_than_most_passes() -> None:
+    fleet = workers("a")
+    async with proxied(fleet) as rig:
+        data = request(rows=1_000_000)
+        answer = service_pb2.ModelInferResponse.FromString(await rig.infer(data))
+        assert answer.raw_output_contents == service_pb2.ModelInferRequest.FromString(data).raw_input_contents
+
+
+async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
+    [worker] = fleet = workers("a")
+    gate = asyncio.Event()
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        await gate.wait()
+        return b""
+
+    worker.infer = answer
+    async with proxied(fleet) as rig:
+        error = await error_of(rig.call(request(), timeout=0.3))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: rig.in_flight == 0)
+        await eventually(lambda: worker.cancelled)
+        left_s = worker.left_s[0]
+        assert left_s is not None
+        assert left_s < 0.3
+
+
+async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its() -> None:
+    [worker] = fleet = workers("a")
+    begun = asyncio.Event()
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    worker.infer = answer
+    async with proxied(fleet) as rig:
+        call = rig.call(request())
+        sent = asyncio.ensure_future(call.wait_for_connection())
+        await begun.wait()
+        call.cancel()
+        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: rig.in_flight == 0)
+        assert rig.metric("balancer_aborted_requests_total", by="client") == 1
+        assert rig.metric("balancer_errors_total") == 0
+        sent.cancel()
+
+
+async def test_a_stream_goes_to_one_worker_with_all_its_messages() -> None:
+    fleet = workers("a", "b")
+    async with proxied(fleet) as rig:
+        stream = rig.stream()
+        for number in range(5):
+            await stream.write(request(name=str(number)))
+        await stream.done_writing()
+        answers = [service_pb2.ModelStreamInferResponse.FromString(each) async for each in stream]
+        assert [each.infer_response.id for each in answers] == ["0", "1", "2", "3", "4"]
+        assert sorted(len(worker.requests) for worker in fleet) == [0, 5]
+        assert rig.in_flight == 0
+
+
+async def test_a_stream_whose_client_leaves_ends_at_the_worker() -> None:
+    [worker] = fleet = workers("a")
+    begun = asyncio.Event()
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    worker.infer = answer
+    async with proxied(fleet) as rig:
+        stream = rig.stream()
+        await stream.write(request())
+        await begun.wait()
+        stream.cancel()
+        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: rig.in_flight == 0)
+
+
+async def test_a_stream_that_fails_at_the_worker_fails_so_for_the_client() -> None:
+    [worker] = fleet = workers("a")
+    worker.infer = fails
+    async with proxied(fleet) as rig:
+        stream = rig.stream()
+        await stream.write(request())
+        with pytest.raises(grpc.aio.AioRpcError, match="the queue is full"):
+            await stream.read()
+        assert rig.in_flight == 0
+
+
+class Insistent:
+    """A client that sends on and on."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)
+        return request(rows=1000)
+
+    async def write(self, message: bytes) -> None:
+        self.answers.append(message)
+
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        pass
+
+
+async def test_a_worker_that_ends_a_stream_while_more_is_sent_is_told_of_with_its_own_words() -> None:
+    [worker] = fleet = workers("a")
+    worker.infer = fails
+    data = request()
+    call = read_call({":path": STREAM, "content-type": "application/grpc"}, read(data).fields, HeaderNames())
+    async with proxied(fleet) as rig:
+        relay = Relay(rig.front.attempts, Clocks(time.monotonic, time.monotonic))
+        for _ in range(50):
+            answer = await relay.of(Arrived(call, data, ()), Insistent()).run()
+            assert (answer.code, answer.details) == (UNAVAILABLE, "the queue is full")
+
+
+async def test_what_nobody_took_goes_to_another_worker() -> None:
+    fleet = workers("a", "b")
+    async with proxied(fleet) as rig:
+        await fleet[0].stop()
+        for _ in range(4):
+            answer = service_pb2.ModelInferResponse.FromString(await rig.infer(request()))
+            assert answer.parameters["worker"].string_param == "b"
+        assert rig.metric("balancer_proxy_retries_total", result="made") >= 1
+        assert rig.in_flight == 0
+
+
+async def test_a_stream_that_nobody_took_goes_to_another_worker() -> None:
+    fleet = workers("a", "b")
+    async with proxied(fleet) as rig:
+        await fleet[0].stop()
+        for _ in range(2):
+            stream = rig.stream()
+            await stream.write(request())
+            assert service_pb2.ModelStreamInferResponse.FromString(await stream.read()).infer_response.model_name == "m"
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_what_may_have_been_executed_is_sent_again_only_if_it_is_repeatable(repeatable: bool) -> None:
+    fleet = workers("a", "b")
+    fleet[0].infer = fails
+    metadata = (("x-repeatable", "true"),) if repeatable else ()
+    async with proxied(fleet, proxy={"breaker": {"failures": 0}}) as rig:
+        results = await asyncio.gather(
+            *(rig.infer(request(), metadata=metadata) for _ in range(4)), return_exceptions=True
+        )
+        failed = [each for each in results if isinstance(each, grpc.aio.AioRpcError)]
+        assert not failed if repeatable else len(failed) == 2
+
+
+async def test_a_request_of_a_sequence_is_never_sent_again() -> None:
+    fleet = workers("a", "b")
+    async with proxied(fleet, models={"m": {"proxy": {"repeatable": True}}}) as rig:
+        for worker in fleet:
+            await worker.stop()
+        await error_of(rig.call(request(parameters={"sequence_id": 7, "sequence_start": True})))
+        assert rig.metric("balancer_proxy_retries_total") == 0
+
+
+async def test_retries_end_with_their_budget() -> None:
+    fleet = workers("a", "b")
+    retries = {"budget_share": 0.0, "budget_burst": 3, "base_s": 0.0}
+    async with proxied(fleet, proxy={"retries": retries, "breaker": {"failures": 0}}) as rig:
+        for worker in fleet:
+            worker.infer = fails
+        for _ in range(6):
+            await error_of(rig.call(request(), metadata=(("x-repeatable", "true"),)))
+        assert rig.metric("balancer_proxy_retries_total", result="made") == 3
+        assert rig.metric("balancer_proxy_retries_total", result="no_budget") == 3
+        assert sum(len(worker.requests) for worker in fleet) == 9
+
+
+async def test_a_breaker_keeps_requests_from_a_worker_that_fails_until_one_succeeds() -> None:
+    fleet = workers("a", "b")
+    fleet[0].infer = fails
+    async with proxied(fleet, proxy={"breaker": {"failures": 3, "open_s": 0.2}}) as rig:
+        for _ in range(20):
+            await asyncio.gather(rig.infer(request()), return_exceptions=True)
+        assert len(fleet[0].requests) == 3
+        assert rig.metric("balancer_proxy_breaker_open", model="m", worker="a") == 1
+        fleet[0].infer = None
+
+        async def closed() -> bool:
+            await rig.infer(request())
+            return rig.metric("balancer_proxy_breaker_open", worker="a") == 0
+
+        await eventually(closed)
+        assert rig.metric("balancer_proxy_breakers_opened_total") == 1
+
+
+async def test_where_all_breakers_are_open_requests_are_still_tried() -> None:
+    [worker] = fleet = workers("a")
+    worker.infer = fails
+    async with proxied(fleet, proxy={"breaker": {"failures": 1, "open_s": 3600}}) as rig:
+        await error_of(rig.call(request()))
+        worker.infer = None
+        assert await rig.infer(request())
+
+
+async def test_a_tenant_is_turned_away_beyond_its_share_and_others_are_not() -> None:
+    fleet = workers("a")
+    tenants = {"requests_per_s": 0.01, "named": {"rich": {"rows_per_s": 1e6}, "wide": {"rows_per_s": 0.1}}}
+    async with proxied(fleet, proxy={"tenants": tenants}) as rig:
+        poor, other, rich, wide = ((("x-tenant", name),) for name in ("poor", "other", "rich", "wide"))
+        assert await rig.infer(request(), metadata=poor)
+        error = await error_of(rig.call(request(), metadata=poor))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "tenant 'poor'" in (error.details() or "")
+        assert int(dict(error.trailing_metadata())[PUSHBACK]) > 90_000
+        assert await rig.infer(request(), metadata=other)
+        for _ in range(5):
+            assert await rig.infer(request(rows=50), metadata=rich)
+        assert await rig.infer(request(rows=50), metadata=wide)
+        await error_of(rig.call(request(), metadata=wide))
+        assert rig.metric("balancer_refusals_total", reason="tenant") == 2
+
+
+async def test_a_slow_request_goes_to_a_second_worker_and_the_loser_is_cancelled() -> None:
+    fleet = workers("a", "b")
+    models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
+    async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0}}) as rig:
+        for _ in range(60):
+            await rig.infer(request())
+
+        async def hangs(data: bytes, context: Any) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+        fleet[0].infer = hangs
+        answers = [service_pb2.ModelInferResponse.FromString(await rig.infer(request())) for _ in range(2)]
+        assert {each.parameters["worker"].string_param for each in answers} == {"b"}
+        await eventually(lambda: fleet[0].cancelled)
+        await eventually(lambda: rig.in_flight == 0)
+        assert rig.metric("balancer_proxy_hedges_total", result="won") >= 1
+        assert rig.metric("balancer_errors_total") == 0
+
+
+async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
+    [worker] = fleet = workers("a")
+    gate = asyncio.Event()
+
+    async def answer(data: bytes, context: Any) -> bytes:
+        await gate.wait()
+        return echoed(data)
+
+    worker.infer = answer
+    limits = {"max_pending_per_worker": 1}
+    async with proxied(fleet, limits=limits, proxy={"pushback_s": 2}) as rig:
+        first = asyncio.ensure_future(rig.infer(request()))
+        await eventually(lambda: rig.in_flight)
+        error = await error_of(rig.call(request()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 1000 <= int(dict(error.trailing_metadata())[PUSHBACK]) <= 3000
+        assert rig.metric("balancer_refusals_total", reason="shed") == 1
+        gate.set()
+        assert await first

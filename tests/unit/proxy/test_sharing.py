@@ -1,0 +1,221 @@
+"""Ids that are executed once, and answers that serve equal requests; over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from support.fake_worker import FakeWorker, echoed
+from support.proxied import Rig, proxied, request
+from support.waiting import eventually
+from tritonclient.grpc import service_pb2
+
+from balancer.config.config import ConfigError, from_mapping
+
+ONCE = {"m": {"proxy": {"once_s": 60, "repeatable": True, "hedge": True}}}
+CACHED = {"m": {"proxy": {"cache_ttl_s": 60}}}
+
+
+class Gated:
+    """Answers once it may."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def __call__(self, data: bytes, context: Any) -> bytes:
+        await self.gate.wait()
+        return echoed(data)
+
+
+def answer_of(data: bytes) -> service_pb2.ModelInferResponse:
+    return service_pb2.ModelInferResponse.FromString(data)
+
+
+async def infer(rig: Rig, data: bytes, **headers: str) -> service_pb2.ModelInferResponse:
+    return answer_of(await rig.infer(data, metadata=tuple((k.replace("_", "-"), v) for k, v in headers.items())))
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_an_id_is_executed_once_and_answered_each_time() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=ONCE) as rig:
+        first, again = [await infer(rig, request(name="7")) for _ in range(2)]
+        assert first == again
+        assert len(worker.requests) == 1
+        assert rig.metric("balancer_proxy_once_total", result="answered") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        (request(name="8"), {}),
+        (request(value=2.0, name="7"), {}),
+        (request(name="7"), {"x_tenant": "other"}),
+        (request(name="7"), {"x_gateway_principal": "other"}),
+        (request(name="7"), {"authorization": "Bearer other"}),
+    ],
+)
+async def test_what_is_another_request_is_executed(data: bytes, headers: dict[str, str]) -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=ONCE) as rig:
+        await infer(rig, request(name="7"))
+        await infer(rig, data, **headers)
+        assert len(worker.requests) == 2
+
+
+async def test_an_id_that_is_running_is_joined_and_goes_on_though_its_clients_leave() -> None:
+    [worker] = fleet = [FakeWorker("a", infer=(gated := Gated()))]
+    async with proxied(fleet, models=ONCE) as rig:
+        left = rig.call(request(name="7"))
+        waiting = asyncio.ensure_future(left.code())
+        await eventually(lambda: worker.requests)
+        left.cancel()
+        await waiting
+        assert await code_of(rig.call(request(name="7"), timeout=0.1)) is grpc.StatusCode.DEADLINE_EXCEEDED
+        joined = asyncio.ensure_future(infer(rig, request(name="7")))
+        gated.gate.set()
+        assert (await joined).id == "7"
+        assert len(worker.requests) == 1
+
+
+async def test_an_id_that_may_have_been_executed_is_never_sent_again() -> None:
+    fleet = [FakeWorker("a"), FakeWorker("b")]
+
+    async def fails(data: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "in the middle of it")
+        raise AssertionError
+
+    for worker in fleet:
+        worker.infer = fails
+    async with proxied(fleet, models=ONCE) as rig:
+        codes = {await code_of(rig.call(request(name="7"))) for _ in range(3)}
+        assert codes == {grpc.StatusCode.UNAVAILABLE}
+        assert sum(len(worker.requests) for worker in fleet) == 1
+
+
+async def test_an_id_that_nobody_began_with_may_be_sent_again() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=ONCE) as rig:
+        await worker.stop()
+        assert await code_of(rig.call(request(name="7"))) is grpc.StatusCode.UNAVAILABLE
+        await worker.start()
+        # The channel looks for it again within a second.
+        await eventually(lambda: reaches(rig, request(name="7")))
+        assert len(worker.requests) == 1
+
+
+async def reaches(rig: Rig, data: bytes) -> bool:
+    try:
+        await rig.infer(data)
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+async def test_where_there_is_no_room_for_ids_requests_are_refused_and_answers_give_way() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=ONCE, proxy={"once_entries": 4, "once_bytes": 0}) as rig:
+        for name in ("1", "2"):
+            await infer(rig, request(name=name))
+        assert await code_of(rig.call(request(name="3"))) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await code_of(rig.call(request(name="1"))) is grpc.StatusCode.ALREADY_EXISTS
+        await infer(rig, request(name="3"), x_tenant="other")
+        assert len(worker.requests) == 3
+
+
+def test_several_balancers_cannot_keep_ids() -> None:
+    with pytest.raises(ConfigError, match=r"models\.m\.proxy\.once_s"):
+        from_mapping({"processes": 2, "models": ONCE})
+
+
+async def test_an_equal_request_gets_the_kept_answer_with_its_own_id() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=CACHED) as rig:
+        first, second = await infer(rig, request(name="1")), await infer(rig, request(name="2"))
+        assert (first.id, second.id) == ("1", "2")
+        assert first.raw_output_contents == second.raw_output_contents
+        assert (await infer(rig, request())).id == ""
+        assert len(worker.requests) == 1
+        assert rig.metric("balancer_proxy_cache_total", result="hit") == 2
+        assert rig.metric("balancer_proxy_cache_bytes") > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        (request(value=2.0), {}),
+        (request(parameters={"mine": 1}), {}),
+        (request(), {"x_tenant": "other"}),
+        (request(), {"x_gateway_principal": "other"}),
+        (request(), {"authorization": "Bearer other"}),
+        (request(), {"cache_control": "no-cache"}),
+        (request(parameters={"sequence_id": 3}), {}),
+    ],
+)
+async def test_what_is_not_equal_is_executed(data: bytes, headers: dict[str, str]) -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=CACHED) as rig:
+        await infer(rig, request())
+        await infer(rig, data, **headers)
+        assert len(worker.requests) == 2
+
+
+async def test_equal_requests_at_once_are_one_and_each_may_leave() -> None:
+    [worker] = fleet = [FakeWorker("a", infer=(gated := Gated()))]
+    async with proxied(fleet, models=CACHED) as rig:
+        first = rig.call(request(name="1"))
+        waiting = asyncio.ensure_future(first.code())
+        await eventually(lambda: worker.requests)
+        others = [asyncio.ensure_future(infer(rig, request(name=str(number)))) for number in range(2, 6)]
+        await eventually(lambda: any(flight._waiting == 5 for flight in rig.front.sharing._running.values()))
+        first.cancel()
+        await waiting
+        gated.gate.set()
+        assert [each.id for each in await asyncio.gather(*others)] == ["2", "3", "4", "5"]
+        assert len(worker.requests) == 1
+
+
+async def test_when_all_who_wait_have_left_the_work_ends() -> None:
+    [worker] = fleet = [FakeWorker("a", infer=Gated())]
+    async with proxied(fleet, models=CACHED) as rig:
+        call = rig.call(request())
+        waiting = asyncio.ensure_future(call.code())
+        await eventually(lambda: worker.requests)
+        call.cancel()
+        await waiting
+        await eventually(lambda: worker.cancelled)
+        await eventually(lambda: not rig.front.sharing._running and not rig.in_flight)
+
+
+async def test_errors_are_not_kept() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+
+    async def fails(data: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+        raise AssertionError
+
+    worker.infer = fails
+    async with proxied(fleet, models=CACHED) as rig:
+        assert await code_of(rig.call(request())) is grpc.StatusCode.INVALID_ARGUMENT
+        worker.infer = None
+        await infer(rig, request())
+        assert len(worker.requests) == 2
+
+
+async def test_an_answer_that_is_no_message_is_passed_on_and_not_kept() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+
+    async def strange(data: bytes, context: Any) -> bytes:
+        return b"\xff\xff\xff"
+
+    worker.infer = strange
+    async with proxied(fleet, models=CACHED) as rig:
+        assert [await rig.infer(request()) for _ in range(2)] == [b"\xff\xff\xff"] * 2
+        assert len(worker.requests) == 2
