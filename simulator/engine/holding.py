@@ -23,7 +23,8 @@ from simulator.engine.layout import Sim
 
 _keep_within_limits, _among = from_source(picking.keep_within_limits), from_source(picking.among)
 _enter, _leave = from_source(line.enter, outlined), from_source(line.leave, outlined)
-_position_of, _is_held_model, _is_full = map(from_source, (line.position_of, line.is_held_model, line.is_full))
+_position_of, _is_held_model, _is_crowded = map(from_source, (line.position_of, line.is_held_model, line.is_crowded))
+_crowd_out = from_source(line.crowd_out, outlined)
 _service_s = from_source(of_worker.service_s)
 
 
@@ -112,7 +113,7 @@ def _turn(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float
 @outlined
 def _turn_after(sim: Sim, e: int, kind: int, subject: int, decider: int, options: Options, now_s: float) -> None:
     """Balancers that learned something by an event ask again."""
-    if kind == at.OUTCOME or kind == at.ARRIVAL:  # noqa: PLR1714 - `in` would be slower
+    if kind == at.OUTCOME:
         _turn(sim, e, sim.demand.balancer[e, subject], decider, options, now_s)
     elif kind == at.REPORT:
         _turn(sim, e, (subject >> at.REPORT_BITS) % knowledge.balancers(sim, e), decider, options, now_s)
@@ -124,11 +125,11 @@ def _turn_after(sim: Sim, e: int, kind: int, subject: int, decider: int, options
 @inlined
 def come_in(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     """A request that is held, and for which a worker is eligible, arrives."""
-    if _is_full(sim.held, e, sim.demand.balancer[e, k]):
-        overflow(sim, e, k, decider, options, now_s)
-    else:
-        _hold(sim, e, k, now_s)
-        _turn_after(sim, e, at.ARRIVAL, k, decider, options, now_s)
+    b = sim.demand.balancer[e, k]
+    _hold(sim, e, k, now_s)
+    if _is_crowded(sim.held, e, b):
+        overflow(sim, e, _crowd_out(sim.held, e, b), decider, options, now_s)
+    _turn(sim, e, b, decider, options, now_s)
 
 
 @inlined

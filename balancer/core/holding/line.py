@@ -23,9 +23,9 @@ def is_held_model(held: Held, e: int, model: int) -> bool:
     return bool(held.models[e, model, WINDOW] >= 0)
 
 
-def is_full(held: Held, e: int, b: int) -> bool:
-    """Whether no more may be held."""
-    return bool(held.length[e, b] >= held.settings[e, MOST_REQUESTS])
+def is_crowded(held: Held, e: int, b: int) -> bool:
+    """Whether more are held than may be."""
+    return bool(held.length[e, b] > held.settings[e, MOST_REQUESTS])
 
 
 def goes_before(held: Held, e: int, one: int, other: int) -> bool:
@@ -124,6 +124,19 @@ def sort(held: Held, e: int, b: int) -> None:
     held.length[e, b] = 0
     for at in range(count):
         insert(held, e, b, held.line[e, b, at])
+
+
+def crowd_out(held: Held, e: int, b: int) -> int:
+    """Who stands last leaves without a worker; returns the place. By order `fair`, its tenant does not pay for it."""
+    place = take_out(held, e, b, held.length[e, b] - 1)
+    model = held.model[e, place]
+    held.is_held[e, place] = False
+    held.of_model[e, b, model] -= 1
+    held.models_held[e, b] -= held.of_model[e, b, model] == 0
+    if held.settings[e, ORDER] == FAIR:
+        # The last of all is its tenant's last as well.
+        held.finish_s[e, b, held.tenant[e, place]] = held.rank[e, place]
+    return place
 
 
 def put_last(held: Held, e: int, b: int, at: int) -> None:

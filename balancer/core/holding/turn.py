@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from balancer.core.holding import line as lines
-from balancer.core.holding import notes, room
+from balancer.core.holding.line import leave, put_first_who_waited_long, put_last
+from balancer.core.holding.notes import count_for_now, take_back
+from balancer.core.holding.room import has_room, keep_those_with_room
 from balancer.core.holding.state import (
     DEADLINE,
     DETOUR,
@@ -25,8 +26,9 @@ from balancer.core.holding.state import (
     WAITS,
     Held,
 )
-from balancer.core.kernel import of_worker, picking
 from balancer.core.kernel.answers import Compiler
+from balancer.core.kernel.of_worker import completion_s
+from balancer.core.kernel.picking import best_s
 from balancer.core.kernel.state import Ask, Books
 from policies.hashing import mix_array
 
@@ -45,21 +47,22 @@ def ask_for(held: Held, e: int, place: int, number: int, now_s: float) -> Ask:
     key, keyed = held.key[e, place], held.keyed[e, place]
     mixed = mix_array(key if keyed else np.uint64(number))
     left_s = held.deadline_s[e, place] - (now_s - held.since_s[e, place])
-    return Ask(held.model[e, place], held.rows[e, place], mixed, float(keyed), left_s, held.priority[e, place], number)
+    return Ask(
+        held.model[e, place], held.rows[e, place], mixed, 1.0 if keyed else 0.0, left_s, held.priority[e, place], number
+    )
 
 
 def is_hopeless(x: Books, held: Held, e: int, first: int, place: int, ask: Ask, now_s: float) -> bool:
     """Whether no worker in `Desk.mask` would be done by the deadline, where that matters to the order."""
     if held.settings[e, ORDER] != DEADLINE or held.late[e, place] or ask.deadline_s == math.inf:
         return False
-    return bool(picking.best_s(x, e, first, ask, now_s) > ask.deadline_s)
+    return bool(best_s(x, e, first, ask, now_s) > ask.deadline_s)
 
 
 def is_near(x: Books, held: Held, e: int, first: int, w: int, best: int, ask: Ask, now_s: float) -> bool:
     """Whether a worker is expected to be done no more than the detour later than the best."""
-    found_s = of_worker.completion_s(x, e, w, first + w, ask, now_s)
-    best_s = of_worker.completion_s(x, e, best, first + best, ask, now_s)
-    return bool(found_s <= held.settings[e, DETOUR] * best_s)
+    found_s = completion_s(x, e, w, first + w, ask, now_s)
+    return bool(found_s <= held.settings[e, DETOUR] * completion_s(x, e, best, first + best, ask, now_s))
 
 
 def shut(held: Held, e: int, b: int, model: int) -> int:
@@ -71,7 +74,7 @@ def shut(held: Held, e: int, b: int, model: int) -> int:
 
 def remember(held: Held, e: int, b: int, at: int, worker: int, gone: int) -> None:
     """Who stands at a position leaves, as number `gone` of this turn."""
-    held.leaves[e, gone] = lines.leave(held, e, b, at)
+    held.leaves[e, gone] = leave(held, e, b, at)
     held.goes_to[e, gone] = worker
 
 
@@ -91,20 +94,20 @@ class _Parts(NamedTuple):
 def _picking(parts: _Parts, compiler: Compiler) -> Any:
     """A step: a worker, whether the request goes there rather than being planned for it, and whether any worker has
     room for a request to this model."""
-    choose, keep, has_room, is_near = parts.choose, parts.keep_those_with_room, parts.has_room, parts.is_near
+    choose, keep, fits, near = parts.choose, parts.keep_those_with_room, parts.has_room, parts.is_near
 
     def pick(
         x: Any, held: Held, how: Any, e: int, b: int, first: int, place: int, ask: Ask, now_s: float
     ) -> tuple[int, bool, bool]:
         best = choose(x, how, e, b, place, ask, now_s)
-        if best < 0 or has_room(x, held, e, first + best, ask.model, ask.rows, now_s):
+        if best < 0 or fits(x, held, e, first + best, ask.model, ask.rows, now_s):
             return best, True, True
         if keep(x, held, e, first, ask.model, 1.0, now_s) == 0:
             return best, False, False
         if keep(x, held, e, first, ask.model, ask.rows, now_s) == 0:
             return best, False, True
         other = choose(x, how, e, b, place, ask, now_s)
-        if other >= 0 and is_near(x, held, e, first, other, best, ask, now_s):
+        if other >= 0 and near(x, held, e, first, other, best, ask, now_s):
             return other, True, True
         return best, False, True
 
@@ -159,20 +162,20 @@ def turning(compiler: Compiler, see: See, choose: Choose) -> Turn:
         see,
         choose,
         source(ask_for),
-        source(room.keep_those_with_room),
-        source(room.has_room),
+        source(keep_those_with_room),
+        source(has_room),
         source(is_near),
         source(remember),
-        source(notes.count_for_now),
+        source(count_for_now),
     )
     pick, follow = _picking(parts, compiler), _following(parts, compiler)
     ask_for_one, remember_one, count = parts.ask_for, parts.remember, parts.count_for_now
-    put_first, put_last = source(lines.put_first_who_waited_long), source(lines.put_last)
-    hopeless, shut_model, take_back = source(is_hopeless), source(shut), source(notes.take_back)
+    first_who_waited, last = source(put_first_who_waited_long), source(put_last)
+    hopeless, shut_model, undo = source(is_hopeless), source(shut), source(take_back)
 
     def turn(x: Any, held: Held, how: Any, e: int, b: int, first: int, number: int, now_s: float) -> int:
         held.turn[e, b] += 1
-        put_first(held, e, b, now_s)
+        first_who_waited(held, e, b, now_s)
         at, looked, gone, noted = 0, 0, 0, 0
         closed = 0
         while at < held.length[e, b] and looked < MOST_LOOKS and noted < MOST_NOTES and closed < held.models_held[e, b]:
@@ -189,7 +192,7 @@ def turning(compiler: Compiler, see: See, choose: Choose) -> Turn:
                 at += 1
                 continue
             if hopeless(x, held, e, first, place, ask, now_s):
-                put_last(held, e, b, at)
+                last(held, e, b, at)
                 continue
             w, leaves, some_room = pick(x, held, how, e, b, first, place, ask, now_s)
             if w == WAITS:
@@ -211,7 +214,7 @@ def turning(compiler: Compiler, see: See, choose: Choose) -> Turn:
             if held.models[e, model, FORMING] > 0:
                 followed = follow(x, held, how, e, b, first, at, gone, noted, number, now_s)
                 gone, noted = gone + followed, noted + followed
-        take_back(x, held, e, noted)
+        undo(x, held, e, noted)
         return gone
 
     made: Turn = compiler.step(turn)

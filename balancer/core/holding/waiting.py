@@ -72,6 +72,8 @@ class Waiting:
         self._free: list[int] = []
         self._due: list[tuple[float, int, int, Waiter]] = []
         """When, entry, place and who; also of those who have left."""
+        self._gone: list[Left] = []
+        """Who left beyond a bound, and has not been told of yet."""
         self._tenants: dict[str, int] = {}
         self._held: Held = held_arrays({**lengths_of_held(1, False), "e": 1, "b": 1, "m": 0})
 
@@ -86,44 +88,40 @@ class Waiting:
             return False
         return request.key is None or not self.router.settings.sticky_keys
 
-    def hold(
-        self, request: Request, now_s: float, subset: Collection[str] | None = None, size_bytes: int = 0
-    ) -> int | Decision:
-        """Hold a request; returns its place, or where it was placed at once as no more may be held.
+    def hold(self, request: Request, now_s: float, subset: Collection[str] | None = None, size_bytes: int = 0) -> int:
+        """Hold a request; returns its place. A `turn` must follow; if there are too many, who stands last leaves in it.
 
         Raises:
-            RoutingError: no worker may serve it, or no more may be held.
+            RoutingError: no worker may serve it.
         """
         self._lay_out()
         self._check_somebody(request, now_s, subset)
         settings = self.settings
-        full = len(self.waiters) >= min(settings.max_requests, len(self._held.is_held[0]))
-        if full or self.size_bytes + size_bytes > settings.max_bytes:
-            if settings.overflow == "place":
-                return self.router.route(request, now_s, subset)
-            error = HELD_FULL.of(model=request.model, count=len(self.waiters), bytes=self.size_bytes)
-            raise self.router.refuse(request, error, now_s)
         place = self._free.pop()
         waiter = self.waiters[place] = Waiter(request, subset, size_bytes, now_s)
         self.size_bytes += size_bytes
         heapq.heappush(self._due, (now_s + settings.max_s, int(self._held.entered[0, 0]), place, waiter))
         self._write(place, request)
         line.enter(self._held, 0, 0, place, self._service_s(request, now_s), now_s)
+        while line.is_crowded(self._held, 0, 0) or self.size_bytes > settings.max_bytes:
+            last = line.crowd_out(self._held, 0, 0)
+            count, size_bytes = len(self.waiters) - 1, self.size_bytes - self.waiters[last].size_bytes
+            error = HELD_FULL.of(model=self.waiters[last].request.model, count=count, bytes=size_bytes)
+            self._overflow(last, error, now_s)
         return place
 
     def turn(self, now_s: float) -> list[Left]:
         """Ask again for all that are held, in their order; returns who leaves."""
+        gone = self._tell()
         if not self.waiters:
-            return []
+            return gone
         self._lay_out()
         held = self._held
         self._ask_for_urgency(now_s)
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-            gone = _TURN(self.router.fleet, held, self, 0, 0, 0, self.router.next_number, now_s)
-        return [
-            self._let_go(place, worker, now_s)
-            for place, worker in zip(held.leaves[0, :gone].tolist(), held.goes_to[0, :gone].tolist(), strict=True)
-        ]
+            count = _TURN(self.router.fleet, held, self, 0, 0, 0, self.router.next_number, now_s)
+        leaving = zip(held.leaves[0, :count].tolist(), held.goes_to[0, :count].tolist(), strict=True)
+        return gone + [self._let_go(place, worker, now_s) for place, worker in leaving]
 
     @property
     def due_s(self) -> float:
@@ -134,18 +132,27 @@ class Waiting:
 
     def expire(self, now_s: float) -> list[Left]:
         """Turn away, or place, who is held for as long as may be."""
-        gone = []
         while self.due_s <= now_s:
             place, waiter = heapq.heappop(self._due)[2:]
             self._take_out(place)
-            outcome: Decision | RoutingError
-            if self.settings.overflow == "place":
-                outcome = self._route(waiter, now_s)
-            else:
-                error = HELD_LONG.of(model=waiter.request.model, held_s=now_s - waiter.since_s)
-                outcome = self.router.refuse(waiter.request, error, now_s)
-            gone.append(Left(place, outcome))
-            self._forget(place)
+            self._overflow(place, HELD_LONG.of(model=waiter.request.model, held_s=now_s - waiter.since_s), now_s)
+        return self._tell()
+
+    def _overflow(self, place: int, error: RoutingError, now_s: float) -> None:
+        """Who is out of the line, but has no worker, is placed all the same, or turned away by this error."""
+        waiter = self.waiters[place]
+        outcome: Decision | RoutingError = error
+        if self.settings.overflow == "place":
+            outcome = self._route(waiter, now_s)
+        else:
+            self.router.refuse(waiter.request, error, now_s)
+        self._gone.append(Left(place, outcome))
+        self.size_bytes -= self.waiters.pop(place).size_bytes
+
+    def _tell(self) -> list[Left]:
+        """Who left beyond a bound; from now on their places are free."""
+        gone, self._gone = self._gone, []
+        self._free.extend(left.place for left in gone)
         return gone
 
     def places(self) -> list[int]:
@@ -222,7 +229,7 @@ class Waiting:
         if router.fleet.desk is self._desk and settings is self._settings:
             return
         # Places that are lent stay what they are: whoever waits knows them.
-        places = max(settings.max_requests, max(self.waiters, default=-1) + 1)
+        places = 1 + max(settings.max_requests, max(self.waiters, default=-1) + 1)
         lengths = lengths_of_held(places, True) | {"e": 1, "b": 1, "m": router.fleet.queue.own_rows.shape[1]}
         before, self._held = self._held, held_arrays(lengths)
         held = self._held
@@ -249,7 +256,8 @@ class Waiting:
             held.of_model[0, 0, model] += 1
         count = int(before.length[0, 0])
         held.line[0, 0, :count], held.length[0, 0] = before.line[0, 0, :count], count
-        self._free = [place for place in reversed(range(places)) if place not in waiters]
+        taken = waiters.keys() | {left.place for left in self._gone}
+        self._free = [place for place in reversed(range(places)) if place not in taken]
 
     def _write(self, place: int, request: Request) -> None:
         held = self._held

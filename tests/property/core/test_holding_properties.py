@@ -94,8 +94,6 @@ class Front:
             place = self.waiting.hold(request, self.now_s, size_bytes=1)
         except RoutingError as error:
             return error
-        if isinstance(place, Decision):
-            return place
         assert place not in self.held
         self.held[place] = request
         return None
@@ -216,6 +214,20 @@ def test_the_shortest_goes_first() -> None:
     assert served(front, 0) == []
     line = [front.held[place] for place in front.waiting.places()]
     assert line == [small, small, large, large]
+
+
+def test_a_line_that_is_full_turns_away_who_stands_last() -> None:
+    front = one_worker("fair", max_requests=10)
+    many, few = Request("m", tenant="many"), Request("m", tenant="few")
+    gone = []
+    for i in range(220):
+        assert front.ask(few if i % 11 == 0 else many) is None
+        gone += front.turn()
+    assert len(front.held) == 10
+    assert Counter(request.tenant for request in front.held.values())["few"] >= 4
+    turned_away = [outcome for _, outcome in gone if isinstance(outcome, RoutingError)]
+    assert len(turned_away) == 220 - 10 - 1
+    assert "10 requests" in str(turned_away[0])
 
 
 @pytest.mark.parametrize(("weights", "share"), [({}, 0.5), ({"few": 3.0}, 0.75)])
