@@ -177,6 +177,7 @@ class App:
                 for follower in followers:
                     follower.cancel()
         finally:
+            self._picker.holding.place_all()
             await self._health.enter_graceful_shutdown()
             await self.admin.stop()
             await self._listeners.stop()
@@ -196,15 +197,12 @@ class App:
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
-        def picks(server: grpc.aio.Server) -> None:
-            server.add_generic_rpc_handlers((processor.handler(),))
-
         def health(server: grpc.aio.Server) -> None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
         await self._listeners.start(
-            envoy=(picks, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
-            gateways=(picks, health),
+            envoy=(processor.add_to, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
+            gateways=(processor.add_to, health),
             health=(health,),
             reports=(collector.add_to,),
         )
@@ -236,6 +234,7 @@ class App:
                 self._news.stranger(event.worker)
             self._drains.observe(event)
         self.router.observe(event, self._clock())
+        self._picker.holding.soon()
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
@@ -253,6 +252,7 @@ class App:
         )
         self._objectives = requests.objectives
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
+        self._picker.holding.soon()
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
         self._recorder.decision_lines.share = config.log.decisions_share

@@ -47,6 +47,8 @@ class Left(NamedTuple):
 
     place: int
     outcome: Decision | RoutingError
+    request: Request
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Waiter:
     subset: Collection[str] | None
     size_bytes: int
     since_s: float
+
+    def left(self, place: int, outcome: Decision | RoutingError) -> Left:
+        """It waits no longer."""
+        return Left(place, outcome, self.request, self.since_s)
 
 
 class Waiting:
@@ -76,6 +82,10 @@ class Waiting:
         """Who left beyond a bound, and has not been told of yet."""
         self._tenants: dict[str, int] = {}
         self._held: Held = held_arrays({**lengths_of_held(1, False), "e": 1, "b": 1, "m": 0})
+
+    def __len__(self) -> int:
+        """How many are held."""
+        return len(self.waiters)
 
     @property
     def settings(self) -> HoldingSettings:
@@ -146,7 +156,7 @@ class Waiting:
             outcome = self._route(waiter, now_s)
         else:
             self.router.refuse(waiter.request, error, now_s)
-        self._gone.append(Left(place, outcome))
+        self._gone.append(waiter.left(place, outcome))
         self.size_bytes -= self.waiters.pop(place).size_bytes
 
     def _tell(self) -> list[Left]:
@@ -172,7 +182,7 @@ class Waiting:
         for place in self.places():
             waiter = self.waiters[place]
             self._take_out(place)
-            gone.append(Left(place, self._route(waiter, now_s)))
+            gone.append(waiter.left(place, self._route(waiter, now_s)))
             self._forget(place)
         return gone
 
@@ -326,7 +336,7 @@ class Waiting:
             error = nobody(router.fleet, waiter.request) if worker == NOBODY else shed(waiter.request, router.policy)
             outcome = router.refuse(waiter.request, error, now_s)
         self._forget(place)
-        return Left(place, outcome)
+        return waiter.left(place, outcome)
 
     def _route(self, waiter: Waiter, now_s: float, only: int | None = None) -> Decision | RoutingError:
         request = self._request_now(waiter, now_s, 0)
