@@ -129,6 +129,7 @@ class App:
             section=config.admin,
             client_san=self._listeners.role("admin"),
             drains=self._drains,
+            held=self._picker.holding.explain,
             local=is_local(config.admin_address(process)),
         )
         self._apply(config)

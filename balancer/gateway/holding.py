@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 from balancer.core.errors import RoutingError
+from balancer.core.holding.room import batches_there
 from balancer.core.holding.waiting import Left, Waiting
 from balancer.core.router import Decision, Router
 from balancer.core.settings import HoldingSettings
 from policies.base import Request
 
 _MARGIN_S = 0.2
+_MOST_SHOWN = 20
 
 
 def longest_answer_s(held_s: float) -> float:
     """How long Envoy waits for a request that may be held for so many seconds."""
     return held_s + _MARGIN_S
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 class HoldingListener(Protocol):
@@ -87,6 +94,29 @@ class Holding:
         """Nobody waits any longer: before the process ends, and where settings change."""
         now_s = self._clock()
         self._tell(self.waiting.place_all(now_s), now_s)
+
+    def explain(self, model: str, now_s: float) -> dict[str, Any]:
+        """Who waits for a worker with the model, in order, and what each worker has to do; empty: nobody may wait."""
+        waiting, settings = self.waiting, self.waiting.settings
+        if model not in settings.models:
+            return {}
+        ahead = [(ahead, waiting.waiters[place]) for ahead, place in enumerate(waiting.places())]
+        shown = [
+            {
+                "ahead": before,
+                "waited_s": now_s - waiter.since_s,
+                "deadline_in_s": _finite(waiter.request.deadline_s - (now_s - waiter.since_s)),
+                "priority": waiter.request.priority,
+                "tenant": waiter.request.tenant,
+            }
+            for before, waiter in ahead
+            if waiter.request.model == model
+        ]
+        why = {"order": settings.order, "window_batches": settings.models[model].window_batches}
+        router = waiting.router
+        column = router.column(model)
+        batches = {name: batches_there(router.fleet, row, column, now_s) for row, name in enumerate(router.fleet.names)}
+        return {"held": {"count": len(shown), "first": shown[:_MOST_SHOWN], **why, "unfinished_batches": batches}}
 
     def _take_settings(self) -> None:
         """Who waits by other settings waits no longer: their model may not be held now."""

@@ -47,8 +47,8 @@ def page(found: dict[str, list[str]], words: str, seeds: int, requests: int) -> 
     """The page's text."""
     told = (
         f"Policy `{POLICY}`, {seeds} seeds of {requests:,} requests, equal arrivals and seeds in a table, the first "
-        f"tenth left out. Ratios are to `{PLACED}`, seed by seed; ± is half of a 95% interval over seeds. In time: of all "
-        "requests, answered within their deadline; where none has one, answered. Made by "
+        f"tenth left out. Ratios are to `{PLACED}`, seed by seed; ± is half of a 95% interval over seeds. In time: of "
+        "all requests, answered within their deadline; where none has one, answered. Made by "
         "`python -m experiments.holding`."
     )
     parts = ["# Requests that wait for room", marked(words), told]

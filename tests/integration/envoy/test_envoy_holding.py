@@ -142,6 +142,9 @@ async def test_a_request_waits_for_room_for_longer_than_envoy_waits_for_a_pick(t
         await eventually(lambda: time.monotonic() > begun_s + 3 * MESSAGE_TIMEOUT_S)
         assert found.held() == 1
         assert found.gate.coming.empty()
+        told = found.picker.holding.explain("m", time.monotonic())["held"]
+        assert (told["count"], told["unfinished_batches"]) == (1, {"w0": 1.0})
+        assert told["first"][0]["waited_s"] > MESSAGE_TIMEOUT_S
         through.set()
         assert await first == "w0"
         assert len(await found.gate.served(1, "x")) == 1
