@@ -136,6 +136,7 @@ class App:
             section=config.admin,
             client_san=self._listeners.role("admin"),
             drains=self._drains,
+            held=self._picker.holding.explain,
             local=is_local(config.admin_address(process)),
         )
         self._apply(config)
@@ -184,6 +185,7 @@ class App:
                 for follower in followers:
                     follower.cancel()
         finally:
+            self._picker.holding.place_all()
             await self._health.enter_graceful_shutdown()
             if self._proxy is not None:
                 await self._proxy.finish()
@@ -208,16 +210,13 @@ class App:
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
-        def picks(server: grpc.aio.Server) -> None:
-            server.add_generic_rpc_handlers((processor.handler(),))
-
         def health(server: grpc.aio.Server) -> None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
         forwards = () if self._proxy is None else (self._proxy.add_to,)
         await self._listeners.start(
-            envoy=(picks, *forwards, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
-            gateways=(picks, health),
+            envoy=(processor.add_to, *forwards, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
+            gateways=(processor.add_to, health),
             health=(health,),
             reports=(collector.add_to,),
             fleet=(self._fleet.add_to,),
@@ -251,6 +250,7 @@ class App:
                 self._news.stranger(event.worker)
             self._drains.observe(event)
         self.router.observe(event, self._clock())
+        self._picker.holding.soon()
 
     def _apply(self, config: Config) -> None:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
@@ -261,6 +261,7 @@ class App:
         self._objectives = requests.objectives
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         self._fleet.configure(config)
+        self._picker.holding.soon()
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
         if self._proxy is not None:

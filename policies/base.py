@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,17 @@ class Request:
             self.tenant,
             self.sequence,
         )
+
+
+class HeldRequests(NamedTuple):
+    """Requests that wait at the balancer, for `Policy.urgency`; shape `(h,)` each."""
+
+    rows: FloatArray
+    deadline_s: FloatArray
+    """Time that the client will still wait; infinite: it named none."""
+    priority: FloatArray
+    """As of a `Request`."""
+    waited_s: FloatArray
 
 
 class FleetView(Protocol):
@@ -212,6 +223,19 @@ class Policy(ABC):
         """
         del request, fleet
         return 0.0
+
+    def holds(self, request: Request, fleet: FleetView) -> bool:
+        """Whether the request rather waits for now, where it may: its model is held, and no bound is reached.
+
+        By default a request that is held waits while the worker that the policy picks has no room, and no longer.
+        """
+        del request, fleet
+        return False
+
+    def urgency(self, held: HeldRequests, fleet: FleetView) -> FloatArray | None:
+        """Who of those that are held is asked for first, `(h,)`: the largest number. None: by the configured order."""
+        del held, fleet
+        return None
 
     def contributions(self, request: Request, fleet: FleetView) -> Mapping[str, FloatArray]:
         """What each input, by name, adds to each worker's score, `(..., n)`; empty where the policy does not say.

@@ -59,7 +59,6 @@ class Batch:
         """All arrays, for compiled functions."""
         self.fleets = list(fleets)
         self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
-        self._tenants = [one.tenant for one in arrivals]
         self._tables = Tables(self.sim.plan)
         self._timeline_period_s = timeline_period_s
         self.sim.plan.env[:, at.E_EXACT], self.sim.plan.env[:, at.E_TIMELINE] = exact, timeline_period_s
@@ -74,13 +73,13 @@ class Batch:
         """Environments with room for such a fleet and so many requests, for runs that are put there by `load`."""
         demand = declared(at.Demand).items()
         columns: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
-        nothing = Arrivals(**columns, tenant=np.zeros(requests, np.int16))
+        nothing = Arrivals(**columns)
         return cls([room] * environments, [nothing] * environments, [0] * environments)
 
     def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
         fill(self.sim, self._tables, e, fleet, arrivals, seed)
         loop.begin(self.native, e)
-        self.fleets[e], self._tenants[e] = fleet, arrivals.tenant
+        self.fleets[e] = fleet
 
     def load(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
         """Put environment `e` to the start of another run, at its first decision; it must fit the arrays.
@@ -92,6 +91,7 @@ class Batch:
         check_fits(self.sim, fleet, len(arrivals))
         self._keyed = self._keyed or bool(arrivals.key.any())
         self._fill(e, fleet, arrivals, seed)
+        self._check_outside()
         only = self._everyone == e
         loop.advance(self.native, self._everyone, only, loop.OUTSIDE, self._no_options)
         self.waiting[e] = only[e]
@@ -103,7 +103,16 @@ class Batch:
 
     def step(self, workers: IntArray) -> int:
         """Send what waits to these workers, `(e,)` (-1: shed it), and go on; returns how many wait now."""
+        self._check_outside()
         return int(loop.advance(self.native, workers, self.waiting, loop.OUTSIDE, self._no_options))
+
+    def _check_outside(self) -> None:
+        """Raise `ValueError` where requests are held: who is held is asked for in turns, by the engine alone."""
+        if self.sim.plan.env[:, at.E_HOLDS].any():
+            raise ValueError(
+                "settings.holding names models, and only a policy that the engine compiles may hold requests, without "
+                "keys or with sticky_keys: false: choose a policy that ships, or leave holding.models empty"
+            )
 
     def run_inside(self, policy: Policy, workers: IntArray | None = None) -> bool:
         """Run to the end with a policy that the engine decides as itself; False, and nothing done, where it cannot.
@@ -112,6 +121,9 @@ class Batch:
         """
         if workers is None and self.waiting.any():
             raise ValueError("requests wait for a decision already: give their workers")
+        own_holding = type(policy).holds is not Policy.holds or type(policy).urgency is not Policy.urgency
+        if own_holding and self.sim.plan.env[:, at.E_HOLDS].any():
+            raise ValueError(f"policy {policy.name} says itself who is held, which is not simulated: choose another")
         found = None if self.sticky(policy) else decider(policy, self.native, self.sim.sizes.workers)
         if found is None:
             return False
@@ -207,7 +219,7 @@ class Batch:
             rows=d.rows.copy(),
             deadline_s=d.deadline_s.copy(),
             priority=d.priority.copy(),
-            tenant=np.stack(self._tenants),
+            tenant=d.tenant.copy(),
             pending_integral_s=x.clock[:, at.INTEGRAL].copy(),
             end_s=np.nanmax(x.resolved_s, axis=1, initial=0.0),
             busy_s=x.real[:, at.BUSY].reshape(-1, n).copy(),

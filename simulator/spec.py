@@ -212,6 +212,8 @@ class FleetSpec:
     """The routers'; model names in `settings.models` are the fleet's."""
     zones: tuple[str, ...] = ()
     """Where each balancer stands; empty: all in `settings.zones.own`."""
+    tenants: tuple[str, ...] = ()
+    """Names of tenants, by their numbers in arrivals; for the weights in `settings.holding`."""
 
     def zone_of(self, balancer: int) -> str:
         """Where a balancer stands; empty: zones do not matter to it."""

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.fleet import ANYBODY, FleetSection
+from balancer.config.holding import HoldingSection
 from balancer.config.listen import ListenSection, TlsSection, is_local, is_unix, rest_beside
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
@@ -98,6 +99,8 @@ class Config(StrictModel):
     """The model table, by model name. Models that are not listed have no restrictions."""
     limits: LimitsSection = LimitsSection()
     """When requests are turned away."""
+    holding: HoldingSection = HoldingSection()
+    """Requests that wait until a worker has room."""
     zones: ZonesSection = ZonesSection()
     """Which workers are near, and how far they are preferred."""
     estimators: EstimatorsSection = EstimatorsSection()
@@ -142,6 +145,9 @@ class Config(StrictModel):
     def _native_is_possible(self) -> Self:
         if self.envoy.frontend != "native":
             return self
+        if self.holding.models:
+            rule = "must be pick while holding.models names models: the module lets nobody wait"
+            raise field_error(("envoy", "frontend"), self.envoy.frontend, rule)
         if self.processes != 1:
             rule = "must be 1 where envoy.frontend is native: Envoys decide over the state of one balancer"
             raise field_error(("processes",), self.processes, rule)
@@ -259,6 +265,7 @@ class Config(StrictModel):
             },
             limits=Limits(**limits),
             zones=self.zones.settings(),
+            holding=self.holding.settings(),
             estimators=self.estimators.settings(),
             reports_required=self.telemetry.required,
             stale_after_s=self.telemetry.stale_after_s,
@@ -296,6 +303,7 @@ class Config(StrictModel):
             balancers=self.envoy.balancers or self._balancers(),
             node_id=self.envoy.node_id,
             message_timeout_s=self.envoy.message_timeout_s,
+            longest_answer_s=self.holding.longest_answer_s,
             health_timeout_s=self.envoy.health_timeout_s,
             flush_interval_s=self.envoy.access_log_flush_s,
             request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),

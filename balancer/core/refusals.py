@@ -30,6 +30,9 @@ FULL = Words(Shed, "every worker for model {model!r} has {limit:.0f} requests pe
 LATE = Words(Shed, "model {model!r} would take {best_ms:.0f} ms at best, the deadline is in {deadline_ms:.3g} ms")
 SHED = Words(Shed, "policy {policy} sheds: no capacity for model {model!r} now; retry later")
 
+HELD_FULL = Words(Shed, "{count} requests of {bytes} bytes wait for a worker already; none to model {model!r} may too")
+HELD_LONG = Words(Shed, "no worker had room for model {model!r} in {held_s:.3g} s; retry later")
+
 
 def unknown(request: Request) -> RoutingError:
     """No worker has the model, or that version."""

@@ -28,6 +28,7 @@ from balancer.core.events import (
     WorkersAdded,
 )
 from balancer.core.fleet import ANY_MODEL, Fleet
+from balancer.core.in_flight import InFlight, drop
 from balancer.core.kernel import picking
 from balancer.core.kernel.plain import Kernel, Picked, new_tuple
 from balancer.core.keys import OF_SEQUENCES, placing
@@ -82,16 +83,6 @@ class Witness(Protocol):
         """No policy was to answer, since no worker may serve the request."""
 
 
-class _InFlight(NamedTuple):
-    worker: str
-    column: int
-    rows: float
-    at_s: float
-    ticket: Ticket | None
-    chosen: bool
-    """Whether the policy chose the worker among several: then no client did."""
-
-
 class Router:
     """Owns the fleet's state; asks the policy; samples its answer."""
 
@@ -111,7 +102,7 @@ class Router:
         """Who decides, where that is not always the policy."""
         self.fleet.kernel.seed = mix(seed)
         self._number = 0
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
 
     @property
     def next_number(self) -> int:
@@ -137,10 +128,10 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                sent = _InFlight(event.worker, self.column(event.model), event.rows, now_s, None, True)
+                sent = InFlight(event.worker, self.column(event.model), event.rows, now_s, None, True)
                 self._count_in(event.number, sent)
             case Withdrawn():
-                _drop(self._end(event.number, now_s))
+                drop(self._end(event.number, now_s))
             case WorkerAdded():
                 self.fleet.add((event,))
             case WorkersAdded():
@@ -149,7 +140,7 @@ class Router:
                 self.fleet.remove(event.worker)
                 gone = [number for number, sent in self._in_flight.items() if sent.worker == event.worker]
                 for number in gone:
-                    _drop(self._in_flight.pop(number))
+                    drop(self._in_flight.pop(number))
             case ReportsLost():
                 self.fleet.lose(event.worker)
 
@@ -166,13 +157,16 @@ class Router:
                 break
             self._expire(number, now_s)
 
-    def route(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> Decision:
+    def route(
+        self, request: Request, now_s: float, subset: Collection[str] | None = None, only: int | None = None
+    ) -> Decision:
         """Pick a worker, and count the request in flight there.
 
         Args:
             request: What is known of it; its `number` is set here.
             now_s: The same clock as in `observe`.
             subset: Names of the only workers that may be picked; None: all may.
+            only: Row of the one worker that the policy may pick; all others may be its fallbacks.
 
         Raises:
             UnknownModel: no worker has it and no table names it.
@@ -181,11 +175,19 @@ class Router:
         """
         number = self._number
         self._number = number + 1
-        if self.witness is None and subset is None:
+        if self.witness is None and subset is None and only is None:
             decision = self._decide_at_once(request, number, now_s)
             if decision is not None:
                 return decision
-        return self._decide(request.numbered(number), number, now_s, subset)
+        return self._decide(request.numbered(number), number, now_s, subset, only)
+
+    def refuse(self, request: Request, error: RoutingError, now_s: float) -> RoutingError:
+        """Take note that a request, which has a number of its own from here on, was turned away; returns the error."""
+        number = self._number
+        self._number = number + 1
+        if self.witness is not None:
+            self.witness.refused(request.numbered(number), error, now_s)
+        return error
 
     def _decide_at_once(self, request: Request, number: int, now_s: float) -> Decision | None:
         """The decision by one call of the compiled kernel, where nobody looks on; None: it takes the long way."""
@@ -214,10 +216,12 @@ class Router:
             ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
         chosen = placed is policy and picked.among > 1
         decision = self._decision(number, placed, picked, now_s, request.sequence)
-        self._keep(number, new_tuple(_InFlight, (decision.worker, column, float(request.rows), now_s, ticket, chosen)))
+        self._keep(number, new_tuple(InFlight, (decision.worker, column, float(request.rows), now_s, ticket, chosen)))
         return decision
 
-    def _decide(self, request: Request, number: int, now_s: float, subset: Collection[str] | None) -> Decision:
+    def _decide(
+        self, request: Request, number: int, now_s: float, subset: Collection[str] | None, only: int | None = None
+    ) -> Decision:
         """The decision step by step, for whoever is to see it; `request` has its number. Raises as `route` does."""
         try:
             view = self.view(request, now_s, subset)
@@ -225,7 +229,7 @@ class Router:
             if self.witness is not None:
                 self.witness.refused(request, error, now_s)
             raise
-        answered, ticket = self._answer(request, subset, view, now_s)
+        answered, ticket = self._answer(request, subset, view if only is None else view.of_one(only), now_s)
         policy, fleet = answered.policy, self.fleet
         picked = fleet.kernel.pick(fleet, answered.probabilities, request, view)
         if picked is None:
@@ -237,7 +241,7 @@ class Router:
             self.witness.decided(answered, decision)
         chosen = answered.role != "hash" and picked.among > 1
         column, rows = self.column(request.model), float(request.rows)
-        self._count_in(number, _InFlight(decision.worker, column, rows, now_s, ticket, chosen))
+        self._count_in(number, InFlight(decision.worker, column, rows, now_s, ticket, chosen))
         return decision
 
     def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
@@ -277,7 +281,7 @@ class Router:
         if self.steering is not None:
             policy, role = self.steering.main()
         placed = self._policy_for(request, policy)
-        probabilities, valid = self._answer_of(placed, request, view)
+        probabilities, valid = self.answer_of(placed, request, view)
         return Answered(request, None, view, placed, probabilities, valid, now_s, role if placed is policy else "hash")
 
     def _answer(
@@ -290,7 +294,7 @@ class Router:
         chosen = choice.policy if choice is not None else self.policy
         policy = self._policy_for(request, chosen)
         if steering is None or choice is None or policy is not chosen:
-            probabilities, valid = self._answer_of(policy, request, view)
+            probabilities, valid = self.answer_of(policy, request, view)
             by: Role = "in_force" if policy is chosen else "hash"
             return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
         policy, role, answer, failed, ticket = steering.answer(choice, request, view, now_s)
@@ -309,7 +313,7 @@ class Router:
         """The policy, unless a hash places the request's key."""
         return placing(policy, request.key is not None, self.settings.sticky_keys, request.sequence)
 
-    def _answer_of(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
+    def answer_of(self, policy: Policy, request: Request, view: LiveView) -> tuple[FloatArray, bool]:
         """The policy's answer and True, or the least pending worker where it is no distribution over eligible ones."""
         probabilities, failure = answer(policy, request, view)
         if probabilities is not None:
@@ -344,15 +348,15 @@ class Router:
         view.mask = members
 
     def _expire(self, number: int, now_s: float) -> None:
-        _drop(self._end(number, now_s))
+        drop(self._end(number, now_s))
         self.outcomes["expired"] += 1
 
-    def _count_in(self, number: int, sent: _InFlight) -> None:
+    def _count_in(self, number: int, sent: InFlight) -> None:
         """A pick, which nobody has counted yet."""
         self.fleet.sent(sent.worker, sent.column, sent.rows, sent.at_s)
         self._keep(number, sent)
 
-    def _keep(self, number: int, sent: _InFlight) -> None:
+    def _keep(self, number: int, sent: InFlight) -> None:
         """Until its outcome comes, or nobody expects one any more."""
         if len(self._in_flight) >= bounds.MAX_IN_FLIGHT:
             self._expire(next(iter(self._in_flight)), sent.at_s)
@@ -378,15 +382,9 @@ class Router:
         else:
             self.fleet.finished(sent.worker, sent.column, sent.rows, event, now_s)
 
-    def _end(self, number: int, now_s: float) -> _InFlight | None:
+    def _end(self, number: int, now_s: float) -> InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""
         sent = self._in_flight.pop(number, None)
         if sent is not None:
             self.fleet.ended(sent.worker, sent.column, sent.rows, now_s)
         return sent
-
-
-def _drop(sent: _InFlight | None) -> None:
-    """What will have no outcome is no evidence."""
-    if sent is not None and sent.ticket is not None:
-        sent.ticket.dropped()

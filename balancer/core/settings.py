@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,48 @@ class ZoneSettings:
     """Nearer workers are preferred while one is expected to be done so much later than the best farther one at most."""
     order: tuple[str, ...] = ()
     """Zones after the own one, nearest first; all that are not named are equally far behind them."""
+
+
+Order = Literal["arrival", "deadline", "priority", "fair", "shortest"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """How requests to one model are held."""
+
+    window_batches: float = 1.0
+    """A worker has room while what is unfinished there is below so many batches beyond one for each instance; 0: an
+    idle instance alone has room."""
+    forming: bool = True
+    """Whether requests held for the same model follow one that leaves, up to a full batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingSettings:
+    """Which requests wait at the balancer until a worker has room, and in which order they leave."""
+
+    models: Mapping[str, HeldModel] = field(default_factory=dict)
+    """Models whose requests are held; those to all others are placed at once. Empty: holding is off."""
+    order: Order = "deadline"
+    """Who leaves first: `arrival`; `deadline`, the earliest, and those that cannot be met any more last; `priority`;
+    `fair` among tenants; `shortest` expected service."""
+    detour: float = 1.0
+    """A worker that has room is taken instead of a better one that has none, where the request is expected to be
+    complete there at most so many times as late."""
+    default_deadline_s: float = 1.0
+    """By order of deadline: what counts for a request that names none."""
+    longest_wait_s: float = 1.0
+    """By order of priority and of shortest service: who has waited so long goes first."""
+    max_requests: int = 1000
+    """Requests held at most."""
+    max_bytes: int = 67_108_864
+    """Bytes of requests held at most, as far as their size is known."""
+    max_s: float = 10.0
+    """How long a request is held at most."""
+    overflow: Literal["refuse", "place"] = "refuse"
+    """What becomes of a request beyond a bound: refused (429), or placed as if it were not held."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of tenants, by order `fair`; 1 for those that are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +146,7 @@ class Settings:
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     limits: Limits = Limits()
     zones: ZoneSettings = ZoneSettings()
+    holding: HoldingSettings = HoldingSettings()
     estimators: EstimatorSettings = EstimatorSettings()
     reports_required: bool = True
     """Whether a worker is eligible only once its agent has reported; without reports, all workers have all models."""

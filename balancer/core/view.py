@@ -158,6 +158,10 @@ class LiveView(View):
         self._eligible = mask
         self.__dict__.pop("eligible", None)
 
+    def of_one(self, worker: int) -> LiveView:
+        """The same, with this one worker eligible."""
+        return LiveView(self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.rows, self.at_s)
+
     # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
     @part
     def _rows(self) -> FloatArray:

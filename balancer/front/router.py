@@ -324,14 +324,16 @@ class SharedRouter(Router):
             self._count_out(slots, now_s)
         self.outcomes["expired"] += len(slots)
 
-    def route(self, request: Request, now_s: float, subset: Collection[str] | None = None) -> Decision:
+    def route(
+        self, request: Request, now_s: float, subset: Collection[str] | None = None, only: int | None = None
+    ) -> Decision:
         """See `Router`."""
         self._now_s = now_s
         with self._alone():
             following, owed = self.state.number, self.state.owed()
             self._number = following if owed is None else owed
             try:
-                decision = super().route(request, now_s, subset)
+                decision = super().route(request, now_s, subset, only)
                 self._trials.claimed()
                 for decider, policy in self._tabled.items() if subset is None else ():
                     if policy.name == decision.policy and self._policy_for(request, policy) is policy:

@@ -66,6 +66,8 @@ class BootstrapOptions:
     """Tells Envoys apart in the balancer's logs."""
     message_timeout_s: float = 0.2
     """How long a request waits for its pick before it goes on without."""
+    longest_answer_s: float = 0.0
+    """How long a balancer may ask Envoy to wait for a pick; 0: it may not."""
     health_timeout_s: float = 0.5
     """How long a balancer process may take to answer a health check before it is asked for no more picks."""
     flush_interval_s: float = 0.005
@@ -223,6 +225,8 @@ def _fill_listener(listener: Node, options: BootstrapOptions, secrets: Secrets) 
         manager["access_log"].append(audit_logger(options.audit_log))
     ext_proc = next(f for f in manager["http_filters"] if f["name"] == names.PICKS_FILTER)
     ext_proc["typed_config"]["message_timeout"] = _seconds(options.message_timeout_s)
+    if options.longest_answer_s > 0:
+        ext_proc["typed_config"]["max_message_timeout"] = _seconds(options.longest_answer_s)
     (host,) = manager["route_config"]["virtual_hosts"]
     host["request_body_buffer_limit"] = options.request_buffer_limit_bytes
 

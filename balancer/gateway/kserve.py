@@ -48,6 +48,9 @@ KIND_OF_PARAMETER = {
 _PARAMETER_KINDS = ("bool_param", "int64_param", "uint64_param", "string_param")
 
 
+_LENGTH_DIGITS = 15
+
+
 class Kind(enum.Enum):
     """What kind of call this is, which decides what may be asked of a worker."""
 
@@ -111,6 +114,12 @@ class Call:
     """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     triton_request_id: str
     """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
+
+
+def declared_bytes(headers: Mapping[str, str]) -> int:
+    """What a request says that its body has; 0 where it says nothing that can be."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LENGTH_DIGITS else 0
 
 
 def is_grpc(headers: Mapping[str, str]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from balancer.core.bounds import OutOfBoundsError
@@ -10,6 +11,7 @@ from balancer.core.errors import NoEligibleWorker, RoutingError, UnknownModel
 from balancer.core.router import Decision, Router
 from balancer.gateway import responses
 from balancer.gateway.addresses import Addresses
+from balancer.gateway.holding import Holding, longest_answer_s
 from balancer.gateway.kserve import Call, Kind
 from policies.base import Request
 
@@ -28,6 +30,21 @@ class Pick:
     error: RoutingError | None = None
 
 
+Allowed = Mapping[str, str] | None
+"""Workers that a gateway allows, each with its endpoint; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A call that waits."""
+
+    call: Call
+    allowed: Allowed
+    outcome: asyncio.Future[Decision | RoutingError]
+    longest_answer_s: float
+    """How long Envoy is asked to wait."""
+
+
 class Picker:
     """Turns calls into answers. `addresses` are replaced whenever discovery says so."""
 
@@ -39,6 +56,8 @@ class Picker:
         self.router = router
         self.addresses = Addresses()
         self.fallbacks_for_all = False
+        self.holding = Holding(router, clock)
+        """Where requests wait."""
         self._clock = clock
         self._process = process
         self._run = run
@@ -61,8 +80,37 @@ class Picker:
         try:
             decision = self._route(call, None if allowed is None else frozenset(allowed))
         except RoutingError as error:
-            refused = responses.refusal(error, call.grpc) + self._refused
-            return Pick(refused + self._tell(call), error=error)
+            return self._turned_away(call, error)
+        return self._picked(call, decision, allowed, own)
+
+    def holds(self, call: Call) -> bool:
+        """Whether the call waits until a worker has room."""
+        may_wait = call.kind is Kind.INFERENCE or call.kind is Kind.STREAM
+        return may_wait and self.holding.waiting.holds(call.request)
+
+    def hold(self, call: Call, subset: Collection[str] | None, size_bytes: int) -> Later:
+        """Let a call of our own Envoy's wait; what comes of it is read by `later`."""
+        allowed = None if subset is None else self.addresses.within(subset, call.grpc)
+        try:
+            workers = None if allowed is None else frozenset(allowed)
+            outcome = self.holding.ask(call.request, workers, size_bytes)
+        except RoutingError as error:
+            outcome = asyncio.get_running_loop().create_future()
+            outcome.set_result(error)
+        return Later(call, allowed, outcome, longest_answer_s(self.holding.waiting.settings.max_s))
+
+    def later(self, waited: Later) -> Pick:
+        """The answer to who waited, once its outcome is there."""
+        outcome = waited.outcome.result()
+        if isinstance(outcome, RoutingError):
+            return self._turned_away(waited.call, outcome)
+        return self._picked(waited.call, outcome, waited.allowed, own=True)
+
+    def _turned_away(self, call: Call, error: RoutingError) -> Pick:
+        refused = responses.refusal(error, call.grpc) + self._refused
+        return Pick(refused + self._tell(call), error=error)
+
+    def _picked(self, call: Call, decision: Decision, allowed: Allowed, own: bool) -> Pick:
         fallbacks = decision.fallbacks if own or self.fallbacks_for_all else ()
         addresses = self.addresses.of((decision.worker, *fallbacks), call.grpc, allowed)
         answer = responses.destination(addresses, call.request.sequence, header=not own)

@@ -16,10 +16,11 @@ from google.protobuf.message import DecodeError
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.gateway.exchange import Exchange, Served
-from balancer.gateway.kserve import Call, HeaderNames, Objectives, is_grpc, read_call
+from balancer.gateway.kserve import Call, HeaderNames, Objectives, declared_bytes, is_grpc, read_call
 from balancer.gateway.messages import read_fields, read_headers, read_subset
 from balancer.gateway.names import HEADERS_ONLY, PICKS_SERVICE
-from balancer.gateway.picker import Pick, Picker
+from balancer.gateway.picker import Later, Pick, Picker
+from balancer.gateway.responses import wait
 
 _METHOD = f"/{PICKS_SERVICE}/Process"
 _NO_REQUEST = "the first message has no request_headers"
@@ -69,6 +70,14 @@ class ExternalProcessor:
         self._telling: dict[str, None] = {}
         """Connections by which response headers came, oldest first."""
 
+    def may_wait(self) -> bool:
+        """Whether a request may be held: then an answer may take two messages."""
+        return self._picker.holding.is_on
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Have the server serve it."""
+        server.add_generic_rpc_handlers((self.handler(),))
+
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
         return _Handler(self)
@@ -82,7 +91,34 @@ class ExternalProcessor:
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         if not self._ready():
             await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
-        return self._answer(message, own=True)[1].answer
+        pick = self._answer(message, own=True)[1]
+        assert isinstance(pick, Pick)  # nobody waits here
+        return pick.answer
+
+    async def wait(self, _: object, stream: Stream) -> None:
+        """As `once`, where the request may wait until a worker has room: then Envoy is told so first.
+
+        A client that leaves has Envoy end the stream, which cancels what waits here.
+        """
+        message = await stream.read()
+        if message is UNREADABLE:
+            await stream.write(self._unreadable())
+            return
+        if not _is_request(message):
+            await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
+        if not self._ready():
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, _NOT_READY)
+        start_s = time.perf_counter()
+        found = self._answer(message, own=True, may_wait=True)[1]
+        if isinstance(found, Later):
+            seconds = time.perf_counter() - start_s
+            if not found.outcome.done():
+                await stream.write(wait(found.longest_answer_s))
+                await found.outcome
+            pick = self._tell(found.call, self._picker.later(found), seconds)
+            await stream.write(pick.answer)
+        else:
+            await stream.write(found.answer)
 
     async def process(self, _: object, stream: Stream) -> None:
         """One request of another gateway's client, from its headers to the end of what the gateway tells of it."""
@@ -94,6 +130,7 @@ class ExternalProcessor:
         if not _is_request(message):
             await stream.abort(grpc.StatusCode.INVALID_ARGUMENT, _NO_REQUEST)
         call, pick = self._answer(message, own=False)
+        assert isinstance(pick, Pick)  # what other gateways ask never waits
         await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
             await self._follow(stream, call, Exchange(message, pick.decision, start_s))
@@ -104,8 +141,10 @@ class ExternalProcessor:
         self._listener.refused(error)
         return self._picker.invalid(error, grpc=True).answer
 
-    def _answer(self, message: ext_proc.ProcessingRequest, own: bool) -> tuple[Call | None, Pick]:
-        """Understand the first message and decide; `own`: it is our own Envoy's.
+    def _answer(
+        self, message: ext_proc.ProcessingRequest, own: bool, may_wait: bool = False
+    ) -> tuple[Call | None, Pick | Later]:
+        """Understand the first message and decide; `own`: it is our own Envoy's. Only if it `may_wait`, it may.
 
         Nothing that is in the message may end the stream with an error: the gateway would go on without a pick, past
         limits, pins and the model table.
@@ -118,6 +157,8 @@ class ExternalProcessor:
             if not self._ready():
                 return None, self._picker.unready(_NOT_READY, grpc_call)
             call = read_call(headers, read_fields(message), self._names(), None if own else self._objectives())
+            if may_wait and self._picker.holds(call):
+                return call, self._picker.hold(call, read_subset(message), declared_bytes(headers))
             pick = self._picker.pick(call, read_subset(message), own)
         except OutOfBoundsError as error:
             self._listener.refused(error)
@@ -125,11 +166,15 @@ class ExternalProcessor:
         except Exception as error:
             self._listener.mistaken(error)
             return None, self._picker.failed(grpc_call)
+        return call, self._tell(call, pick, time.perf_counter() - start_s)
+
+    def _tell(self, call: Call, pick: Pick, seconds: float) -> Pick:
+        """The pick; the listener is told of it, after so many seconds of work."""
         try:
-            self._listener.picked(call, pick, time.perf_counter() - start_s)
+            self._listener.picked(call, pick, seconds)
         except Exception as error:
             self._listener.mistaken(error)
-        return call, pick
+        return pick
 
     async def _follow(self, stream: Stream, call: Call, exchange: Exchange) -> None:
         """Pass the rest of the stream on unchanged, and tell how the request ended.
@@ -179,6 +224,10 @@ class _Handler(grpc.GenericRpcHandler):
         self._once: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_unary_rpc_method_handler(
             processor.once, request_deserializer=_read, response_serializer=None
         )
+        self._wait: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
+            processor.wait, request_deserializer=_read, response_serializer=None
+        )
+        self._may_wait = processor.may_wait
         self._process: grpc.RpcMethodHandler[ext_proc.ProcessingRequest, bytes] = grpc.stream_stream_rpc_method_handler(
             processor.process, request_deserializer=_read, response_serializer=None
         )
@@ -189,4 +238,6 @@ class _Handler(grpc.GenericRpcHandler):
         """The form for one stream."""
         if handler_call_details.method != _METHOD:
             return None
-        return self._once if HEADERS_ONLY in handler_call_details.invocation_metadata else self._process
+        if HEADERS_ONLY not in handler_call_details.invocation_metadata:
+            return self._process
+        return self._wait if self._may_wait() else self._once

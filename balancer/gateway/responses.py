@@ -104,6 +104,14 @@ def told(model: str, policy: str) -> bytes:
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
 
 
+@lru_cache(maxsize=16)
+def wait(longest_s: float) -> bytes:
+    """Asks Envoy to wait so long for the pick, from now on; at most once for each request."""
+    message = ext_proc.ProcessingResponse()
+    message.override_message_timeout.FromMilliseconds(round(longest_s * 1000))
+    return _bytes(message)
+
+
 def refusal(error: RoutingError, grpc: bool) -> bytes:
     """An immediate answer to the client for a request that gets no worker."""
     http_status, grpc_status = CODES[type(error)]

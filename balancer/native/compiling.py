@@ -54,8 +54,11 @@ _numpy.__dict__.update(vars(np), where=_where)
 
 
 @functools.cache
-def from_source(function: types.FunctionType) -> Any:
-    """A function of policies or core, compiled, with all of theirs that it calls."""
+def from_source(function: types.FunctionType, made: Callable[..., Any] = inlined) -> Any:
+    """A function of policies or core, compiled, with all of theirs that it calls.
+
+    `made`: what compiles the function itself. What it calls is inlined.
+    """
     namespace = dict(function.__globals__)
     # Not `co_names`, in which fields of records stand as well.
     for name in {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}:
@@ -69,4 +72,4 @@ def from_source(function: types.FunctionType) -> Any:
             namespace[name] = value.item()
         elif value is np:
             namespace[name] = _numpy
-    return inlined(types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__))
+    return made(types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__))

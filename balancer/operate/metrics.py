@@ -74,9 +74,15 @@ class Metrics:
             _DECISION_BUCKETS_S,
         )
         self.decision_duration = decision.labels()
+        self.held = Histograms(
+            "balancer_held_seconds",
+            "How long requests waited at the balancer for a worker with room, by what became of them",
+            ("model", "result"),
+            LATENCY_BUCKETS_S,
+        )
         self._families: tuple[Family[Any], ...] = (
             *(self.requests, self.errors, self.latency),
-            *(self.first_byte, self._received, self._sent, decision),
+            *(self.first_byte, self._received, self._sent, decision, self.held),
         )
         self.decisions = self._counter("decisions", "Picks by the policy that made them", "policy")
         self.refusals = self._counter("refusals", "Requests answered without a worker", "reason")
@@ -115,6 +121,9 @@ class Metrics:
             "balancer_metrics_timestamp_seconds",
             "Unix time at which this text was begun; it is made once a second at most",
             registry=self.registry,
+        )
+        self.held_now = prometheus.Gauge(
+            "balancer_held_requests", "Requests that wait for a worker with room", registry=self.registry
         )
         self.registry.register(_Fleet(router, clock))
         self.registry.register(_Steering(router))

@@ -21,6 +21,7 @@ from balancer.operate.metrics import Metrics
 from balancer.operate.mistakes import Mistakes
 from balancer.operate.recent import Recent
 from balancer.operate.tally import REASONS, Ended, Measured, Tally
+from policies.base import Request
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Recorder:
         self._recording: Recording | None = None
         self.recent = Recent()
         self.tally = Tally(metrics, self.recent)
+        picker.holding.listener = self
+        metrics.held_now.set_function(picker.holding.waiting.__len__)
 
     @property
     def awaited(self) -> int:
@@ -86,6 +89,10 @@ class Recorder:
         """Count a value of an outcome that was out of bounds."""
         self.metrics.refused_inputs.labels("outcome", field).inc()
 
+    def held(self, request: Request, seconds: float, how: str) -> None:
+        """Count a request that waited for a worker."""
+        self._metrics.held.labels(request.model, how).observe(seconds)
+
     def mistaken(self, error: Exception) -> None:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
         self.mistakes.caught("pick", error)
@@ -97,7 +104,8 @@ class Recorder:
             del self._unheard[next(iter(self._unheard))]
 
     def tick(self, now_s: float) -> None:
-        """Let go of picks whose outcome is awaited no more, as the router does."""
+        """Let go of picks whose outcome is awaited no more, as the router does, and see who waits no longer."""
+        self._picker.holding.soon()
         timeout_s = self.router.settings.outcome_timeout_s
         for gateway_id, (_, at_s, _) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
             if now_s - at_s < timeout_s:
@@ -202,6 +210,7 @@ class Recorder:
     def observe(self, event: Finished | Withdrawn, now_s: float) -> None:
         """An outcome."""
         self.router.observe(event, now_s)
+        self._picker.holding.soon()
         if self._recording is not None:
             self._recording.ended(event, now_s)
 

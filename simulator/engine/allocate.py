@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from balancer.core.estimators.columns import Fields, declared
+from balancer.core.holding.state import Held, lengths_of_held
 from balancer.core.kernel.books import KINDS
 from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
 from balancer.core.kernel.state import lengths_of
@@ -18,13 +19,14 @@ from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes
 from simulator.spec import FleetSpec
 
 _KINDS: dict[str, type[Any]] = {
-    **{"plan": Plan, "demand": Demand, "state": State, "asked": Asked, "heap": Heap, "known": Known},
+    **{"plan": Plan, "demand": Demand, "state": State, "asked": Asked, "heap": Heap, "known": Known, "held": Held},
     **KINDS,
 }
 """Of the records, by the fields of `Sim`."""
 _RECORDS = {name: declared(kind) for name, kind in _KINDS.items()}
 _TOGETHER = ("e k", "g log")
 """Axes of what is looked up one entry at a time, and lies together for it."""
+_FILLED = ("held.settings", "held.models", "held.weight", "held.notes")
 _LEAST_LOG, _MOST_LOG = 128, 4096
 _EXECUTIONS_PER_S = 2000.0
 """That a log has room for until a balancer has heard of them; more are learned of a little early."""
@@ -74,11 +76,13 @@ def samples(fleet: FleetSpec) -> int:
 def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, int]:
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
-    events = 2 * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
-    # A request on its way is in the heap where ways are unequal, and so is a client's next one.
+    holds = any(fleet.settings.holding.models for fleet in fleets)
+    events = (2 + holds) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
+    # A request on its way is in the heap where ways are unequal, and so is a client's next one, and the end of a hold.
     most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
     return {
         **lengths_of(n, m),
+        **lengths_of_held(z.requests, holds),
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
@@ -171,9 +175,10 @@ def reset(sim: Sim, e: int) -> None:
     z, x = sim.sizes, sim.state
     of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "ebm": z.balancers * z.models}
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}
-    for record in ("state", "known", *KINDS):
+    for record in ("state", "known", "held", *KINDS):
         for name, (axes, _, start) in _RECORDS[record].items():
-            if record != "desk" or axes == "r":  # all else of the desk is filled, or nothing of it lasts
+            # All else of the desk is filled, or nothing of it lasts; so is what is held by.
+            if (record != "desk" or axes == "r") and f"{record}.{name}" not in _FILLED:
                 getattr(getattr(sim, record), name)[parts[axes.split()[0]]] = start
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0

@@ -10,10 +10,10 @@ from balancer.core.kernel.state import Options
 from balancer.native.kinds import Native
 from policies import Policy
 from simulator.engine.calls import called_by_address
+from simulator.engine.coming import ask_of, uniform_of
 from simulator.engine.compiled import from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
-from simulator.engine.loop import ask_of, uniform_of
 
 _COMPILER = Compiler(from_source, inlined)
 _draw = from_source(picking.draw_by_sums)
@@ -54,7 +54,7 @@ def _decide(found: Answering) -> Any:
 
     def decide(sim: Sim, options: Options, e: int, k: int, now_s: float) -> int:
         b = sim.demand.balancer[e, k]
-        w = answer(sim, options, e, row(sim, e, b, 0), ask_of(sim, e, k), now_s)
+        w = answer(sim, options, e, row(sim, e, b, 0), ask_of(sim, e, k, now_s), now_s)
         if w < 0:
             shares = sim.desk.shares[e]
             w = _draw(shares, uniform_of(sim, e, b), sim.desk.scratch[e, : len(shares)])

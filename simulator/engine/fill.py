@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 
+from balancer.core.holding.state import holding_row, model_rows
 from balancer.core.kernel.state import settings_row
 from balancer.core.worker import Worker, objections, tier_of
 from policies.base import FloatArray
@@ -62,6 +63,7 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
     # not, all workers are near.
     sim.desk.settings[e] = np.max([settings_row(fleet.settings_of(b)) for b in range(fleet.balancers)], axis=0)
     _fill_models(sim, e, fleet)
+    _fill_holding(sim, e, fleet)
     _fill_workers(sim, tables, e, fleet)
     for i, fault in enumerate(fleet.faults):
         plan = sim.plan
@@ -107,6 +109,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
         at.E_FALLIBLE: fallible,
         at.E_BALANCERS: fleet.balancers,
         at.E_UNEQUAL_WAYS: network.jitter_s > 0 or bool(network.across_s),
+        at.E_HOLDS: bool(fleet.settings.holding.models),
         at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),
     }
     for column, value in values.items():
@@ -132,6 +135,15 @@ def _fill_models(sim: Sim, e: int, fleet: FleetSpec) -> None:
         spec[at.M_PREFERRED] = max(preferred)
         sim.plan.preferred[e * sim.sizes.models + m] = 0
         sim.plan.preferred[e * sim.sizes.models + m, : len(preferred)] = preferred
+
+
+def _fill_holding(sim: Sim, e: int, fleet: FleetSpec) -> None:
+    holding, held = fleet.settings.holding, sim.held
+    held.settings[e] = holding_row(holding)
+    held.models[e, : len(fleet.models)] = model_rows(holding, [model.name for model in fleet.models])
+    held.weight[e] = 1.0
+    for i in range(min(len(fleet.tenants), held.weight.shape[1])):
+        held.weight[e, i] = holding.weights.get(fleet.tenants[i], 1.0)
 
 
 def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:

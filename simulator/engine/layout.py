@@ -18,6 +18,7 @@ from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
+from balancer.core.holding.state import Held
 from balancer.core.kernel.state import Desk
 from policies.base import FloatArray
 from simulator.result import Status
@@ -26,9 +27,9 @@ AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times; see README.md.
 (
-    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, SAMPLE, REPORT, SCALE, TIMELINE, ANSWER,
-    ARRIVAL,
-) = range(14)  # fmt: skip
+    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, HELD_LONG, SAMPLE, REPORT, SCALE, TIMELINE,
+    ANSWER, ARRIVAL,
+) = range(15)  # fmt: skip
 KIND_BITS = 56
 """An event's payload is `kind << KIND_BITS | subject`."""
 REPORT_BITS = 16
@@ -42,8 +43,8 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
-    E_UNEQUAL_WAYS, ENV_COLUMNS,
-) = range(28)  # fmt: skip
+    E_UNEQUAL_WAYS, E_HOLDS, ENV_COLUMNS,
+) = range(29)  # fmt: skip
 
 # Columns of `Plan.model`, by environment and model.
 (
@@ -129,6 +130,7 @@ class Demand(NamedTuple):
     deadline_s: FloatArray = array("e k", start=np.inf)
     priority: AnyArray = array("e k", np.int16)
     balancer: AnyArray = array("e k", np.int16)
+    tenant: AnyArray = array("e k", np.int16)
 
 
 class State(NamedTuple):
@@ -258,7 +260,7 @@ class Known(NamedTuple):
 
 
 class Sim(NamedTuple):
-    """All of it; the last five are the core's, `balancer.core.kernel.state.Books`."""
+    """All of it; `held` and what follows are the core's: those who wait, and `balancer.core.kernel.state.Books`."""
 
     sizes: Sizes
     plan: Plan
@@ -267,6 +269,7 @@ class Sim(NamedTuple):
     asked: Asked
     heap: Heap
     known: Known
+    held: Held
     desk: Desk
     queue: Queue
     service: Service

@@ -7,104 +7,23 @@ import math
 import numpy as np
 
 from balancer.core.kernel import picking
-from balancer.core.kernel.state import Ask, Options
-from simulator.engine import batcher, device, faults, knowledge, reports
+from balancer.core.kernel.state import Options
+from simulator.engine import batcher, device, faults, holding, knowledge, reports
 from simulator.engine import layout as at
 from simulator.engine.calls import call
-from simulator.engine.compiled import compiled, from_source, inlined, mix, outlined
+from simulator.engine.coming import arrive, assign, meet, uniform_of
+from simulator.engine.compiled import compiled, from_source, inlined, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import Sim
-from simulator.engine.requests import UNAVAILABLE, count_coming, count_system, end, fail, send, uniform
+from simulator.engine.requests import UNAVAILABLE, count_coming, end, fail, uniform
 from simulator.result import Status
 
-_draw, _name_fallbacks = from_source(picking.draw), from_source(picking.name_fallbacks)
-_keep_within_limits, _uniform_of = from_source(picking.keep_within_limits), from_source(picking.uniform_of)
-_OK, _ERROR, _SHED, _NO_WORKER = int(Status.OK), int(Status.ERROR), int(Status.SHED), int(Status.NO_WORKER)
+_draw = from_source(picking.draw)
+_OK, _ERROR = int(Status.OK), int(Status.ERROR)
 
 
 OUTSIDE = 0
 """In place of a decider's address: the caller decides."""
-
-
-@inlined
-def _refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
-    """A request ends where it arrived."""
-    x = sim.state
-    x.status[e, k] = status
-    x.resolved_s[e, k] = now_s
-    x.picked[e, k] = x.server[e, k] = -1
-    x.counts[e, at.ENDED] += 1
-    count_system(sim, e, -1, now_s)
-    if sim.plan.env[e, at.E_CLIENTS] > 0:
-        push(sim.heap, e, now_s, at.ANSWER, 0)
-
-
-@inlined
-def ask_of(sim: Sim, e: int, k: int) -> Ask:
-    """The request as the kernel takes it; a key of 0 is none."""
-    d = sim.demand
-    number, key = sim.known.number[e, d.balancer[e, k]], d.key[e, k]
-    keyed = 1.0 if key != 0 else 0.0
-    mixed = mix(key if key != 0 else np.uint64(number))
-    return Ask(d.model[e, k], d.rows[e, k], mixed, keyed, d.deadline_s[e, k], d.priority[e, k], number)
-
-
-@inlined
-def uniform_of(sim: Sim, e: int, b: int) -> float:
-    """The lot of a balancer's next decision."""
-    return _uniform_of(sim.plan.router_seed[e, b], np.uint64(sim.known.number[e, b]))
-
-
-@outlined
-def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
-    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask_of(sim, e, k), now_s)
-
-
-@inlined
-def _arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
-    """A request arrives; returns how many workers may be picked for it, 0 where it was refused."""
-    x, known = sim.state, sim.known
-    x.arrived_s[e, k] = now_s
-    count_system(sim, e, 1, now_s)
-    b = sim.demand.balancer[e, k]
-    if sim.plan.env[e, at.E_EXACT]:
-        knowledge.know_exactly(sim, e, b, now_s)
-    if now_s > known.fresh_until_s[e, b]:
-        knowledge.look_who_is_eligible(sim, e, b, now_s)
-    line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
-    count = known.eligible_count[line]
-    if count == 0:
-        known.number[e, b] += 1
-        _refuse(sim, e, k, _NO_WORKER, now_s)
-        return 0
-    for w in range(sim.sizes.workers):
-        sim.desk.mask[e, w] = known.eligible[line, w]
-    count = _within_limits(sim, e, k, b, now_s)
-    if count == 0:
-        known.number[e, b] += 1
-        _refuse(sim, e, k, _SHED, now_s)
-    return count
-
-
-@outlined
-def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    first = knowledge.row(sim, e, sim.demand.balancer[e, k], 0)
-    _name_fallbacks(sim, e, first, w, ask_of(sim, e, k), now_s, sim.state.fallback[e, k])
-
-
-@inlined
-def _assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
-    """A decision is made: worker `w`, or -1 to shed."""
-    d = sim.demand
-    sim.known.number[e, d.balancer[e, k]] += 1
-    if w < 0:
-        _refuse(sim, e, k, _SHED, now_s)
-        return
-    sim.state.picked[e, k] = w
-    if sim.plan.env[e, at.E_FALLIBLE]:
-        _name_those_after(sim, e, k, w, now_s)
-    knowledge.count_in(sim, e, knowledge.row(sim, e, d.balancer[e, k], w), d.model[e, k], d.rows[e, k], now_s)
-    send(sim, e, k, w, now_s)
 
 
 @inlined
@@ -257,6 +176,23 @@ def _is_stuck(sim: Sim, e: int) -> bool:
 
 
 @inlined
+def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> bool:
+    """A request arrives; returns whether the caller is to decide it."""
+    if arrive(sim, e, k, now_s) == 0:
+        return False
+    if holding.holds(sim, e, k):
+        holding.come_in(sim, e, k, decider, options, now_s)
+    elif meet(sim, e, k, now_s) > 0:
+        sim.state.counts[e, at.DECIDING] = k
+        if decider == OUTSIDE:
+            _ask(sim, e, k, now_s)
+            return True
+        assign(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
+        sim.state.counts[e, at.DECIDING] = -1
+    return False
+
+
+@inlined
 def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
@@ -268,23 +204,19 @@ def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
                 continue
             subject = x.counts[e, at.NEXT_ANSWERED]
             x.counts[e, at.NEXT_ANSWERED] = subject + 1
-        if kind == at.OUTCOME:
+        if kind >= at.ANSWER:
+            if _come(sim, e, subject, decider, options, now_s):
+                return True
+        elif kind == at.OUTCOME:
             _hear(sim, e, subject, now_s)
-        elif kind >= at.ANSWER:
-            count = _arrive(sim, e, subject, now_s)
-            if count > 0:
-                x.counts[e, at.DECIDING] = subject
-                if decider == OUTSIDE:
-                    _ask(sim, e, subject, now_s)
-                    return True
-                _assign(sim, e, subject, call(decider, sim, options, e, subject, now_s), now_s)
-                x.counts[e, at.DECIDING] = -1
         elif kind in (at.TICK, at.SAMPLE, at.REPORT, at.SCALE, at.TIMELINE) and _is_stuck(sim, e):
             break
         else:
             place = _handle(sim, e, kind, subject, now_s)
             if place >= 0:
                 batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
+        if sim.plan.env[e, at.E_HOLDS] > 0 and kind < at.ANSWER:
+            holding.go_on(sim, e, kind, subject, decider, options, now_s)
     x.counts[e, at.DECIDING] = -1
     return False
 
@@ -325,7 +257,7 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
         if waiting[e]:
             k = sim.state.counts[e, at.DECIDING]
             if k >= 0:
-                _assign(sim, e, k, workers[e], sim.state.clock[e, at.NOW])
+                assign(sim, e, k, workers[e], sim.state.clock[e, at.NOW])
             waiting[e] = _advance(sim, e, decider, options)
             deciding += waiting[e]
     return deciding

@@ -11,10 +11,10 @@ from gymnasium.error import ResetNeeded
 from balancer.core.kernel.of_worker import pending
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
+from simulator.engine.coming import ask_of
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import DECIDING, NOW, Sim
-from simulator.engine.loop import ask_of
 from simulator.envs.charges import Charges, Terms
 from simulator.envs.observation import Shown, Window
 from simulator.envs.sampling import Load, Sampler, Scenarios
@@ -219,7 +219,8 @@ def _choose(
 @inlined
 def _least_pending(sim: Sim, e: int) -> int:
     """The first of the eligible workers with the least pending; 0 where none is eligible."""
-    ask, now_s = ask_of(sim, e, sim.state.counts[e, DECIDING]), sim.state.clock[e, NOW]
+    now_s = sim.state.clock[e, NOW]
+    ask = ask_of(sim, e, sim.state.counts[e, DECIDING], now_s)
     first = row(sim, e, sim.asked.balancer[e], 0)
     found, least = 0, np.inf
     for w in range(sim.sizes.workers):

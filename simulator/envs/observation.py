@@ -19,10 +19,10 @@ from policies.choices import LEAST
 from policies.columns import DECLARED, QUANTITIES, Unit
 from policies.consistent_hash import ConsistentHash
 from simulator.batch import Batch
+from simulator.engine.coming import ask_of
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import DECIDING, E_BALANCERS, IN_SYSTEM, NOW, Sim
-from simulator.engine.loop import ask_of
 
 Float32Array = npt.NDArray[np.float32]
 Observation = dict[str, Float32Array]
@@ -170,7 +170,8 @@ def _look(
         in_system[e], now_s[e] = sim.state.counts[e, IN_SYSTEM], sim.state.clock[e, NOW]
         if waiting[e]:
             last[e] = sim.state.counts[e, DECIDING]
-        ask, then_s, first = ask_of(sim, e, last[e]), asked.now_s[e], row(sim, e, asked.balancer[e], 0)
+        then_s, first = asked.now_s[e], row(sim, e, asked.balancer[e], 0)
+        ask = ask_of(sim, e, last[e], then_s)
         of_request = (asked.rows[e], asked.deadline_s[e], asked.priority[e], sim.plan.env[e, E_BALANCERS])
         for i in range(_OF_REQUEST):
             request[e, i] = _clipped(of_request[i], request_high[i]) if waiting[e] else 0.0

@@ -134,8 +134,8 @@ class TrafficSection(StrictModel):
     """Rows of a request."""
     work: WorkSection | None = None
     """Hidden work; none: all the same."""
-    deadline_s: Positive | None = None
-    """From arrival; none: no deadline."""
+    deadline_s: Positive | Mapping[Positive, NotNegative] | None = None
+    """From arrival, or weights by such; none: no deadline."""
 
     def traffic(self, name: str) -> ModelTraffic:
         """As the workload has it."""
@@ -143,7 +143,9 @@ class TrafficSection(StrictModel):
         if self.rows.fixed is not None or self.rows.shares is not None:
             rows = Shares(self.rows.shares or {rows: 1.0})
         work = ONE if self.work is None else self.work.only
-        return ModelTraffic(name, self.share, rows, work, math.inf if self.deadline_s is None else self.deadline_s)
+        due = self.deadline_s
+        deadline_s = Shares(due) if isinstance(due, Mapping) else math.inf if due is None else due
+        return ModelTraffic(name, self.share, rows, work, deadline_s)
 
 
 class WorkloadSection(StrictModel):

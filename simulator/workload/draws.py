@@ -63,7 +63,7 @@ class Between:
 class Shares:
     """Some numbers, each with its share."""
 
-    weights: Mapping[int, NotNegative]
+    weights: Mapping[int, NotNegative] | Mapping[float, NotNegative]
     """By number: its share is its weight over the sum of weights."""
 
     def __post_init__(self) -> None:

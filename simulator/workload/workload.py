@@ -22,7 +22,7 @@ from simulator.workload.trace import Recorded
 from tools.load.arrivals import FloatArray
 from tools.load.workload import streams
 
-_PARTS = 8
+_PARTS = 9
 _STEADY = Poisson()
 _ALL_ZERO = Shares({0: 1.0})
 
@@ -38,8 +38,8 @@ class ModelTraffic:
     """Batch sizes: rounded up, capped by the model's `max_batch_rows`; a trace with sizes goes before."""
     work: Distribution = ONE
     """Hidden work, over its own mean; a trace with a work column goes before."""
-    deadline_s: float = math.inf
-    """From arrival; infinite: none."""
+    deadline_s: float | Shares = math.inf
+    """From arrival, or several such, each with its share of the requests; infinite: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Workload:
         """
         if requests < 1:
             raise ValueError(f"requests is {requests}: ask for at least 1")
-        times, models, rows, work, keys, priorities, tenants, balancers = streams(seed, _PARTS)
+        times, models, rows, work, keys, priorities, tenants, balancers, deadlines = streams(seed, _PARTS)
         position: IntArray = np.arange(requests)
         if self.clients:
             time_s = np.zeros(requests)
@@ -99,7 +99,7 @@ class Workload:
             time_s, position = self.recorded.window(self.rate_per_s, requests, times.random())
         model = self._models(fleet, position, models.random(requests))
         drawn_rows, drawn_work = self._sizes(fleet, model, position, rows.random(requests), work.random(requests))
-        deadlines_s = np.array([one.deadline_s for one in self._by_model(fleet)])
+        deadline_s = self._deadlines_s(fleet, model, deadlines.random(requests))
         drawn_keys = np.zeros(requests, np.uint64) if self.keys is None else self.keys.draw(requests, keys)
         levels = self.priorities.quantile(priorities.random(requests)).astype(np.int16)
         owners = self.tenants.quantile(tenants.random(requests)).astype(np.int16)
@@ -109,7 +109,7 @@ class Workload:
             rows=drawn_rows,
             work=drawn_work,
             key=self._told("keys", position, drawn_keys),
-            deadline_s=self._told("deadline_s", position, deadlines_s[model]),
+            deadline_s=self._told("deadline_s", position, deadline_s),
             priority=self._told("priorities", position, levels),
             balancer=self._balancers(fleet, balancers.random(requests)),
             tenant=self._told("tenants", position, owners),
@@ -173,6 +173,13 @@ class Workload:
             rows[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows)
             work[own] = self._told("work", position[own], traffic.work.quantile(u_work[own]) / traffic.work.mean)
         return rows, work
+
+    def _deadlines_s(self, fleet: FleetSpec, model: npt.NDArray[np.int16], u: FloatArray) -> FloatArray:
+        deadline_s = np.empty(len(model))
+        for i, traffic in enumerate(self._by_model(fleet)):
+            due = traffic.deadline_s if isinstance(traffic.deadline_s, Shares) else Shares({traffic.deadline_s: 1.0})
+            deadline_s[model == i] = due.quantile(u[model == i])
+        return deadline_s
 
     def _told(self, column: str, position: IntArray, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What the trace tells of each request in that column, or else what was drawn."""

@@ -21,6 +21,7 @@ def arrivals_of(
     deadline_s: float | Sequence[float] = np.inf,
     priority: int | Sequence[int] = 0,
     balancer: int | Sequence[int] = 0,
+    tenant: int | Sequence[int] = 0,
     clients: int = 0,
 ) -> Arrivals:
     """One value for all requests, or one for each."""
@@ -37,7 +38,7 @@ def arrivals_of(
         deadline_s=column(deadline_s, float),
         priority=column(priority, np.int16),
         balancer=column(balancer, np.int16),
-        tenant=column(0, np.int16),
+        tenant=column(tenant, np.int16),
         clients=clients,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -9,7 +10,16 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings, ZoneSettings
+from balancer.core.settings import (
+    EstimatorSettings,
+    HeldModel,
+    HoldingSettings,
+    Limits,
+    ModelSettings,
+    Settings,
+    TokenSettings,
+    ZoneSettings,
+)
 from policies.hashing import mix
 from simulator.arrivals import Arrivals
 from simulator.spec import (
@@ -223,6 +233,7 @@ def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> A
         deadline_s=[0.05 if b >> 31 & 1 else math.inf for b in bits],
         priority=[b >> 32 & 3 for b in bits],
         balancer=[(b >> 34) % fleet.balancers for b in bits],
+        tenant=[(b >> 40) % 3 for b in bits],
         clients=draw(st.sampled_from([0, 0, 0, 1, 4])),
     )
 
@@ -231,3 +242,30 @@ def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> A
 def scenarios(draw: Draw) -> Scenario:
     fleet = draw(fleets())
     return Scenario(fleet, draw(arrivals(fleet)), draw(st.integers(0, 1000)))
+
+
+held_models = st.builds(
+    HeldModel, window_batches=st.sampled_from([0.0, 1.0, 1.0, 2.5]), forming=st.sampled_from([True, False])
+)
+holdings = st.builds(
+    HoldingSettings,
+    models=st.dictionaries(st.sampled_from(["m0", "m1", "m2"]), held_models, min_size=1).map(
+        lambda models: {"m0": HeldModel(), **models}
+    ),
+    order=st.sampled_from(["arrival", "deadline", "priority", "fair", "shortest"]),
+    detour=st.sampled_from([1.0, 1.5, math.inf]),
+    default_deadline_s=st.sampled_from([1.0, 0.0625]),
+    longest_wait_s=st.sampled_from([1.0, 0.0625]),
+    max_requests=st.sampled_from([1000, 1000, 5]),
+    max_s=st.sampled_from([10.0, 0.125]),
+    overflow=st.sampled_from(["refuse", "place"]),
+    weights=st.sampled_from([{}, {"a": 2.0, "b": 0.5}]),
+)
+
+
+@st.composite
+def holding_scenarios(draw: Draw) -> Scenario:
+    """Some models' requests are held; keys bind nobody, since those that they bind are never held."""
+    fleet, requests, seed = draw(scenarios())
+    chosen = dataclasses.replace(fleet.settings, holding=draw(holdings), sticky_keys=False)
+    return Scenario(dataclasses.replace(fleet, settings=chosen, tenants=("a", "b")), requests, seed)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import reference
 from simulation.equality import assert_equal
-from simulation.strategies import Scenario, scenarios
+from simulation.strategies import Scenario, holding_scenarios, scenarios
 from support.strangers import Softmax
 
 from balancer.core.fleet import Fleet
@@ -65,3 +65,10 @@ def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_random_fleets(name: str, scenario: Scenario, compiled: bool) -> None:
     compare(scenario, BUILTIN[name](), compiled)
+
+
+@pytest.mark.parametrize("name", ["expected_latency", "least_requests", "round_robin"])
+@settings(max_examples=60, deadline=None)
+@given(scenario=holding_scenarios())
+def test_requests_that_are_held(name: str, scenario: Scenario) -> None:
+    compare(scenario, BUILTIN[name](), compiled=True)

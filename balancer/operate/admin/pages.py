@@ -69,14 +69,15 @@ class Admin:
         section: AdminSection | None = None,
         client_san: str | None = None,
         drains: Drains | None = None,
+        held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {},
         local: bool = True,
     ) -> None:
         """`readiness` returns why picks cannot be made, empty if they can; `recent` the traffic until now; `process` is
         the number of this one, from 0.
 
         `section`: the limits and the token; None: defaults. `client_san`: a name (DNS or URI) that the certificate of
-        whoever asks must have; None: none must. `drains`: who is drained by hand; None: nobody can be. `local`: whether
-        only this machine reaches the pages.
+        whoever asks must have; None: none must. `held`: who waits for a worker with a model. `drains`: who is drained
+        by hand; None: nobody can be. `local`: whether only this machine reaches the pages.
         """
         self._router = router
         self._metrics_of_process = metrics
@@ -103,7 +104,7 @@ class Admin:
             "/page/events": self._events,
             **{f"/{page.__name__.strip('_')}": page for page in named},
         }
-        self._drains = drains
+        self._drains, self._held = drains, held
         self._local = local
         if drains is not None:
             self._pages |= dict.fromkeys(METHODS, self._drain)
@@ -268,7 +269,8 @@ class Admin:
             asked = read_question(request.query)
         except OutOfBoundsError as error:
             return self._out_of_bounds(error)
-        return _json(explain(self._router, asked, self._clock()))
+        now_s = self._clock()
+        return _json(explain(self._router, asked, now_s) | self._held(asked.model, now_s))
 
 
 def _names(request: web.BaseRequest) -> set[str]:

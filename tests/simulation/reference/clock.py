@@ -19,12 +19,13 @@ class Kind(IntEnum):
     REACH = 5
     BATCH_TIMER = 6
     OUTCOME = 7
-    SAMPLE = 8
-    REPORT = 9
-    AUTOSCALE = 10
-    TIMELINE = 11
-    ANSWER = 12
-    ARRIVAL = 13
+    HELD_LONG = 8
+    SAMPLE = 9
+    REPORT = 10
+    AUTOSCALE = 11
+    TIMELINE = 12
+    ANSWER = 13
+    ARRIVAL = 14
 
 
 ENDLESS = {Kind.TICK, Kind.SAMPLE, Kind.REPORT, Kind.AUTOSCALE, Kind.TIMELINE}

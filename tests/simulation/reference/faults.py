@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind
@@ -21,7 +22,10 @@ class Faults:
         reports: Reports,
         lose: Callable[[LiveRequest], None],
         reschedule: Callable[[Worker], None],
+        happened: Callable[[], None],
     ) -> None:
+        """`happened`: something did."""
+        self.happened = happened
         self.world = world
         self.reports = reports
         self.lose = lose
@@ -30,12 +34,18 @@ class Faults:
     def start(self) -> None:
         for index, fault in enumerate(self.world.fleet.faults):
             worker = self.world.index[fault.worker]
-            self.world.clock.at(fault.at_s, Kind.FAULT, (index,), self._begin, fault, worker)
+            self.world.clock.at(fault.at_s, Kind.FAULT, (index,), self._happen, self._begin, fault, worker)
             end_s = fault.at_s + fault.duration_s
             if math.isfinite(end_s):
-                self.world.clock.at(end_s, Kind.FAULT_END, (index,), self._end, fault, worker)
+                self.world.clock.at(end_s, Kind.FAULT_END, (index,), self._happen, self._end, fault, worker)
         if math.isfinite(self.world.fleet.autoscale.period_s):
-            self.world.clock.every(self.world.fleet.autoscale.period_s, Kind.AUTOSCALE, self._scale)
+            self.world.clock.every(
+                self.world.fleet.autoscale.period_s, Kind.AUTOSCALE, partial(self._happen, self._scale)
+            )
+
+    def _happen(self, action: Callable[..., None], *what: object) -> None:
+        action(*what)
+        self.happened()
 
     def _begin(self, fault: Fault, worker: Worker) -> None:
         match fault.kind:
@@ -111,7 +121,7 @@ class Faults:
                 self._join(absent[0])
                 subject = len(self.world.fleet.faults) + absent[0].index
                 at_s = clock.now_s + scale.load_s
-                clock.at(at_s, Kind.FAULT_END, (subject,), self._ready, absent[0])
+                clock.at(at_s, Kind.FAULT_END, (subject,), self._happen, self._ready, absent[0])
             elif draining:
                 self._drain(draining[0], False)
         elif mean_pending < scale.down_pending and len(ready) > scale.min_workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.worker import Worker
@@ -12,8 +13,10 @@ from balancer.core.events import Report, ReportsLost
 
 
 class Reports:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, heard: Callable[[int], None]) -> None:
+        """`heard`: a report came to this balancer, whatever became of it."""
         self.world = world
+        self.heard = heard
 
     def start(self) -> None:
         """The first reports, received at once; then samples for ever."""
@@ -56,6 +59,7 @@ class Reports:
     def _receive(self, worker: Worker, balancer: int, report: Report, stream: int) -> None:
         if stream == worker.stream:
             self.world.routers[balancer].observe(report, self.world.clock.now_s)
+        self.heard(balancer)
 
     def _take(self, worker: Worker) -> Report:
         models = tuple(worker.report_model(m, self.world.clock.now_s) for m in worker.models)

@@ -14,8 +14,10 @@ from simulation.reference.reports import Reports
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
-from balancer.core.errors import NoEligibleWorker, Shed
+from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.core.events import Finished
+from balancer.core.holding.waiting import Left
+from balancer.core.router import Decision
 from balancer.core.trials.steering import Plan, Role
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals
@@ -74,8 +76,10 @@ class Simulation:
         self.roles: list[Role | None] = [None] * len(arrivals)
         """The role of the policy that answered to each request; None: none was to."""
         self.executed: list[Executed] = []
-        self._reports = Reports(self.world)
-        self._faults = Faults(self.world, self._reports, self._lose, self._reschedule)
+        self._reports = Reports(self.world, self._turn)
+        self._faults = Faults(self.world, self._reports, self._lose, self._reschedule, self._turn_all)
+        self._held: dict[tuple[int, int], LiveRequest] = {}
+        """By balancer and place."""
         self._sent = 0
         self._ended = 0
         self._unheard = 0
@@ -110,6 +114,7 @@ class Simulation:
     def _tick(self) -> None:
         for router in self.world.routers:
             router.tick(self.clock.now_s)
+        self._turn_all()
 
     def _sample_timeline(self) -> None:
         self.record.sample(self.clock.now_s, [worker.pending for worker in self.world.workers])
@@ -125,14 +130,45 @@ class Simulation:
             key=request.key or None,
             deadline_s=float(self.arrivals.deadline_s[index]),
             priority=int(self.arrivals.priority[index]),
+            tenant=self._tenant(int(self.arrivals.tenant[index])),
         )
+        waiting = self.world.waiting[request.balancer]
         try:
-            decision = self.world.routers[request.balancer].route(asked, self.clock.now_s)
-            self.roles[index] = self.world.watch.role
+            if waiting.holds(asked):
+                outcome = waiting.hold(asked, self.clock.now_s)
+            else:
+                outcome = self.world.routers[request.balancer].route(asked, self.clock.now_s)
         except (NoEligibleWorker, Shed) as error:
-            self.roles[index] = self.world.watch.role
-            status = Status.SHED if isinstance(error, Shed) else Status.NO_WORKER
-            self.record.ended(request, status, -1, self.clock.now_s, 0.0)
+            outcome = error
+        if isinstance(outcome, int):
+            self._held[request.balancer, outcome] = request
+            at_s = self.clock.now_s + self.fleet.settings.holding.max_s
+            self.clock.at(at_s, Kind.HELD_LONG, (index,), self._expire, request.balancer)
+            self._turn(request.balancer)
+        else:
+            self._place(request, outcome)
+
+    def _turn(self, balancer: int) -> None:
+        """Who is held is asked for again."""
+        self._let_go(balancer, self.world.waiting[balancer].turn(self.clock.now_s))
+
+    def _turn_all(self) -> None:
+        for balancer in range(self.fleet.balancers):
+            self._turn(balancer)
+
+    def _expire(self, balancer: int) -> None:
+        self._let_go(balancer, self.world.waiting[balancer].expire(self.clock.now_s))
+
+    def _let_go(self, balancer: int, gone: list[Left]) -> None:
+        for left in gone:
+            self._place(self._held.pop((balancer, left.place)), left.outcome)
+
+    def _place(self, request: LiveRequest, decision: Decision | RoutingError) -> None:
+        index = request.index
+        self.roles[index] = self.world.watch.role
+        if isinstance(decision, RoutingError):
+            status = Status.SHED if isinstance(decision, Shed) else Status.NO_WORKER
+            self.record.ended(request, status, -1, self.clock.now_s, self.clock.now_s - request.arrival_s)
             self._answer(request, self.clock.now_s)
             return
         targets = (decision.worker, *decision.fallbacks)
@@ -144,6 +180,9 @@ class Simulation:
         )
         self.record.picked[index] = picked
         self._send(request)
+
+    def _tenant(self, number: int) -> str:
+        return self.fleet.tenants[number] if number < len(self.fleet.tenants) else str(number)
 
     def _request(self, index: int, client: int) -> LiveRequest:
         a = self.arrivals
@@ -293,6 +332,7 @@ class Simulation:
     def _observe(self, balancer: int, outcome: Finished) -> None:
         self._unheard -= 1
         self.world.routers[balancer].observe(outcome, self.clock.now_s)
+        self._turn(balancer)
 
     def _answer(self, request: LiveRequest, answer_s: float) -> None:
         if self.arrivals.clients:

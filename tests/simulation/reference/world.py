@@ -7,6 +7,7 @@ from simulation.reference.watch import Watch
 from simulation.reference.worker import Worker
 
 from balancer.core.events import Event
+from balancer.core.holding.waiting import Waiting
 from balancer.core.router import Router
 from balancer.core.trials.steering import Plan, Steering
 from policies.base import Policy
@@ -22,6 +23,7 @@ class World:
         self.workers = [Worker(fleet, w) for w in range(len(fleet.workers))]
         self.index = {worker.spec.name: worker for worker in self.workers}
         self.routers = [Router(policy, fleet.settings_of(b), (seed << 8) + b) for b in range(fleet.balancers)]
+        self.waiting = [Waiting(router) for router in self.routers]
         self.watch = Watch()
         for b, router in enumerate(self.routers):
             router.witness = self.watch

@@ -1,0 +1,141 @@
+"""What is known of the requests that are held, as arrays: one layout for production and simulator.
+
+A request has a *place* from the moment it is held until it leaves. A balancer's *line* is the places in order. Rows: a
+fleet `e`, its balancers `b`; production has one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.core.estimators.columns import array, declared
+from balancer.core.settings import HoldingSettings, Order
+from policies.base import FloatArray
+
+AnyArray = npt.NDArray[Any]
+
+ORDERS: tuple[str, ...] = get_args(Order)
+ARRIVAL, DEADLINE, PRIORITY, FAIR, SHORTEST = range(5)
+"""Orders by number, as they are declared."""
+
+# Columns of `Held.settings`.
+ORDER, DETOUR, DEFAULT_DEADLINE_S, LONGEST_WAIT_S, MOST_REQUESTS, MOST_S, PLACES_BEYOND, HOLD_COLUMNS = range(8)
+
+# Columns of `Held.models`.
+WINDOW, FORMING, HELD_MODEL_COLUMNS = range(3)
+NEVER_HELD = -1.0
+"""In place of a window."""
+
+MOST_LOOKS = 256
+"""Requests that are looked at in one turn."""
+MOST_NOTES = 1024
+"""Picks and plans of one turn."""
+MOST_TENANTS = 1024
+"""Told apart by the order `fair`."""
+
+# Columns of `Held.notes`: the worker's row and the model, then what stood there; see `notes.py`.
+NOTE_COLUMNS = 17
+
+# Where a request goes that no worker gets, in `Held.goes_to`.
+SHEDS, NOBODY = -1, -2
+WAITS = -3
+"""In place of a worker: the policy would rather wait."""
+
+
+class Held(NamedTuple):
+    """The requests that are held."""
+
+    settings: FloatArray = array("e hold")
+    """`(e, HOLD_COLUMNS)`."""
+    models: FloatArray = array("e m held_model")
+    """`(e, m, HELD_MODEL_COLUMNS)`."""
+    weight: FloatArray = array("e tenants", start=1)
+    """Of tenants, `(e, tenants)`."""
+    line: AnyArray = array("e b held", np.int32)
+    """Places in order, `(e, b, held)`, as many as `length` says."""
+    length: AnyArray = array("e b", int)
+    """Of the line."""
+    entered: AnyArray = array("e b", int)
+    """How many were ever held."""
+    models_held: AnyArray = array("e b", int)
+    """Models of which a request is held."""
+    of_model: AnyArray = array("e b m", int)
+    """Requests held by model, `(e, b, m)`."""
+    turn: AnyArray = array("e b", int)
+    """Number of the turn, from 1."""
+    shut: AnyArray = array("e b m", int)
+    """The last turn in which no worker had room for the model, `(e, b, m)`."""
+    virtual_s: FloatArray = array("e b")
+    """Virtual time of the order `fair`: the start of the service of who left last."""
+    finish_s: FloatArray = array("e b tenants")
+    """Virtual time at which a tenant's requests up to now would be done, `(e, b, tenants)`."""
+    is_held: AnyArray = array("e held", np.bool_, False)
+    """By place, `(e, held)`, as all of a request."""
+    rank: FloatArray = array("e held")
+    """Less goes first."""
+    entry: AnyArray = array("e held", int)
+    """How many were held before it: who is equal in rank goes in this order."""
+    late: AnyArray = array("e held", np.bool_, False)
+    """Whether its deadline cannot be met any more: then it comes after all others."""
+    since_s: FloatArray = array("e held")
+    deadline_s: FloatArray = array("e held")
+    """From `since_s`; infinite: none."""
+    model: AnyArray = array("e held", np.int32)
+    rows: FloatArray = array("e held")
+    priority: FloatArray = array("e held")
+    tenant: AnyArray = array("e held", np.int32)
+    key: AnyArray = array("e held", np.uint64)
+    keyed: AnyArray = array("e held", np.bool_, False)
+    leaves: AnyArray = array("e held", np.int32)
+    """Places that leave in this turn, in order."""
+    goes_to: AnyArray = array("e held", np.int32)
+    """Worker of each of those, or `SHEDS` or `NOBODY`."""
+    notes: FloatArray = array("e notes note")
+    """What stood in the books before the picks and plans of this turn, `(e, notes, NOTE_COLUMNS)`."""
+
+
+def lengths_of_held(places: int, holds: bool) -> dict[str, int]:
+    """How long axes are that are of no other record; shortest where nothing is held."""
+    return {
+        "hold": HOLD_COLUMNS,
+        "held_model": HELD_MODEL_COLUMNS,
+        "note": NOTE_COLUMNS,
+        "held": places if holds else 1,
+        "notes": MOST_NOTES if holds else 1,
+        "tenants": MOST_TENANTS if holds else 1,
+    }
+
+
+def holding_row(settings: HoldingSettings) -> list[float]:
+    """A row of `Held.settings`."""
+    values = {
+        ORDER: ORDERS.index(settings.order),
+        DETOUR: settings.detour,
+        DEFAULT_DEADLINE_S: settings.default_deadline_s,
+        LONGEST_WAIT_S: settings.longest_wait_s,
+        MOST_REQUESTS: settings.max_requests,
+        MOST_S: settings.max_s,
+        PLACES_BEYOND: settings.overflow == "place",
+    }
+    return [float(values[column]) for column in range(HOLD_COLUMNS)]
+
+
+def model_rows(settings: HoldingSettings, models: Sequence[str]) -> list[list[float]]:
+    """Rows of `Held.models`, for models in this order."""
+    found = [settings.models.get(model) for model in models]
+    return [[NEVER_HELD, 0.0] if one is None else [one.window_batches, float(one.forming)] for one in found]
+
+
+def held_arrays(lengths: dict[str, int]) -> Held:
+    """Arrays of these lengths, at their start values."""
+    fields = declared(Held)
+    return Held(
+        **{
+            name: np.full([lengths[axis] for axis in axes.split()], start, kind)
+            for name, (axes, kind, start) in fields.items()
+        }
+    )

@@ -1,0 +1,132 @@
+"""A request comes: it is refused, or decided and sent. By balancer `b`; `decider` is the address of a policy's code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from balancer.core.holding.state import PLACES_BEYOND
+from balancer.core.kernel import picking
+from balancer.core.kernel.state import Ask, Options
+from simulator.engine import knowledge
+from simulator.engine import layout as at
+from simulator.engine.calls import call
+from simulator.engine.compiled import from_source, inlined, mix, outlined
+from simulator.engine.heap import push
+from simulator.engine.layout import Sim
+from simulator.engine.requests import count_system, send
+from simulator.result import Status
+
+_name_fallbacks, _uniform_of = from_source(picking.name_fallbacks), from_source(picking.uniform_of)
+_keep_within_limits = from_source(picking.keep_within_limits)
+SHED, NO_WORKER = int(Status.SHED), int(Status.NO_WORKER)
+
+
+@inlined
+def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
+    """A request ends where it arrived."""
+    x = sim.state
+    x.status[e, k] = status
+    x.resolved_s[e, k] = now_s
+    x.picked[e, k] = x.server[e, k] = -1
+    x.counts[e, at.ENDED] += 1
+    count_system(sim, e, -1, now_s)
+    if sim.plan.env[e, at.E_CLIENTS] > 0:
+        push(sim.heap, e, now_s, at.ANSWER, 0)
+
+
+@inlined
+def ask_of(sim: Sim, e: int, k: int, now_s: float) -> Ask:
+    """The request as the kernel takes it: a key of 0 is none, and the deadline is what is left of it."""
+    d = sim.demand
+    number, key = sim.known.number[e, d.balancer[e, k]], d.key[e, k]
+    keyed = 1.0 if key != 0 else 0.0
+    mixed = mix(key if key != 0 else np.uint64(number))
+    left_s = d.deadline_s[e, k] - (now_s - sim.state.arrived_s[e, k])
+    return Ask(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number)
+
+
+@inlined
+def uniform_of(sim: Sim, e: int, b: int) -> float:
+    """The lot of a balancer's next decision."""
+    return _uniform_of(sim.plan.router_seed[e, b], np.uint64(sim.known.number[e, b]))
+
+
+@outlined
+def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
+    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask_of(sim, e, k, now_s), now_s)
+
+
+@inlined
+def arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """A request arrives; returns how many workers are eligible, 0 where it was refused."""
+    sim.state.arrived_s[e, k] = now_s
+    count_system(sim, e, 1, now_s)
+    return _count_eligible(sim, e, k, now_s)
+
+
+@inlined
+def _count_eligible(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """How many workers are eligible for a request, 0 where it was refused for that."""
+    known, b = sim.known, sim.demand.balancer[e, k]
+    if sim.plan.env[e, at.E_EXACT]:
+        knowledge.know_exactly(sim, e, b, now_s)
+    if now_s > known.fresh_until_s[e, b]:
+        knowledge.look_who_is_eligible(sim, e, b, now_s)
+    line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
+    count = known.eligible_count[line]
+    if count == 0:
+        known.number[e, b] += 1
+        refuse(sim, e, k, NO_WORKER, now_s)
+    return count
+
+
+@inlined
+def meet(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """Which of the eligible workers may be picked for a request, and how many; 0 where it was refused for that."""
+    known, b = sim.known, sim.demand.balancer[e, k]
+    line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
+    for w in range(sim.sizes.workers):
+        sim.desk.mask[e, w] = known.eligible[line, w]
+    count = _within_limits(sim, e, k, b, now_s)
+    if count == 0:
+        known.number[e, b] += 1
+        refuse(sim, e, k, SHED, now_s)
+    return count
+
+
+@outlined
+def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    first = knowledge.row(sim, e, sim.demand.balancer[e, k], 0)
+    _name_fallbacks(sim, e, first, w, ask_of(sim, e, k, now_s), now_s, sim.state.fallback[e, k])
+
+
+@inlined
+def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
+    """A decision is made: worker `w`, or -1 to shed."""
+    d = sim.demand
+    sim.known.number[e, d.balancer[e, k]] += 1
+    if w < 0:
+        refuse(sim, e, k, SHED, now_s)
+        return
+    sim.state.picked[e, k] = w
+    if sim.plan.env[e, at.E_FALLIBLE]:
+        _name_those_after(sim, e, k, w, now_s)
+    knowledge.count_in(sim, e, knowledge.row(sim, e, d.balancer[e, k], w), d.model[e, k], d.rows[e, k], now_s)
+    send(sim, e, k, w, now_s)
+
+
+@outlined
+def _place_at_once(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
+    """As if it were not held."""
+    if _count_eligible(sim, e, k, now_s) > 0 and meet(sim, e, k, now_s) > 0:
+        assign(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
+
+
+@outlined
+def overflow(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
+    """A request may not be held, or no longer."""
+    if sim.held.settings[e, PLACES_BEYOND] > 0:
+        _place_at_once(sim, e, k, decider, options, now_s)
+    else:
+        sim.known.number[e, sim.demand.balancer[e, k]] += 1
+        refuse(sim, e, k, SHED, now_s)

@@ -1,0 +1,141 @@
+"""Requests that wait at their balancers: the core's line and turns, over the engine's arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from balancer.core.holding import line
+from balancer.core.holding.state import MOST_S, NOBODY, SHEDS
+from balancer.core.holding.turn import turning
+from balancer.core.kernel import of_worker, picking
+from balancer.core.kernel.answers import Compiler
+from balancer.core.kernel.state import Ask, Options
+from simulator.engine import knowledge
+from simulator.engine import layout as at
+from simulator.engine.calls import call
+from simulator.engine.coming import NO_WORKER, SHED, ask_of, assign, overflow, refuse
+from simulator.engine.compiled import from_source, inlined, outlined
+from simulator.engine.heap import push
+from simulator.engine.layout import Sim
+
+_keep_within_limits, _among = from_source(picking.keep_within_limits), from_source(picking.among)
+_enter, _leave = from_source(line.enter, outlined), from_source(line.leave, outlined)
+_position_of, _is_held_model, _is_crowded = map(from_source, (line.position_of, line.is_held_model, line.is_crowded))
+_crowd_out = from_source(line.crowd_out, outlined)
+_service_s = from_source(of_worker.service_s)
+
+
+@inlined
+def holds(sim: Sim, e: int, k: int) -> bool:
+    """Whether the request is one that is held."""
+    return sim.plan.env[e, at.E_HOLDS] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k])
+
+
+@outlined
+def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) -> int:
+    """See `balancer.core.holding.turn.See`."""
+    if now_s > sim.known.fresh_until_s[e, b]:
+        knowledge.look_who_is_eligible(sim, e, b, now_s)
+    of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
+    if sim.known.eligible_count[of_line] == 0:
+        return NOBODY
+    for w in range(sim.sizes.workers):
+        sim.desk.mask[e, w] = sim.known.eligible[of_line, w]
+    count = _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask, now_s)
+    if count == 0 and _among(sim, e) > 0:
+        return SHEDS
+    return count
+
+
+@outlined
+def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) -> int:
+    number = sim.known.number[e, b]
+    sim.known.number[e, b] = ask.number
+    w = call(how[0], sim, how[1], e, k, now_s)
+    sim.known.number[e, b] = number
+    return w
+
+
+_take_turn = turning(Compiler(partial(from_source, made=outlined), outlined), _see, _choose)
+"""See `balancer.core.holding.turn.Turn`; `how` is the decider's address and its options."""
+
+
+@outlined
+def _hold(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """The request, for which a worker is eligible, comes into its balancer's line."""
+    held, d = sim.held, sim.demand
+    b = d.balancer[e, k]
+    held.model[e, k], held.rows[e, k], held.deadline_s[e, k] = d.model[e, k], d.rows[e, k], d.deadline_s[e, k]
+    held.priority[e, k], held.tenant[e, k] = d.priority[e, k], d.tenant[e, k]
+    held.key[e, k], held.keyed[e, k] = d.key[e, k], d.key[e, k] != 0
+    of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + d.model[e, k]
+    ask = Ask(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0)
+    service_s = np.inf
+    for w in range(sim.sizes.workers):
+        if sim.known.eligible[of_line, w]:
+            r = knowledge.row(sim, e, b, w)
+            service_s = min(service_s, _service_s(sim, e, w, r, ask, now_s))
+    _enter(held, e, b, k, service_s, now_s)
+    push(sim.heap, e, now_s + held.settings[e, MOST_S], at.HELD_LONG, k)
+
+
+@outlined
+def _release(sim: Sim, e: int, k: int) -> bool:
+    """The request leaves its balancer's line, wherever it stands; whether it was there."""
+    if not sim.held.is_held[e, k]:
+        return False
+    b = sim.demand.balancer[e, k]
+    _leave(sim.held, e, b, _position_of(sim.held, e, b, k))
+    return True
+
+
+@outlined
+def _turn(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float) -> None:
+    """Ask again for those that balancer `b` holds, and send who leaves."""
+    if sim.held.length[e, b] == 0:
+        return
+    if sim.plan.env[e, at.E_EXACT]:
+        knowledge.know_exactly(sim, e, b, now_s)
+    held, number, first = sim.held, sim.known.number[e, b], knowledge.row(sim, e, b, 0)
+    for i in range(_take_turn(sim, held, (decider, options), e, b, first, number, now_s)):
+        k, w = held.leaves[e, i], held.goes_to[e, i]
+        if w >= 0:
+            _see(sim, (decider, options), e, b, k, ask_of(sim, e, k, now_s), now_s)
+            assign(sim, e, k, w, now_s)
+        else:
+            sim.known.number[e, b] += 1
+            refuse(sim, e, k, NO_WORKER if w == NOBODY else SHED, now_s)
+
+
+@outlined
+def _turn_after(sim: Sim, e: int, kind: int, subject: int, decider: int, options: Options, now_s: float) -> None:
+    """Balancers that learned something by an event ask again."""
+    if kind == at.OUTCOME:
+        _turn(sim, e, sim.demand.balancer[e, subject], decider, options, now_s)
+    elif kind == at.REPORT:
+        _turn(sim, e, (subject >> at.REPORT_BITS) % knowledge.balancers(sim, e), decider, options, now_s)
+    elif kind in (at.TICK, at.FAULT, at.FAULT_END, at.SCALE):
+        for b in range(knowledge.balancers(sim, e)):
+            _turn(sim, e, b, decider, options, now_s)
+
+
+@inlined
+def come_in(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
+    """A request that is held, and for which a worker is eligible, arrives."""
+    b = sim.demand.balancer[e, k]
+    _hold(sim, e, k, now_s)
+    if _is_crowded(sim.held, e, b):
+        overflow(sim, e, _crowd_out(sim.held, e, b), decider, options, now_s)
+    _turn(sim, e, b, decider, options, now_s)
+
+
+@inlined
+def go_on(sim: Sim, e: int, kind: int, subject: int, decider: int, options: Options, now_s: float) -> None:
+    """What an event that is no arrival means for who is held."""
+    if kind != at.HELD_LONG:
+        _turn_after(sim, e, kind, subject, decider, options, now_s)
+    elif _release(sim, e, subject):
+        overflow(sim, e, subject, decider, options, now_s)
