@@ -16,6 +16,7 @@ import numpy.typing as npt
 from balancer.core.estimators.columns import array
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
+from balancer.core.estimators.rates import Rates
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel.state import Desk
@@ -258,7 +259,7 @@ class Known(NamedTuple):
 
 
 class Sim(NamedTuple):
-    """All of it; the last five are the core's, `balancer.core.kernel.state.Books`."""
+    """All of it; the last six are the core's, `balancer.core.kernel.state.Books`."""
 
     sizes: Sizes
     plan: Plan
@@ -272,3 +273,4 @@ class Sim(NamedTuple):
     service: Service
     latency: Latency
     tokens: Tokens
+    rates: Rates
