@@ -30,7 +30,8 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str
         "# Estimates: before and after" if alike else f"# `{policy}` beside `{rival}`",
         marked(words),
         f"Latency of {versus}, on equal arrivals and seeds; below 1 is better. Real over expected: median over "
-        "requests of the time from the pick to the end of the execution, over `completion_s` of the worker picked; mean over seeds.",
+        "requests of the time from the pick to the end of the execution, over `completion_s` of the worker picked; "
+        "mean over seeds.",
         "## Medians over fleets",
         _medians(before["found"], after["found"]),
         f"In brackets 95% intervals: bootstrap over fleets and seeds, {_RESAMPLES:,} resamples. Worst: of one fleet.",
