@@ -51,6 +51,7 @@ COLUMNS = (
     "latency_s",
     "tokens",
     "report_age_s",
+    "price_s",
 )
 
 
