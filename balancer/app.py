@@ -14,7 +14,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
 from balancer.config.listen import is_local
-from balancer.config.logs import DecisionLogSection
 from balancer.config.overrides import Overrides
 from balancer.config.watch import ConfigState, watch
 from balancer.core.events import Event, Report
@@ -32,16 +31,14 @@ from balancer.gateway.picker import Picker
 from balancer.gateway.picks import ExternalProcessor
 from balancer.operate import logs
 from balancer.operate.admin import Admin
-from balancer.operate.decision_log.files import DecisionFiles
-from balancer.operate.decision_log.recording import Recording
 from balancer.operate.drains import Drains
 from balancer.operate.inference_metrics import InferenceMetrics
 from balancer.operate.journal import Journal
+from balancer.operate.kept_log import KeptLog
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.lookout import Lookout
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
-from balancer.operate.native_recording import recording_of
 from balancer.operate.news import News
 from balancer.operate.proxy_front import proxy_front_of
 from balancer.operate.recent import Recent
@@ -88,7 +85,7 @@ class App:
         self._workers: tuple[WorkerSpec, ...] | None = None
         self._list_refused = False
         self._endpoint_states: tuple[State, ...] = ()
-        self._number = number = str(config.first_process + process)
+        number = str(config.first_process + process)
         # Each process draws its own numbers: equal draws would send all processes to the same worker.
         self._seed = config.seed + config.first_process + process
         self.router = router_of(config, self._seed)
@@ -110,9 +107,7 @@ class App:
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
         self._proxy = proxy_front_of(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
-        self._decision_files: DecisionFiles | None = None
-        self._recording: Recording | None = None
-        self._recorded: tuple[DecisionLogSection, Path | None] | None = None
+        self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
         self._names = HeaderNames()
         self._objectives: Objectives = {}
         self._ads = Ads()
@@ -194,7 +189,7 @@ class App:
             if self._proxy is not None:
                 await self._proxy.close()
             await self._fleet.stop()
-            self._stop_recording(_LAST_WRITE_S)
+            self._decision_log.stop(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
         processor = ExternalProcessor(
@@ -268,7 +263,7 @@ class App:
             self._proxy.configure(config)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
-        self._record(config)
+        self._decision_log.configure(config, self._source or Path(), self._clock())
 
     def _steering(self, config: Config, policy: Policy) -> Steering | None:
         """Guard, shadow and rollout, as far as there are any; those that were there before keep their state."""
@@ -277,42 +272,6 @@ class App:
             return None
         before = self.router.steering
         return Steering(policy, plan, self._seed, time.perf_counter, self._news, before, self._clock())
-
-    def _record(self, config: Config) -> None:
-        """Begin, change or end the decision log, where the config says other than before."""
-        section, folder = config.decision_log, config.decision_log_folder(self._source or Path())
-        if (section, folder) == self._recorded:
-            return
-        self._recorded = (section, folder)
-        self._stop_recording()
-        if folder is None or not section.share:
-            return
-        self._decision_files = DecisionFiles(
-            folder,
-            self._number,
-            section.max_file_bytes,
-            section.max_files,
-            count=lambda result, lines: self.metrics.decision_log_lines.labels(result).inc(lines),
-        )
-        self._recording = recording_of(
-            self.router,
-            self._decision_files,
-            process=self._number,
-            seed=self._seed,
-            share=section.share,
-            now_s=self._clock(),
-            unix_s=time.time(),
-        )
-        self._recorder.record(self._recording)
-
-    def _stop_recording(self, wait_s: float = 0.0) -> None:
-        self._recorder.record(None)
-        if self._recording is not None:
-            self._recording.close()
-            self._recording = None
-        if self._decision_files is not None:
-            self._decision_files.close(wait_s)
-            self._decision_files = None
 
     def _accept(self, config: Config) -> None:
         if self.state.accept(config, time.time()):

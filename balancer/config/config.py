@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
 from balancer.config.fleet import ANYBODY, FleetSection
+from balancer.config.for_envoy import bootstrap_options
 from balancer.config.holding import HoldingSection
-from balancer.config.listen import ListenSection, TlsSection, is_local, is_unix, rest_beside
+from balancer.config.listen import ListenSection, TlsSection, is_local
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
 from balancer.config.proxy import ProxySection
 from balancer.config.sections import (
     AdminSection,
     EnvoySection,
-    EnvoyTlsSection,
     EstimatorsSection,
     LimitsSection,
     ModelSection,
@@ -35,49 +34,12 @@ from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
 from balancer.config.zones import ZonesSection
 from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
 from balancer.core.trials.steering import Plan
-from balancer.files.schema import StrictModel, field_error, join_address, reachable, split_address, validate
+from balancer.files.schema import StrictModel, field_error, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
-from balancer.front import module
 from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.gateway.bootstrap_access import Access
-from balancer.gateway.bootstrap_fleet import FleetOptions
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.gateway.bootstrap_tls import ListenerTls
-from balancer.gateway.kserve import HeaderNames
-from balancer.native import library as kernel
 from balancer.proxy.rules.settings import ProxySettings
 from policies.base import Policy
-
-logger = logging.getLogger(__name__)
-
-
-OptionsT_co = TypeVar("OptionsT_co", covariant=True)
-
-
-class _Convertible(Protocol[OptionsT_co]):
-    def options(self) -> OptionsT_co: ...
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
-def _listener_tls(tls: EnvoyTlsSection | None) -> ListenerTls | None:
-    if tls is None:
-        return None
-    return ListenerTls(Path(tls.cert_file), Path(tls.key_file), _path(tls.client_ca_file))
-
-
-def _options(section: _Convertible[OptionsT_co] | None) -> OptionsT_co | None:
-    return None if section is None else section.options()
-
-
-def _reachable(address: str) -> str:
-    if is_unix(address):
-        return address
-    host, port = split_address(address)
-    return join_address(reachable(host), port)
 
 
 def _same(one: PolicySection, other: PolicySection) -> bool:
@@ -293,57 +255,7 @@ class Config(StrictModel):
 
     def bootstrap_options(self) -> BootstrapOptions:
         """What Envoy's bootstrap is printed from."""
-        listener_address, listener_port = split_address(self.envoy.listen)
-        admin_address, admin_port = split_address(self.envoy.admin)
-        return BootstrapOptions(
-            listener_address=listener_address,
-            listener_port=listener_port,
-            admin_address=admin_address,
-            admin_port=admin_port,
-            balancers=self.envoy.balancers or self._balancers(),
-            node_id=self.envoy.node_id,
-            message_timeout_s=self.envoy.message_timeout_s,
-            longest_answer_s=self.holding.longest_answer_s,
-            health_timeout_s=self.envoy.health_timeout_s,
-            flush_interval_s=self.envoy.access_log_flush_s,
-            request_buffer_limit_bytes=int(self.envoy.request_buffer_limit_bytes),
-            request_timeout_s=self.envoy.request_timeout_s,
-            max_connections=self.envoy.max_connections,
-            max_heap_bytes=int(self.envoy.max_heap_bytes),
-            access_log=self.envoy.access_log or "",
-            traces=_options(self.envoy.traces),
-            listener_tls=_listener_tls(self.envoy.tls),
-            balancer_tls=_options(self.envoy.balancer_tls),
-            triton_tls=None if self.envoy.triton_tls is None else self.envoy.triton_tls.triton_options(),
-            audit_log=_options(self.envoy.audit_log),
-            access=self._access(),
-            native=self._native(),
-            fleet=self._fleet(),
-            proxy=self.envoy.frontend == "proxy",
-        )
-
-    def _fleet(self) -> FleetOptions | None:
-        if self.listen.fleet is None:
-            return None
-        own = {self.listen.fleet_addresses(process) for process in range(self.processes)}
-        pairs = [rest_beside(address) for address in self.envoy.fleet] or sorted(filter(None, own))
-        grpc, rest = zip(*pairs, strict=True)
-        return FleetOptions(
-            tuple(map(_reachable, grpc)), tuple(map(_reachable, rest)), changes=bool(self.fleet.control.callers)
-        )
-
-    def _access(self) -> Access:
-        envoy = self.envoy
-        return Access(
-            jwt=_options(envoy.jwt),
-            api_keys=_options(envoy.api_keys),
-            client_certificates=envoy.tls is not None and envoy.tls.client_ca_file is not None,
-            health_is_open=envoy.open_health,
-            local_limit=_options(envoy.local_rate_limit),
-            global_limit=_options(envoy.rate_limit),
-            tenant_header=self.requests.tenant_header or HeaderNames().tenant or "",
-            named=envoy.audit_log is not None or bool(self.fleet.control.callers),
-        )
+        return bootstrap_options(self)
 
     @property
     def shared_folder(self) -> Path | None:
@@ -352,19 +264,6 @@ class Config(StrictModel):
             return None
         named = self.envoy.shared_folder
         return default_folder(self.listen.envoy) if named is None else Path(named)
-
-    def _native(self) -> NativeOptions | None:
-        folder = self.shared_folder
-        if folder is None:
-            return None
-        if not module.PATH.exists():
-            logger.warning("envoy.frontend: the balancer will be asked, as there is no module; %s", module.BUILD)
-            return None
-        return NativeOptions(module.PATH, kernel.PATH, folder)
-
-    def _balancers(self) -> tuple[str, ...]:
-        """Where this machine's Envoy reaches each process: an outcome must get back to the one that picked."""
-        return tuple(_reachable(self.own_envoy_address(process)) for process in range(self.processes))
 
     def discovery_file(self, config_path: Path) -> Path | None:
         """The file that lists the workers, for a config file at `config_path`; None: `discovery.workers` does."""

@@ -331,7 +331,7 @@ def test_a_config_begins_and_ends_it(settle: Path, tmp_path: Path) -> None:
     shared.tell({n: endpoint(n, True) for n in NAMES}, {n: endpoint(n, False) for n in NAMES})
     log = {"decision_log": {"folder": str(tmp_path / "decisions")}}
     for number, asked in enumerate([config("wlpr"), config("wlpr", **log), config("prequal", **log), config("wlpr")]):
-        files = app._decision_files
+        files = app._decision_log.files
         app._apply(asked)
         assert shared.asked_because == ""
         shared.serve(True)
