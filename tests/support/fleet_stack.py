@@ -26,10 +26,11 @@ async def fleet_stack(
     **control: Any,
 ) -> AsyncIterator[Stack]:
     """Running while the block does. `keys`: what the file of API keys says; empty: none is asked for."""
-    port = free_port_range(2)
+    # Both kinds of address, one with each front end.
+    fleet = f"127.0.0.1:{free_port_range(2)}" if front == "pick" else f"unix:{directory}/fleet"
     settings: dict[str, dict[str, Any]] = {
         "envoy": {"frontend": front, "shared_folder": str(directory / "shared")},
-        "listen": {"fleet": f"127.0.0.1:{port}"},
+        "listen": {"fleet": fleet},
         "fleet": {"control": {"callers": list(callers), **control}},
     }
     if keys:
