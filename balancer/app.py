@@ -41,7 +41,7 @@ from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.native_recording import recording_of
 from balancer.operate.news import News
-from balancer.operate.proxy_front import proxy_front_of
+from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recent import Recent
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
@@ -105,7 +105,7 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
-        self._proxy = proxy_front_of(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
+        self._proxy = ProxyFront(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
         self._decision_files: DecisionFiles | None = None
         self._recording: Recording | None = None
         self._recorded: tuple[DecisionLogSection, Path | None] | None = None
@@ -180,12 +180,10 @@ class App:
                     follower.cancel()
         finally:
             await self._health.enter_graceful_shutdown()
-            if self._proxy is not None:
-                await self._proxy.finish()
+            await self._proxy.finish()
             await self.admin.stop()
             await self._listeners.stop()
-            if self._proxy is not None:
-                await self._proxy.close()
+            await self._proxy.close()
             self._stop_recording(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
@@ -208,9 +206,8 @@ class App:
         def health(server: grpc.aio.Server) -> None:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
-        forwards = () if self._proxy is None else (self._proxy.add_to,)
         await self._listeners.start(
-            envoy=(picks, *forwards, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
+            envoy=(picks, self._proxy.add_to, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
             gateways=(picks, health),
             health=(health,),
             reports=(collector.add_to,),
@@ -254,8 +251,7 @@ class App:
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
-        if self._proxy is not None:
-            self._proxy.configure(config)
+        self._proxy.configure(config)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._record(config)
@@ -341,9 +337,9 @@ class App:
         for event in changes(old, workers):
             self._observe(event)
         self._picker.addresses = Addresses(workers)
-        for front in (self._native, self._proxy):
-            if front is not None:
-                front.workers(workers)
+        if self._native is not None:
+            self._native.workers(workers)
+        self._proxy.workers(workers)
         self._workers = workers
         self._endpoint_states = ()
         self._tell_envoy()
@@ -381,6 +377,7 @@ class App:
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
         self._lookout.tick(now_s)
+        self._proxy.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()
         if not self.not_ready():
