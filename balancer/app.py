@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
@@ -21,6 +21,7 @@ from balancer.core.events import Event, Report
 from balancer.core.trials.steering import Steering
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
+from balancer.fleet.front import FleetFront
 from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
@@ -34,6 +35,7 @@ from balancer.operate.admin import Admin
 from balancer.operate.decision_log.files import DecisionFiles
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.drains import Drains
+from balancer.operate.inference_metrics import InferenceMetrics
 from balancer.operate.journal import Journal
 from balancer.operate.listener_probe import ListenerProbe
 from balancer.operate.lookout import Lookout
@@ -76,8 +78,7 @@ class App:
         used, or where the source of workers needs what is not installed.
         """
         self._overrides = overrides or Overrides({})
-        named = str(source) if source else "defaults"
-        self.state = ConfigState(config, named, time.time(), overrides=self._overrides.values)
+        self.state = ConfigState(config, str(source or "defaults"), time.time(), overrides=self._overrides.values)
         self._source = source
         self._process = process
         self._serving = serving
@@ -95,6 +96,8 @@ class App:
         told = config.envoy.audit_log is not None or config.envoy.traces is not None
         self._picker = Picker(self.router, self._clock, number, self._run, told)
         self.metrics = Metrics(self.router, self._clock, number)
+        if config.admin.inference_pool is not None:
+            self.metrics.registry.register(InferenceMetrics(self.metrics, self.router, config.admin.inference_pool))
         self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
         self._drains = Drains(self.router, self._clock, self._discovered)
         self.metrics.registry.register(self._drains)
@@ -119,6 +122,7 @@ class App:
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._listener = ListenerProbe(config)
         self._listeners = Listeners(config, process, self.metrics)
+        self._fleet = FleetFront(config, process, self.router, self.metrics)
         self.admin = Admin(
             self.router,
             self.metrics,
@@ -184,6 +188,7 @@ class App:
             await self.admin.stop()
             await self._listeners.stop()
             await self._proxy.close()
+            await self._fleet.stop()
             self._stop_recording(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
@@ -200,27 +205,23 @@ class App:
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
-        def picks(server: grpc.aio.Server) -> None:
-            server.add_generic_rpc_handlers((processor.handler(),))
-
-        def health(server: grpc.aio.Server) -> None:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-
+        health = functools.partial(health_pb2_grpc.add_HealthServicer_to_server, self._health)
+        outcomes = AccessLog(self._recorder, self._run).add_to
         await self._listeners.start(
-            envoy=(picks, self._proxy.add_to, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
-            gateways=(picks, health),
+            envoy=(processor.add_to, self._proxy.add_to, outcomes, self._ads.add_to, health),
+            gateways=(processor.add_to, health),
             health=(health,),
             reports=(collector.add_to,),
+            fleet=(self._fleet.add_to,),
         )
+        await self._fleet.listen(self._listeners.certificates.get("envoy"))
 
     async def _serve_admin(self) -> int:
         """Returns the port."""
         address = self.state.config.admin_address(self._process)
         certificates = self._listeners.certificates.get("admin")
         try:
-            if certificates is None:
-                return await self.admin.start(address)
-            return await self.admin.start(address, tls=certificates.ssl_context())
+            return await self.admin.start(address, None if certificates is None else certificates.ssl_context())
         except OSError as error:
             raise AddressInUseError("listen.admin", address) from error
 
@@ -245,10 +246,10 @@ class App:
         """Make the swappable part of a config the one in force, all at once: nothing here waits."""
         policy = config.build_policy()
         self.router.configure(policy, config.settings(), self._steering(config, policy))
-        requests = config.requests
-        self._names = requests.header_names()
-        self._objectives = requests.objectives
-        self._picker.fallbacks_for_all = requests.fallbacks_for_all
+        self._names = config.requests.header_names()
+        self._objectives = config.requests.objectives
+        self._picker.fallbacks_for_all = config.requests.fallbacks_for_all
+        self._fleet.configure(config)
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
         self._proxy.configure(config)
@@ -341,6 +342,7 @@ class App:
             self._native.workers(workers)
         self._proxy.workers(workers)
         self._workers = workers
+        self._fleet.workers(workers)
         self._endpoint_states = ()
         self._tell_envoy()
         before, now = {worker.name for worker in old}, {worker.name for worker in workers}
@@ -378,6 +380,7 @@ class App:
         self._news.tick(self.router.steering, now_s)
         self._lookout.tick(now_s)
         self._proxy.tick(now_s)
+        self._fleet.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()
         if not self.not_ready():

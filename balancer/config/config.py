@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
-from balancer.config.listen import ListenSection, TlsSection, is_unix
+from balancer.config.fleet import FleetSection, check_reached
+from balancer.config.listen import ListenSection, TlsSection, is_unix, rest_beside
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
 from balancer.config.proxy import ProxySection
@@ -39,6 +40,7 @@ from balancer.front import module
 from balancer.front.folder import default_folder
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_access import Access
+from balancer.gateway.bootstrap_fleet import FleetOptions
 from balancer.gateway.bootstrap_native import NativeOptions
 from balancer.gateway.bootstrap_tls import ListenerTls
 from balancer.gateway.kserve import HeaderNames
@@ -106,6 +108,8 @@ class Config(StrictModel):
     """What is expected of the agents' reports."""
     discovery: DiscoverySection = DiscoverySection()
     """Which workers exist."""
+    fleet: FleetSection = FleetSection()
+    """Calls about the fleet."""
     listen: ListenSection = ListenSection()
     """Where the balancer listens."""
     admin: AdminSection = AdminSection()
@@ -178,6 +182,11 @@ class Config(StrictModel):
             rule = "must be set exactly where tls.envoy is: they are the two ends of one connection"
             value = self.envoy.balancer_tls and self.envoy.balancer_tls.model_dump()
             raise field_error(("envoy", "balancer_tls"), value, rule)
+        return self
+
+    @model_validator(mode="after")
+    def _fleet_is_reached(self) -> Self:
+        check_reached(self.fleet.control, self.listen.fleet, self.envoy, self.tls, self.processes)
         return self
 
     @model_validator(mode="after")
@@ -281,6 +290,17 @@ class Config(StrictModel):
             access=self._access(),
             native=self._native(),
             proxy=self.envoy.frontend == "proxy",
+            fleet=self._fleet(),
+        )
+
+    def _fleet(self) -> FleetOptions | None:
+        if self.listen.fleet is None:
+            return None
+        own = {self.listen.fleet_addresses(process) for process in range(self.processes)}
+        pairs = [rest_beside(address) for address in self.envoy.fleet] or sorted(filter(None, own))
+        grpc, rest = zip(*pairs, strict=True)
+        return FleetOptions(
+            tuple(map(_reachable, grpc)), tuple(map(_reachable, rest)), changes=bool(self.fleet.control.callers)
         )
 
     def _access(self) -> Access:
@@ -293,7 +313,7 @@ class Config(StrictModel):
             local_limit=_options(envoy.local_rate_limit),
             global_limit=_options(envoy.rate_limit),
             tenant_header=self.requests.tenant_header or HeaderNames().tenant or "",
-            named=envoy.audit_log is not None,
+            named=envoy.audit_log is not None or bool(self.fleet.control.callers),
         )
 
     @property

@@ -69,6 +69,10 @@ class ListenSection(StrictModel):
     health: Annotated[str, AfterValidator(_host_and_port)] | None = None
     """For probes: gRPC's health service in plain text, and nothing else. All processes share the port. null: there is
     none."""
+    fleet: SocketAddress | None = None
+    """For Envoy: calls that concern the fleet and not one worker, answered as one Triton would. `host:port`: gRPC
+    there, HTTP at this port + 1, shared by all processes. `unix:/path`: of process i at `/path.i` and `/path.i.rest`.
+    Its TLS is that of `listen.envoy`. null: Envoy sends what it can of them to one of the workers."""
     reports: SocketAddress = "127.0.0.1:9102"
     """For agents: their reports, and nothing else. Process i listens at this port + i, or at `unix:/path.i`."""
     admin: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8090"
@@ -90,6 +94,12 @@ class ListenSection(StrictModel):
         host, port = split_address(self.envoy)
         return (self.envoy, join_address(host, port + 1 + process)) if port else (self.envoy,)
 
+    def fleet_addresses(self, process: int) -> tuple[str, str] | None:
+        """Where process number `process` (from 0) answers calls about the fleet: gRPC and HTTP; None: nowhere."""
+        if self.fleet is None:
+            return None
+        return rest_beside(f"{self.fleet}.{process}" if is_unix(self.fleet) else self.fleet)
+
     def reports_address(self, process: int) -> str:
         """Where process number `process` (from 0) listens for agents."""
         return f"{self.reports}.{process}" if is_unix(self.reports) else _shifted(self.reports, process)
@@ -102,7 +112,7 @@ class ListenSection(StrictModel):
         """PydanticCustomError, of a section above this one, where `processes` processes do not fit, or two listeners
         need one port. `envoys`: where Envoy listens, `host:port` by field; `one_machine`: on that of the balancer."""
         addresses: dict[str, str] = {f"listen.{name}": address for name, address in self if address is not None}
-        count = {"listen.envoy": processes + 1, "listen.gateways": 1, "listen.health": 1}
+        count = {"listen.envoy": processes + 1, "listen.gateways": 1, "listen.health": 1, "listen.fleet": 2}
         ports = {
             field: _Ports(field, *split_address(address), count.get(field, processes))
             for field, address in addresses.items()
@@ -113,8 +123,12 @@ class ListenSection(StrictModel):
         if any(each.first + each.count > 65536 for each in ports.values()):
             rule = "needs one port for each process above those that listen names; name lower ones"
             raise field_error(("processes",), processes, rule)
-        if self.envoy == self.reports and is_unix(self.envoy):
-            raise field_error(("listen", "reports"), self.reports, "is the socket of listen.envoy; name another")
+        sockets: dict[str, str] = {}
+        for field, address in addresses.items():
+            if is_unix(address) and sockets.setdefault(address, field) != field:
+                raise field_error(
+                    tuple(field.split(".")), address, f"is the socket of {sockets[address]}; name another"
+                )
         ports |= {field: _Ports(field, *split_address(address), 1) for field, address in envoys.items()}
         taken: list[_Ports] = []
         for field, its in ports.items():
@@ -148,6 +162,11 @@ class _Ports:
         takes = f"takes {other.first} to {other.first + other.count - 1}" if other.count > 1 else "takes it"
         rule = f"port {shared} is needed for {other.field}, which {takes}; move it"
         return rule if self.of == other.of else f"{rule}, or list envoy.balancers where Envoy is on another machine"
+
+
+def rest_beside(grpc: str) -> tuple[str, str]:
+    """The address of the fleet's calls by gRPC, and that of its HTTP."""
+    return grpc, f"{grpc}.rest" if is_unix(grpc) else _shifted(grpc, 1)
 
 
 def _shifted(address: str, by: int) -> str:

@@ -269,6 +269,10 @@ class AdminSection(StrictModel):
     """Seconds for a connection, from its start until the last byte of the answer is taken; then it is cut off."""
     max_watchers: int = Field(default=8, ge=1, le=64)
     """Pages that are open and updated at once; one more is refused. Each is one of the connections."""
+    inference_pool: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Name of the InferencePool that the workers are: /metrics then has the main figures also under the names that
+    dashboards of the Gateway API Inference Extension read (`inference_objective_...`, `inference_pool_...`). null: not
+    so."""
     token_file: ConfigFile | None = None
     """File that holds a bearer token (one line, 16 characters or more), without which only `/live` and `/ready` are
     answered; null: none is needed. Relative to the folder of the config file; read again when it changes."""
@@ -338,6 +342,9 @@ class EnvoySection(StrictModel):
     `unix:/path` (beside which IP addresses may stand, but no names); empty: each process's own address of
     `listen.envoy`, on the same machine where that says all interfaces. Where none of them is loopback or a Unix socket,
     Envoy counts as being on another machine: its ports may be those of `listen`, and its files need not be here."""
+    fleet: Annotated[tuple[str, ...], AfterValidator(_reachable)] = ()
+    """The addresses of `listen.fleet` (gRPC's) as Envoy reaches them, where it is on another machine; HTTP is beside
+    each, as there. Empty: those of this machine."""
     tls: EnvoyTlsSection | None = None
     """TLS of the listener; null: plain text."""
     balancer_tls: BalancerTlsSection | None = None

@@ -23,6 +23,7 @@ from balancer.errors import OperatorError
 from balancer.gateway import names
 from balancer.gateway.bootstrap_access import NOTHING_ASKED, Access, guard_listener
 from balancer.gateway.bootstrap_addresses import address_of, check_balancers, discovery_type
+from balancer.gateway.bootstrap_fleet import FleetOptions, ask_the_balancer, nobody_names_himself
 from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
 from balancer.gateway.bootstrap_proxy import forward_by_balancer
@@ -91,6 +92,8 @@ class BootstrapOptions:
     """To decide within Envoy, and ask the balancer where that cannot be; None: to ask it always."""
     proxy: bool = False
     """Whether the balancer forwards gRPC inferences itself."""
+    fleet: FleetOptions | None = None
+    """To have the balancer answer calls about the fleet; None: a worker does, as far as it can."""
 
     def __post_init__(self) -> None:
         for name in ("listener_port", "admin_port"):
@@ -166,6 +169,10 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
         forward_by_balancer(bootstrap)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
+    if options.fleet is not None:
+        ask_the_balancer(bootstrap, options.fleet, options.balancer_tls, secrets)
+        if not options.access.names_principals:
+            nobody_names_himself(bootstrap)
     guard_listener(bootstrap, options.access, secrets)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]

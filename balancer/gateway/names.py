@@ -41,6 +41,8 @@ GATEWAY_REQUEST_ID_HEADER = "x-gateway-request-id"
 """Set by our Envoy, over whatever the client sent: an x-request-id may be used twice."""
 PRINCIPAL_HEADER = "x-gateway-principal"
 """Who sent a request, as Envoy verified it; a client's own is removed."""
+MISSING_HEADER = "x-gateway-missing-workers"
+"""In an answer about the fleet: workers that did not answer in time."""
 
 # Headers of the Gateway API Inference Extension, read for gateways other than our own Envoy.
 GATEWAY_MODEL_HEADER = "x-gateway-model-name"
@@ -61,6 +63,8 @@ TOLD_NAMESPACE = "balancer.told"
 """The balancer's; the module uses the decision's."""
 POLICY_KEY = "policy"
 MODEL_KEY = "model"
+
+_EXTENSIONS = "type.googleapis.com/envoy.extensions."
 
 # Words of a Triton that drains: it has not begun with the request. Envoy's bootstrap has them too.
 NOT_EXECUTED_TEXTS = (
@@ -86,6 +90,20 @@ AGGREGATE_TYPE = "type.googleapis.com/envoy.extensions.clusters.aggregate.v3.Clu
 ENDPOINTS_CLUSTER = "balancer_endpoints"
 """All processes: the workers' endpoints."""
 
+FLEET_SERVICE = "balancer.fleet"
+"""What Envoy asks after in the health service of the listener for calls about the fleet."""
+FLEET_HEALTH_PATH = "/fleet/health"
+"""Likewise, by HTTP."""
+FLEET_GRPC_CLUSTER = "fleet_grpc"
+FLEET_REST_CLUSTER = "fleet_rest"
+"""All processes: calls about the fleet."""
+OR_WORKER = "_or_worker"
+"""Ends the name of a cluster that falls back to the workers while no balancer answers there."""
+AGGREGATE_CLUSTER = "envoy.clusters.aggregate"
+AGGREGATE_CLUSTER_TYPE = f"{_EXTENSIONS}clusters.aggregate.v3.ClusterConfig"
+FLEET_HEADER = f"{DESTINATION}-fleet"
+"""Set by Envoy: the balancer answers, so that no worker's outcome is to be told."""
+
 RATE_LIMIT_CLUSTER = "rate_limit"
 """The rate limit service."""
 JWKS_CLUSTER = "jwks"
@@ -103,7 +121,6 @@ NATIVE = "native"
 """What the module's filter is called."""
 TOLD = "told"
 """In its config: what was decided is left in metadata."""
-_EXTENSIONS = "type.googleapis.com/envoy.extensions."
 MODULE_TYPE = f"{_EXTENSIONS}filters.http.dynamic_modules.v3.DynamicModuleFilter"
 ASKING = "asking"
 """The listener within Envoy that asks the balancer, and its cluster."""

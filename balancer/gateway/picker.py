@@ -13,7 +13,7 @@ from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import Call, Kind
 from policies.base import Request
 
-_PER_SERVER = (
+PER_SERVER = (
     "this call changes one server and not the fleet, so it is not balanced; send it to each Triton server itself"
 )
 _MISTAKE = "the balancer failed at this request; its log says why"
@@ -56,7 +56,7 @@ class Picker:
                 was not, and takes fallbacks; others get them where `fallbacks_for_all` says so.
         """
         if call.kind is Kind.PER_SERVER:
-            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, _PER_SERVER, call.grpc) + self._refused)
+            return Pick(responses.immediate(*responses.UNSUPPORTED_CODES, PER_SERVER, call.grpc) + self._refused)
         allowed = None if subset is None else self.addresses.within(subset, call.grpc)
         try:
             decision = self._route(call, None if allowed is None else frozenset(allowed))

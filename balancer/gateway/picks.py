@@ -69,6 +69,10 @@ class ExternalProcessor:
         self._telling: dict[str, None] = {}
         """Connections by which response headers came, oldest first."""
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve there."""
+        server.add_generic_rpc_handlers((self.handler(),))
+
     def handler(self) -> grpc.GenericRpcHandler:
         """To be added to a server."""
         return _Handler(self)

@@ -137,6 +137,10 @@ class Family(ABC, Generic[Child]):
             place = self._labels.index(label)
             self._children = {values: child for values, child in self._children.items() if values[place] not in gone}
 
+    def series(self) -> list[tuple[tuple[str, ...], Child]]:
+        """All of them, by the values of their labels."""
+        return list(self._children.items())
+
     def values(self, label: str) -> set[str]:
         """All values of a label, as far as the family has it."""
         if label not in self._labels:

@@ -50,6 +50,7 @@ class Metrics:
     def __init__(self, router: Router, clock: Callable[[], float], process: str = "0") -> None:
         self.registry = prometheus.CollectorRegistry()
         self._router = router
+        self.clock = clock
         self.requests = self._series("requests", "Requests that ended, by status", "model", "worker", "status")
         self.errors = self._series("errors", "Requests that failed by the worker's fault", "model", "worker")
         self.latency = Histograms(

@@ -7,6 +7,7 @@ from balancer.config.listen import is_local
 
 _HARM = {
     "envoy": "read the fleet, take picks, and forge outcomes so that a worker seems broken",
+    "fleet": "name itself any client, and so change workers where fleet.control lets one",
     "gateways": "see which workers there are, and take picks that count as in flight",
     "reports": "report in any worker's name, and so draw requests to it or away from it",
     "admin": "read the fleet, the config and the metrics, though drain no worker",
@@ -18,7 +19,8 @@ def warnings(config: Config) -> list[str]:
     found = []
     for name, harm in _HARM.items():
         address = getattr(config.listen, name)
-        tls = getattr(config.tls, name)
+        section = "envoy" if name == "fleet" else name
+        tls = getattr(config.tls, section)
         if address is None or is_local(address) or (tls is not None and tls.client_ca_file is not None):
             continue
         if name == "admin" and config.admin.token_file is not None:
@@ -26,7 +28,7 @@ def warnings(config: Config) -> list[str]:
         other = "admin.token_file, or listen on 127.0.0.1" if name == "admin" else "listen on 127.0.0.1 or unix:"
         found.append(
             f"listen.{name}: {address} is open to other machines without client certificates: whoever reaches it can "
-            f"{harm}; set tls.{name} with a client_ca_file, or {other}"
+            f"{harm}; set tls.{section} with a client_ca_file, or {other}"
         )
     if not is_local(config.envoy.admin):
         found.append(

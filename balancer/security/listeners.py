@@ -35,6 +35,10 @@ _SOCKET_UMASK = 0o117
 """Sockets get mode 0660: owner and group may connect."""
 
 
+_OF_ENVOY = {"fleet": "envoy"}
+"""Listeners with the certificate and the role of another."""
+
+
 class AddressInUseError(OperatorError):
     """A port that the config names is taken."""
 
@@ -48,8 +52,8 @@ Services = Callable[[grpc.aio.Server], None]
 
 
 class Listeners:
-    """The gRPC servers `envoy`, `gateways`, `health` and `reports`, with their certificates; that of `admin` too, which
-    is aiohttp's."""
+    """The gRPC servers `envoy`, `fleet`, `gateways`, `health` and `reports`, with their certificates; that of `admin`
+    too, which is aiohttp's."""
 
     def __init__(self, config: Config, process: int, metrics: Metrics) -> None:
         """Reads the certificates, so it blocks.
@@ -89,6 +93,7 @@ class Listeners:
             ("grpc.max_receive_message_length", min(envoy_bytes, 2**31 - 1)),
             *shared,
         )
+        fleet_options = (*endpoints.SERVER_OPTIONS, ("grpc.max_concurrent_streams", _ENVOY_STREAMS), *shared)
         reports_options = (
             *collector.SERVER_OPTIONS,
             *collector.OWN_SERVER_OPTIONS,
@@ -98,6 +103,7 @@ class Listeners:
         await self._open("envoy", listen.envoy_addresses(self._process), envoy_options, services)
         await self._open("gateways", (listen.gateways,), envoy_options, services)
         await self._open("health", (listen.health,), shared, services)
+        await self._open("fleet", (listen.fleet_addresses(self._process) or (None,))[:1], fleet_options, services)
         await self._open("reports", (config.reports_address(self._process),), reports_options, services)
 
     async def _open(
@@ -110,9 +116,9 @@ class Listeners:
         named = [address for address in addresses if address is not None]
         if not named:
             return
-        certificates = self.certificates.get(name)
+        certificates = self.certificates.get(_OF_ENVOY.get(name, name))
         server = grpc.aio.server(options=[*_LIMITS, *options])
-        guarded = GuardedServer(server, Gatekeeper(self._metrics, self.role(name)))
+        guarded = GuardedServer(server, Gatekeeper(self._metrics, None if certificates is None else certificates.role))
         for add_to in services[name]:
             add_to(guarded)  # type: ignore[arg-type]  # it has the two methods that services register with
         for address in named:

@@ -1,1 +1,1 @@
-"""The way from the balancer to the workers: their gRPC ports."""
+"""The way from the balancer to the workers: their ports."""

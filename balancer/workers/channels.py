@@ -9,6 +9,7 @@ import grpc
 
 from balancer.balancer_tls import BalancerTls, credentials
 from balancer.discovery.workers import WorkerSpec
+from balancer.errors import OperatorError
 
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     # As large as Triton takes and sends them.
@@ -50,6 +51,7 @@ class Channels:
         """
         self._tls = tls
         self._credentials = None if tls is None else credentials(tls)
+        self._contents = () if tls is None else _contents(tls)
         self._endpoints: dict[str, str] = {}
         self._open: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
@@ -79,14 +81,18 @@ class Channels:
         return channel
 
     async def renew(self) -> None:
-        """Read the certificates again: calls from now on use them, those under way go on.
+        """Read the certificates again: where they changed, calls from now on use them, and those under way go on.
 
         Raises:
             OperatorError: a file cannot be read; those before stay in use.
         """
         if self._tls is None:
             return
+        contents = await asyncio.to_thread(_contents, self._tls)
+        if contents == self._contents:
+            return
         self._credentials = await asyncio.to_thread(credentials, self._tls)
+        self._contents = contents
         before, self._open = self._open, {}
         for channel in before.values():
             self._let_go(channel)
@@ -112,3 +118,11 @@ class Channels:
         task = asyncio.get_running_loop().create_task(channel.close(grace=_LEAVING_S))
         self._closing[task] = channel
         task.add_done_callback(lambda ended: self._closing.pop(ended, None))
+
+
+def _contents(tls: BalancerTls) -> tuple[bytes, ...]:
+    """What tells whether the files changed."""
+    try:
+        return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.private_key) if path is not None)
+    except OSError as error:
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}; name a PEM file") from error

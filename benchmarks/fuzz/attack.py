@@ -50,11 +50,13 @@ class Attacker:
         self.upstreams = tuple(f"127.0.0.1:{worker.grpc_port}" for worker in target.workers)
         self._envoy = grpc.aio.insecure_channel(target.envoy_address)
         self._agents = grpc.aio.insecure_channel(target.reports_address)
+        self._fleet = grpc.aio.insecure_channel(f"127.0.0.1:{target.fleet_port}")
 
     async def close(self) -> None:
         """Leave."""
         await self._envoy.close()
         await self._agents.close()
+        await self._fleet.close()
 
     async def run(self, kind: Kind, seed: int, numbers: Iterable[int], at_once: int = 16) -> Counter[str]:
         """Send those inputs, some at a time; returns the answers, counted."""
@@ -95,6 +97,16 @@ class Attacker:
         method = _INFER_STREAM if len(sent) > 1 or rng.random() < 0.2 else _INFER
         return await _stream(self._envoy, method, _damaged(rng, sent))
 
+    async def fleet(self, rng: Random) -> str:
+        """A call about the fleet, as Envoy hands it over."""
+        method, sent = messages.fleet_call(rng)
+        metadata = (("x-gateway-principal", "-"),) if rng.random() < 0.5 else ()
+        return await _stream(self._fleet, method, _damaged(rng, [sent]), metadata)
+
+    async def fleet_rest(self, rng: Random) -> str:
+        """The same over HTTP."""
+        return await wire.exchange("127.0.0.1", self.target.fleet_port + 1, wire.http1_request(rng))
+
     async def admin(self, rng: Random) -> str:
         """A connection to the admin pages."""
         host, port = split_address(self.target.config.admin_address(0))
@@ -118,9 +130,11 @@ class Attacker:
 
 
 KINDS = (
-    Kind("ext_proc", 0.25, Attacker.process),
+    Kind("ext_proc", 0.20, Attacker.process),
     Kind("reports", 0.15, Attacker.report),
-    Kind("access log", 0.20, Attacker.outcomes),
+    Kind("access log", 0.15, Attacker.outcomes),
+    Kind("fleet gRPC", 0.05, Attacker.fleet),
+    Kind("fleet HTTP", 0.05, Attacker.fleet_rest),
     Kind("ADS", 0.05, Attacker.discovery),
     Kind("admin", 0.10, Attacker.admin),
     Kind("HTTP/1", 0.10, Attacker.http1),

@@ -258,3 +258,25 @@ def alike(rng: Random) -> bytes:
     request.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 1])
     request.raw_input_contents.append(bytes([rng.randrange(3)]) * 4 * rows)
     return bytes(request.SerializeToString())
+
+
+def fleet_call(rng: Random) -> tuple[str, bytes]:
+    """A path, and the message of some call about the fleet or of a change; not always the one that belongs there."""
+    kinds = (
+        service_pb2.ModelReadyRequest(name=odd.name(rng), version=odd.name(rng)),
+        service_pb2.ModelConfigRequest(name=rng.choice((MODEL, odd.name(rng)))),
+        service_pb2.ModelStatisticsRequest(name=rng.choice((MODEL, "", odd.name(rng)))),
+        service_pb2.RepositoryIndexRequest(repository_name=odd.name(rng), ready=rng.random() < 0.5),
+        service_pb2.RepositoryModelLoadRequest(model_name=odd.name(rng)),
+        service_pb2.SystemSharedMemoryRegisterRequest(
+            name=odd.name(rng), key=odd.name(rng), byte_size=rng.getrandbits(64)
+        ),
+        service_pb2.TraceSettingRequest(model_name=odd.name(rng)),
+        service_pb2.LogSettingsRequest(),
+    )
+    message = rng.choice(kinds)
+    if isinstance(message, service_pb2.TraceSettingRequest) and rng.random() < 0.5:
+        message.settings[odd.name(rng)].value.extend(odd.name(rng) for _ in range(rng.randrange(4)))
+    fitting = type(message).__name__.removesuffix("Request")
+    path = rng.choice((f"/inference.GRPCInferenceService/{fitting}",) * 4 + odd.GRPC_PATHS)
+    return path, message.SerializeToString()

@@ -21,13 +21,18 @@ from tritonclient.grpc import service_pb2
 from balancer.discovery.workers import WorkerSpec
 from balancer.telemetry import report_pb2
 from benchmarks.stack import MODEL, Gateway
+from tools.stack.ports import free_port_range
 
 _GRPC = "/inference.GRPCInferenceService/"
-_NEVER_BALANCED = re.compile(
-    r"RepositoryModel(Load|Unload)|(System|Cuda)SharedMemory\w+|TraceSetting|LogSettings"
-    r"|/v2/(repository/models/.+/(load|unload)|(system|cuda)sharedmemory/.*|(models/.+/)?trace/setting|logging)"
+_CHANGES = re.compile(
+    r"RepositoryModel(Load|Unload)|(System|Cuda)SharedMemory(Unr|R)egister"
+    r"|/v2/(repository/models/.+/(load|unload)|(system|cuda)sharedmemory/.*register)"
 )
-"""Calls that change one server. A worker that gets one has been reached past the gate."""
+"""Calls that change a server, which nobody may make here. A worker that gets one has been reached past the gate."""
+_CHANGES_OR_READS = {"TraceSetting": service_pb2.TraceSettingRequest, "LogSettings": service_pb2.LogSettingsRequest}
+"""Calls that change a server where they have settings in them."""
+_SETTINGS_PATHS = re.compile(r"/v2/((models/.+/)?trace/setting|logging)")
+"""Likewise of HTTP, where they are no GET."""
 _REPORT_PAUSE_S = 0.05
 _RECONNECT_S = 0.1
 _OUTCOME_TIMEOUT_S = 5.0
@@ -76,16 +81,22 @@ class FakeWorker:
     def note(self, path: str) -> None:
         """Count a call; one that should not be here by its path."""
         self.served += 1
-        if _NEVER_BALANCED.fullmatch(path) or _NEVER_BALANCED.fullmatch(unquote(path)):
+        if _CHANGES.fullmatch(path) or _CHANGES.fullmatch(unquote(path)):
             self.bypassed[path[:100]] += 1
 
-    async def call(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def call(self, method: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """Any method: the same answer to each message."""
-        while isinstance(await context.read(), bytes):
+        while isinstance(sent := await context.read(), bytes):
+            settings = _CHANGES_OR_READS.get(method)
+            if settings is not None and settings.FromString(sent).settings:
+                self.bypassed[method] += 1
             await context.write(self._answer)
 
     async def _http(self, request: web.Request) -> web.Response:
-        self.note(request.raw_path.partition("?")[0])
+        path = request.raw_path.partition("?")[0]
+        self.note(path)
+        if request.method != "GET" and _SETTINGS_PATHS.fullmatch(unquote(path)):
+            self.bypassed[path[:100]] += 1
         with contextlib.suppress(OSError, web.HTTPException):
             await request.read()
         return web.Response(text=self.name)
@@ -99,8 +110,13 @@ class _Any(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The one handler."""
-        self._worker.note(handler_call_details.method.removeprefix(_GRPC))
-        return grpc.stream_stream_rpc_method_handler(self._worker.call)
+        method = handler_call_details.method.removeprefix(_GRPC)
+        self._worker.note(method)
+
+        async def call(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            await self._worker.call(method, context)
+
+        return grpc.stream_stream_rpc_method_handler(call)
 
 
 @dataclass
@@ -110,10 +126,15 @@ class Target(Gateway):
     workers: list[FakeWorker] = field(default_factory=list)
     proxied: bool = False
     """Whether the balancer forwards inferences itself."""
+    fleet_port: int = field(default=0, init=False)
+    """Of calls about the fleet by gRPC; that of HTTP is the next."""
     _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     def write_config(self, policy: str, **sections: Any) -> None:
         """As the gateway's; picks that attackers abandon are soon given up, so that what stays behind shows."""
+        if not self.fleet_port:
+            self.fleet_port = free_port_range(2)
+        self._addresses["listen"]["fleet"] = f"127.0.0.1:{self.fleet_port}"
         if self.proxied:
             self._addresses["envoy"]["frontend"] = "proxy"
             sections = {"models": {MODEL: {"proxy": _ALL_OF_THE_PROXY}}, "proxy": _SMALL, **sections}

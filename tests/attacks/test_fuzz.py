@@ -54,6 +54,7 @@ def test_an_input_can_be_made_again_from_its_number() -> None:
         wire.http2_call,
         wire.http2_frames,
         wire.admin_request,
+        messages.fleet_call,
         lambda rng: messages.reports(rng, ("worker-0",)),
         lambda rng: messages.access_logs(rng, ("127.0.0.1:1",), 10),
     )

@@ -27,7 +27,7 @@ from tools.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration
 MODEL = Path(__file__).parents[2] / "triton" / "feature_models" / "identity"
-TEXT = picker._PER_SERVER  # one text for all ways to be refused
+TEXT = picker.PER_SERVER  # one text for all ways to be refused
 TRITON_CALLS = r"cluster\.triton_(grpc|http)\.upstream_rq_total"
 
 

@@ -93,7 +93,7 @@ async def outcome(call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> grpc.StatusCo
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     authority = Authority(tmp_path)
     own = authority.issue("balancer", dns=NAME).section(authority)
-    envoy, reports, admin = free_port_range(2), *free_ports(2)
+    envoy, fleet, reports, admin = free_port_range(2), free_port_range(2), *free_ports(2)
     listen = {"envoy": f"127.0.0.1:{envoy}", "reports": f"127.0.0.1:{reports}", "admin": f"127.0.0.1:{admin}"}
     workers = [
         {"name": name, "address": "127.0.0.1", "grpc_port": port, "http_port": port + 1}
@@ -101,7 +101,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     ]
     config = from_mapping(
         {
-            "listen": listen,
+            "listen": listen | {"fleet": f"127.0.0.1:{fleet}"},
             "tls": dict.fromkeys(listen, own),
             "envoy": {"balancer_tls": {"ca_file": str(authority.file), "server_name": NAME}},
             "discovery": {"workers": workers},
@@ -114,7 +114,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         stack.push_async_callback(asyncio.wait, [running])
         stack.callback(stop.set)
         await asyncio.wait_for(serving.wait(), 30)
-        yield Served(app, authority, listen | {"envoy's own": f"127.0.0.1:{envoy + 1}"}, stack)
+        others = {"envoy's own": f"127.0.0.1:{envoy + 1}", "fleet": f"127.0.0.1:{fleet}"}
+        yield Served(app, authority, listen | others, stack)
 
 
 STRANGERS = ("plain text", "no certificate", "another authority", *ROLES)
@@ -147,6 +148,36 @@ async def test_a_stranger_cannot_call_anything(served: Served, kind: str, tmp_pa
             assert await served.call(listener, method, credentials) is grpc.StatusCode.UNIMPLEMENTED, method
     assert served.heard().get("accepted", 0) == 0
     assert not served.app._ads.connected
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+async def test_a_stranger_cannot_ask_about_the_fleet_nor_change_it(served: Served, kind: str, tmp_path: Path) -> None:
+    """By gRPC and by HTTP; whoever has the role of Envoy is heard."""
+    credentials = stranger(served, kind, tmp_path)
+    may = kind == "envoy"
+    for method in ("ServerLive", "RepositoryModelLoad"):
+        answer = await served.call("fleet", f"/inference.GRPCInferenceService/{method}", credentials)
+        # A change is refused to all, as no callers are named.
+        heard = grpc.StatusCode.OK if method == "ServerLive" else grpc.StatusCode.UNIMPLEMENTED
+        assert (answer is heard) if may else (answer in REFUSED)
+    for method in CALLS:
+        refused = REFUSED | {grpc.StatusCode.UNIMPLEMENTED}
+        if not (may and method.startswith("/grpc.health")):
+            assert await served.call("fleet", method, credentials) in refused
+    trusted = ssl.create_default_context(cadata=served.authority.pem.decode())
+    if kind in ROLES:
+        shown = served.authority.issue("client", uri=ROLES[kind])
+        trusted.load_cert_chain(shown.cert, shown.key)
+    host, _, port = served.addresses["fleet"].rpartition(":")
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"https://{host}:{int(port) + 1}/v2/health/live", ssl=trusted, server_hostname=NAME) as answer_,
+        ):
+            status = answer_.status
+    except aiohttp.ClientError:
+        status = 0
+    assert status == (200 if may else 403 if kind in ROLES else 0)
 
 
 async def test_who_has_the_role_is_served(served: Served) -> None:

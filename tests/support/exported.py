@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client.metrics import MetricWrapperBase
 
 from balancer.discovery.pods.watch import WatchCounts
+from balancer.fleet.counts import Counts as FleetCounts
 from balancer.front.layouts import COUNTS
 from balancer.gateway.endpoints import Ads
 from balancer.operate.drains import Drains
@@ -49,6 +50,7 @@ def declared() -> dict[str, frozenset[str]]:
     metrics.registry.register(NativeCounts(router))
     metrics.registry.register(Pods(WatchCounts()))
     metrics.registry.register(Drains(make_router(1), lambda: 0.0, lambda _: None))
+    FleetCounts(metrics.registry)
     return dict((*_of_registry(metrics), *_of_families(metrics)))
 
 

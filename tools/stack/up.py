@@ -237,6 +237,7 @@ def _set_over_file(options: UpOptions, in_file: Config) -> dict[str, object]:
     return {
         "processes": processes,
         "listen.envoy": f"127.0.0.1:{free_port_range(1 + processes)}",
+        "listen.fleet": f"127.0.0.1:{free_port_range(2)}",
         "listen.reports": f"127.0.0.1:{free_port_range(processes)}",
         "listen.admin": f"127.0.0.1:{options.admin_port}",
         "admin.token_file": None,

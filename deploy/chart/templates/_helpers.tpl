@@ -38,6 +38,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{/* The headless Service of the balancers: agents' reports, metrics. */}}
+{{- define "balancer.picks" -}}
+{{- include "balancer.fullname" . }}-picks
+{{- end }}
+
 {{- define "balancer.balancers" -}}
 {{- include "balancer.fullname" . }}-balancers
 {{- end }}
@@ -87,7 +91,11 @@ imagePullSecrets:
 {{/* The balancer's config: the values', and what the chart decides. */}}
 {{- define "balancer.config" -}}
 {{- $gateway := .Values.gateway -}}
-{{- $listen := dict "envoy" "unix:/run/balancer/envoy.sock" "reports" (printf "0.0.0.0:%d" (int $gateway.ports.reports)) "admin" (printf "0.0.0.0:%d" (int $gateway.ports.admin)) -}}
+{{- $listen := dict "envoy" "unix:/run/balancer/envoy.sock" "fleet" "unix:/run/balancer/fleet.sock" "reports" (printf "0.0.0.0:%d" (int $gateway.ports.reports)) "admin" (printf "0.0.0.0:%d" (int $gateway.ports.admin)) -}}
+{{- if $gateway.picks.enabled -}}
+{{- $_ := set $listen "gateways" (printf "0.0.0.0:%d" (int $gateway.ports.picks)) -}}
+{{- $_ := set $listen "health" (printf "0.0.0.0:%d" (int $gateway.ports.health)) -}}
+{{- end -}}
 {{- $envoy := dict "listen" (printf "0.0.0.0:%d" (int $gateway.ports.clients)) "admin" (printf "127.0.0.1:%d" (int $gateway.ports.envoyAdmin)) "frontend" $gateway.frontend "shared_folder" "/run/balancer/shared" "max_heap_bytes" (printf "%dMiB" (int $gateway.envoy.heapMiB)) -}}
 {{- $pods := dict "label_selector" (include "balancer.labelSelector" .) "namespace" (include "balancer.discoveryNamespace" .) -}}
 {{- $own := dict "listen" $listen "processes" (int $gateway.processes) "discovery" (dict "kubernetes" $pods) -}}
@@ -96,10 +104,14 @@ imagePullSecrets:
 {{- $files := dict "cert_file" "/etc/balancer/tls/tls.crt" "key_file" "/etc/balancer/tls/tls.key" -}}
 {{- $tls := dict "reports" (merge (dict "client_ca_file" "/etc/balancer/tls/ca.crt") $files) -}}
 {{- if $gateway.adminTokenSecret }}{{ $_ := set $tls "admin" $files }}{{ end -}}
+{{- if and $gateway.picks.enabled (eq $gateway.picks.tls "certificates") }}{{ $_ := set $tls "gateways" $files }}{{ end -}}
 {{- $_ := set $own "tls" $tls -}}
 {{- $shown := dict "cert_file" "/etc/envoy/tls/tls.crt" "key_file" "/etc/envoy/tls/tls.key" -}}
 {{- if .Values.certificates.clientsShowCertificates }}{{ $_ := set $shown "client_ca_file" "/etc/envoy/tls/ca.crt" }}{{ end -}}
 {{- $_ := set $envoy "tls" $shown -}}
+{{- end -}}
+{{- if and $gateway.picks.enabled (eq $gateway.picks.tls "selfSigned") -}}
+{{- $_ := set $own "tls" (merge (dict "gateways" (dict "self_signed" true)) (default (dict) $own.tls)) -}}
 {{- end -}}
 {{- $_ := set $own "envoy" $envoy -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config) $own) -}}
@@ -118,10 +130,13 @@ imagePullSecrets:
 {{- range $field, $remedy := $owned }}
 {{- if hasKey $values.config $field }}{{ fail (printf "config.%s: is the chart's to set; use %s" $field $remedy) }}{{ end }}
 {{- end }}
-{{- range list "listen" "admin" "frontend" "shared_folder" "max_heap_bytes" "node_id" "balancers" "tls" "balancer_tls" }}
+{{- range list "listen" "admin" "frontend" "shared_folder" "max_heap_bytes" "node_id" "balancers" "fleet" "tls" "balancer_tls" }}
 {{- if hasKey (default dict $values.config.envoy) . }}{{ fail (printf "config.envoy.%s: is the chart's to set; see gateway and certificates" .) }}{{ end }}
 {{- end }}
 {{- if hasKey (default dict $values.config.admin) "token_file" }}{{ fail "config.admin.token_file: is the chart's to set; use gateway.adminTokenSecret" }}{{ end }}
+{{- if and $values.gateway.picks.enabled (eq $values.gateway.picks.tls "certificates") (eq $values.certificates.source "none") }}
+{{- fail "gateway.picks.tls: certificates are not there, as certificates.source is none; set that, or selfSigned" }}
+{{- end }}
 {{- if and $values.gateway.zoneFrom (hasKey (default dict $values.config.zones) "own") }}
 {{- fail "config.zones.own: each pod says it, by gateway.zoneFrom; leave out one of the two" }}
 {{- end }}

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+import aiohttp
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 from support.certificates import Authority
 from support.tls_stack import NAME, TlsStack
+from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
+
+from tools.stack.ports import free_port_range
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +33,7 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
         workers=1,
         settings={
             "tls": {"envoy": balancer, "reports": balancer, "admin": balancer},
+            "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
             "envoy": {
                 "frontend": frontend,
                 "tls": pair,
@@ -49,8 +55,33 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
         async with client:
             value = grpc_aio.InferInput("INPUT", [1, 4], "FP32")
             value.set_data_from_numpy(np.ones((1, 4), np.float32))
+
+            async def the_fleet_answers() -> bool:
+                return bool((await client.get_server_metadata()).name == "triton")
+
+            await eventually(the_fleet_answers, "the balancer answers by gRPC")
+
+            async def endpoints_have_arrived() -> bool:
+                try:
+                    await client.infer("emulated_tft", [value])
+                except InferenceServerException as error:
+                    if "no healthy upstream" not in str(error):
+                        raise
+                    return False
+                return True
+
+            await eventually(endpoints_have_arrived, "Envoy, which may have started first, has its endpoints")
             for _ in range(20):
                 assert (await client.infer("emulated_tft", [value])).as_numpy("CHECKSUM")[0, 0] == 4
+
+        async def the_fleet_answers_by_rest() -> bool:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"https://{stack.url}/v2", ssl=stack.trusted, server_hostname=NAME) as response,
+            ):
+                return bool((await response.json())["name"] == "triton")
+
+        await eventually(the_fleet_answers_by_rest, "the balancer answers by HTTP")
         recent = await stack.get("/recent")
         assert isinstance(recent, dict)
         assert recent["picked"] > 0

@@ -100,6 +100,7 @@ def test_envoy_gets_its_section() -> None:
         },
         "native": None,
         "proxy": False,
+        "fleet": None,
         "triton_tls": {
             "trust": {"ca": Path("j"), "server_name": "k", "certificate": None, "private_key": None},
             "rest": False,

@@ -103,7 +103,10 @@ def test_policies_let_through_what_the_parts_say_to_each_other_and_nothing_more(
     }
     processes = range(config["processes"])
     gateway = named(found, "NetworkPolicy", fullname)["spec"]
-    clients, agents, monitoring = (sorted(each["port"] for each in rule["ports"]) for rule in gateway["ingress"])
+    open_to = [sorted(each["port"] for each in rule["ports"]) for rule in gateway["ingress"]]
+    picks = [open_to.pop(2)] if "gateways" in port else []
+    assert picks == [[port["gateways"], port["health"]] for _ in picks]
+    clients, agents, monitoring = open_to
     assert clients == [int(config["envoy"]["listen"].rpartition(":")[2])]
     assert agents == [port["reports"] + process for process in processes]
     assert monitoring == [port["admin"] + process for process in processes]
@@ -353,3 +356,16 @@ def test_with_operators_the_rules_are_those_that_the_tests_fire_and_the_job_is_w
     assert [each for each in of_kind(found, "Service") if chosen <= each["metadata"]["labels"].items()] == [service]
     board = named(found, "ConfigMap", "fleet-balancer-dashboard")["data"]["balancer.json"]
     assert board == (observability / "dashboard.json").read_text()
+
+
+@pytest.mark.parametrize("tls", ["none", "selfSigned", "certificates"])
+def test_other_gateways_find_picks_at_a_service_of_their_own(tls: str) -> None:
+    asked = {"gateway": {"picks": {"enabled": True, "tls": tls}}}
+    found = rendered(EXAMPLES["fleet" if tls == "certificates" else "others"], values=asked)
+    config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
+    assert (config["listen"]["gateways"], config["listen"]["health"]) == ("0.0.0.0:9002", "0.0.0.0:9003")
+    certificate = {"cert_file": "/etc/balancer/tls/tls.crt", "key_file": "/etc/balancer/tls/tls.key"}
+    expected = {"none": None, "selfSigned": {"self_signed": True}, "certificates": certificate}[tls]
+    assert config.get("tls", {}).get("gateways") == expected
+    ports = named(found, "Service", "fleet-balancer-picks")["spec"]["ports"]
+    assert [each["port"] for each in ports] == [9002, 9003]

@@ -129,8 +129,8 @@ def test_a_refusal_says_what_the_balancer_says_and_does_not_ask_it() -> None:
         if "direct_response" in route:
             told[route["name"]] = route["direct_response"]["body"]["inline_string"]
             assert route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]["disabled"] is True
-    assert told["grpc_per_server"] == picker._PER_SERVER
-    assert json.loads(told["rest_per_server"]) == {"error": picker._PER_SERVER}
+    assert told["grpc_per_server"] == picker.PER_SERVER
+    assert json.loads(told["rest_per_server"]) == {"error": picker.PER_SERVER}
 
 
 @pytest.mark.integration

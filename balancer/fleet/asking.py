@@ -1,0 +1,192 @@
+"""Asks workers: all at once, each within its time, so many at a time, and nobody twice for the same at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+
+T = TypeVar("T")
+
+AT_ONCE = 64
+"""Calls to workers that are under way at once, whoever asked."""
+MOST_ROUNDS = 256
+"""Different questions under way at once; one more is refused."""
+
+# As Triton's HTTP server answers its own errors, and Envoy those of the way.
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_CODES = {status: code for code, status in _STATUSES.items()}
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a worker, or nobody, answered in place of an answer."""
+
+    code: grpc.StatusCode
+    words: str
+    status: int = 0
+    """Of HTTP."""
+    body: bytes | None = None
+    """Of HTTP, as the worker wrote it; None: `words` in Triton's JSON."""
+
+    @classmethod
+    def of_status(cls, status: int, words: str, body: bytes | None = None) -> Failure:
+        """Of an answer over HTTP."""
+        return cls(_CODES.get(status, grpc.StatusCode.INTERNAL), words, status, body)
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing was said about the question: the worker is not there, or silent."""
+        return self.code in _AWAY and (self.status == 0 or self.status >= 500)
+
+    @property
+    def http_status(self) -> int:
+        """Of HTTP."""
+        return self.status or _STATUSES.get(self.code, 500)
+
+
+NOBODY = Failure(grpc.StatusCode.UNAVAILABLE, "no worker is listed")
+
+
+class FailedError(Exception):
+    """A call has no answer but a failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.words)
+        self.failure = failure
+
+
+@dataclass
+class Answers:
+    """What workers said to one question, in the order in which they are listed."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
+
+    def any(self) -> list[Any]:
+        """The answers, of which there is one at least.
+
+        Raises:
+            FailedError: there is none: what a worker said of the question, or that none could be asked.
+        """
+        if self.given:
+            return list(self.given.values())
+        failures = sorted(self.failed.values(), key=lambda failure: failure.away)
+        raise FailedError(failures[0] if failures else NOBODY)
+
+
+class Asking:
+    """Belongs to one event loop."""
+
+    def __init__(self, at_once: int = AT_ONCE, most_rounds: int = MOST_ROUNDS) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._most_rounds = most_rounds
+        self._rounds: dict[Hashable, _Round] = {}
+
+    async def each(self, workers: Iterable[str], ask: Callable[[str], Awaitable[Any]], timeout_s: float) -> Answers:
+        """Ask these; `ask` raises FailedError where the worker does."""
+
+        async def one(worker: str) -> Any:
+            try:
+                async with asyncio.timeout(timeout_s), self._places:
+                    return await ask(worker)
+            except FailedError as error:
+                return error.failure
+            except TimeoutError:
+                return Failure(grpc.StatusCode.DEADLINE_EXCEEDED, f"{worker} did not answer within {timeout_s:g} s")
+
+        names = list(workers)
+        answers = Answers()
+        for name, answer in zip(names, await asyncio.gather(*map(one, names)), strict=True):
+            if isinstance(answer, Failure):
+                answers.failed[name] = answer
+            else:
+                answers.given[name] = answer
+        return answers
+
+    async def fresh(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives, begun after this was called; those who ask the same meanwhile get the same answer.
+
+        So workers are asked at most one thing at a time, however often clients poll, and no answer is older than its
+        question.
+
+        Raises:
+            FailedError: too many different questions are under way.
+        """
+        under_way = self._rounds.get(question)
+        if under_way is None:
+            if len(self._rounds) >= self._most_rounds:
+                rule = f"more than {self._most_rounds} different questions about the fleet are under way; try again"
+                raise FailedError(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, rule))
+            return await asyncio.shield(self._begin(question, ask))
+        if under_way.following is None:
+            under_way.following = asyncio.get_running_loop().create_future()
+            under_way.ask = ask
+        result: T = await asyncio.shield(under_way.following)
+        return result
+
+    def _begin(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(_awaited(ask))
+        self._rounds[question] = _Round()
+        task.add_done_callback(functools.partial(self._ended, question))
+        return task
+
+    def _ended(self, question: Hashable, task: asyncio.Task[Any]) -> None:
+        _look_at(task)
+        ended = self._rounds.pop(question)
+        following = ended.following
+        if following is not None and ended.ask is not None:
+            following.add_done_callback(_look_at)
+            self._begin(question, ended.ask).add_done_callback(functools.partial(_hand_on, following))
+
+
+@dataclass
+class _Round:
+    """One question under way, and whoever came after it had begun."""
+
+    following: asyncio.Future[Any] | None = None
+    ask: Callable[[], Awaitable[Any]] | None = None
+
+
+async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
+
+
+def _look_at(ended: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting any more, and then nobody else looks at its error."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _hand_on(to: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
+    if to.done():
+        return
+    if task.cancelled():
+        to.cancel()
+    elif (error := task.exception()) is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(task.result())
+
+
+def said_of(failed: Mapping[str, Failure], asked: int, what: str) -> Failure:
+    """One failure for those of several workers: the words of all where they say the same, and each one's where not."""
+    first = next(iter(failed.values()))
+    if len(failed) == asked and len({(failure.code, failure.words) for failure in failed.values()}) == 1:
+        return first
+    each = "; ".join(f"{worker}: {failure.words}" for worker, failure in failed.items())
+    return Failure(first.code, f"{what} failed on {len(failed)} of {asked} workers: {each}"[:4096])

@@ -1,0 +1,134 @@
+"""Calls about the fleet by gRPC: Triton's own service, and gRPC's health as Triton has it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2
+
+from balancer.core.bounds import OutOfBoundsError
+from balancer.fleet import ports
+from balancer.fleet.asking import FailedError
+from balancer.fleet.control import Control
+from balancer.fleet.counts import Counts
+from balancer.fleet.messages import message, plain
+from balancer.fleet.ports import REQUESTS, RESPONSES
+from balancer.fleet.questions import Question, Questions
+from balancer.gateway.kserve import HEALTH, SERVICE
+from balancer.gateway.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
+from balancer.workers.channels import Channels
+
+_QUESTIONS = (
+    *("ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
+    *("RepositoryIndex", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
+)
+_SETTINGS = ("TraceSetting", "LogSettings")
+_CHANGES = (
+    *("RepositoryModelLoad", "RepositoryModelUnload"),
+    *("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+    *("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+)
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[str, Any, Context], Awaitable[Message]]
+
+
+class GrpcCalls:
+    """Handlers of the listener `fleet`."""
+
+    def __init__(
+        self, questions: Questions, control: Control, channels: Channels, counts: Counts, known: Callable[[], bool]
+    ) -> None:
+        """`known`: whether it is known which workers there are; before that, Envoy sends calls to a worker."""
+        self._questions = questions
+        self._control = control
+        self._channels = channels
+        self._counts = counts
+        self._known = known
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register them."""
+        methods: dict[str, Method] = {"ServerLive": self._live}
+        methods |= dict.fromkeys(_QUESTIONS, self._question)
+        methods |= dict.fromkeys(_SETTINGS, self._settings)
+        methods |= dict.fromkeys(_CHANGES, self._change)
+        handlers = {name: self._handler(name, method) for name, method in methods.items()}
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        services = ((SERVICE, handlers), (HEALTH, {"Check": check}))
+        server.add_generic_rpc_handlers(
+            tuple(grpc.method_handlers_generic_handler(path.strip("/"), its) for path, its in services)
+        )
+
+    def _handler(self, name: str, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+        async def handle(sent: bytes, context: Context) -> Message:
+            try:
+                answer = await method(name, REQUESTS[name].FromString(sent), context)
+            except DecodeError:
+                # A client's, and no sign of trouble with Envoy, as it would be elsewhere.
+                self._counts.calls.labels(name, "invalid").inc()
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message is not one of {name}")
+            except FailedError as error:
+                self._counts.calls.labels(name, "failed").inc()
+                await context.abort(error.failure.code, error.failure.words)
+            except OutOfBoundsError as error:
+                self._counts.calls.labels(name, "invalid").inc()
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._counts.calls.labels(name, "answered").inc()
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=RESPONSES[name].SerializeToString)
+
+    async def _live(self, name: str, request: Any, context: Context) -> Message:
+        return message(RESPONSES[name], {"live": True})
+
+    async def _question(self, name: str, request: Any, context: Context) -> Message:
+        headers = ports.restricted(context.invocation_metadata() or ())
+        told = await self._questions.answer(self._asked(name, request, headers))
+        if told.missing:
+            context.set_trailing_metadata(((MISSING_HEADER, ",".join(told.missing)[:1024]),))
+        content = {"models": told.content} if name == "RepositoryIndex" else told.content
+        if name.endswith("SharedMemoryStatus"):
+            content = {"regions": content}
+        return message(RESPONSES[name], content)
+
+    def _asked(self, name: str, request: Any, headers: ports.Headers) -> Question:
+        """The question of a request. What the index is asked for is the same for all; its filter is applied to all."""
+        sent = REQUESTS[name](repository_name=request.repository_name) if name == "RepositoryIndex" else request
+
+        async def ask(worker: str) -> Any:
+            content = plain(await ports.ask(self._channels, worker, name, sent, headers))
+            if name == "RepositoryIndex":
+                return content["models"]
+            return content["regions"] if name.endswith("SharedMemoryStatus") else content
+
+        about = getattr(request, "name", "") or getattr(request, "model_name", "")
+        version = getattr(request, "version", "") or getattr(request, "repository_name", "")
+        return Question(name, "grpc", ask, about, version, getattr(request, "ready", False), headers)
+
+    async def _settings(self, name: str, request: Any, context: Context) -> Message:
+        return await (self._change if request.settings else self._question)(name, request, context)
+
+    async def _change(self, name: str, request: Any, context: Context) -> Message:
+        metadata = list(context.invocation_metadata() or ())
+        principal = next((str(value) for key, value in metadata if key == PRINCIPAL_HEADER), "")
+        return await self._control.change(name, request, principal, ports.restricted(metadata))
+
+    async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
+        """Whether the server is ready, whatever service is named: so Triton answers. Envoy asks for a name of ours."""
+        if request.service == FLEET_SERVICE:
+            return _status(self._known())
+        ready = REQUESTS["ServerReady"]()
+        headers = ports.restricted(context.invocation_metadata() or ())
+        told = await self._questions.answer(self._asked("ServerReady", ready, headers))
+        return _status(told.content["ready"])
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse:
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    return health_pb2.HealthCheckResponse(status=status)

@@ -1,0 +1,176 @@
+"""The bootstrap in which the balancer answers calls that concern the fleet; while none is there, a worker does.
+
+Changes of workers never go to a worker: without a balancer they are answered 503, UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from balancer.balancer_tls import BalancerTls
+from balancer.gateway import names
+from balancer.gateway.bootstrap_addresses import address_of, discovery_type
+from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_QUESTIONS = {
+    *(f"{_SERVICE}{each}" for each in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex")),
+    *(f"{_SERVICE}{each}" for each in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")),
+    *("/grpc.health.v1.Health/Check", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/repository/index"),
+    r"/v2/models/[^/]+(/versions/[^/]+)?(/(ready|config|stats))?",
+}
+"""Routes of the template that a worker answers where the balancer does not."""
+# What the template has Envoy refuse, by how Envoy matches it. Reading settings and changing them is one path.
+_READ = (
+    *(f"{_SERVICE}{each}" for each in ("TraceSetting", "LogSettings")),
+    *(f"{_SERVICE}{each}SharedMemoryStatus" for each in ("System", "Cuda")),
+)
+_READ_REST = r"/v2((/models/[^/]+)?/trace/setting|/logging|/(system|cuda)sharedmemory(/region/[^/]+)?/status)"
+_CHANGED = (
+    *(f"{_SERVICE}RepositoryModel{each}" for each in ("Load", "Unload")),
+    *(f"{_SERVICE}{kind}SharedMemory{each}" for kind in ("System", "Cuda") for each in ("Register", "Unregister")),
+)
+_CHANGED_REST = r"/v2/(repository/models/[^/]+/(load|unload)|(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register)"
+_REFUSED, _REFUSED_REST = "grpc_per_server", "rest_per_server"
+"""Routes of the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Where the balancer's processes answer."""
+
+    grpc: tuple[str, ...]
+    rest: tuple[str, ...]
+    changes: bool = False
+    """Whether some callers may change workers; where none may, Envoy refuses changes itself."""
+
+
+def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | None, secrets: Secrets) -> None:
+    """Change a complete bootstrap, its first listener."""
+    resources = bootstrap["static_resources"]
+    listeners = resources["listeners"]
+    manager = listeners[0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (host,) = manager["route_config"]["virtual_hosts"]
+    routes = host["routes"]
+    off = _deciders_off(manager)
+    routes[:] = [_answered(route, off) if _path(route) in _QUESTIONS else route for route in routes]
+    _insert(routes, _REFUSED, [_to_grpc(path, off) for path in (*_READ, *(_CHANGED if fleet.changes else ()))])
+    rest = (_READ_REST, *((_CHANGED_REST,) if fleet.changes else ()))
+    _insert(routes, _REFUSED_REST, [_to_rest(pattern, off) for pattern in rest])
+    manager["access_log"] = [_not_of_fleet(log) for log in manager["access_log"]]
+    clusters = resources["clusters"]
+    like = next(cluster for cluster in clusters if cluster["name"] == names.BALANCER_CLUSTER)
+    ours = [_grpc_cluster(like, fleet.grpc), _rest_cluster(like, fleet.rest)]
+    if tls is not None:
+        for cluster, protocol in zip(ours, ("h2", "http/1.1"), strict=True):
+            # The same files as towards `listen.envoy`.
+            cluster["transport_socket"] = server_socket(
+                tls, secrets, "balancer_authority", "gateway_certificate", protocol
+            )
+    clusters += ours
+    pairs = ((names.FLEET_GRPC_CLUSTER, names.GRPC_CLUSTER), (names.FLEET_REST_CLUSTER, names.HTTP_CLUSTER))
+    clusters += [_either(*pair) for pair in pairs]
+
+
+def nobody_names_himself(bootstrap: Node) -> None:
+    """Take the header that names callers out of what clients send, where no filter does: the balancer goes by it."""
+    manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (extension,) = manager["early_header_mutation_extensions"]
+    extension["typed_config"]["mutations"].insert(0, {"remove": names.PRINCIPAL_HEADER})
+
+
+def _path(route: Node) -> str:
+    match = route["match"]
+    return str(match.get("path") or match.get("safe_regex", {}).get("regex", ""))
+
+
+def _deciders_off(manager: Node) -> Node:
+    """For routes on which nothing is decided."""
+    present = {each["name"] for each in manager["http_filters"]}
+    off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
+    return {name: dict(off) for name in (names.PICKS_FILTER, names.NATIVE_FILTER) if name in present}
+
+
+def _answered(route: Node, off: Node) -> Node:
+    """A route of the template to the balancer, or a worker."""
+    grpc = "grpc" in route["match"]
+    cluster = f"{names.FLEET_GRPC_CLUSTER if grpc else names.FLEET_REST_CLUSTER}{names.OR_WORKER}"
+    return {**_marked(off), **route, "route": {**route["route"], "cluster": cluster}}
+
+
+def _marked(off: Node) -> Node:
+    header = {"header": {"key": names.FLEET_HEADER, "value": "true"}}
+    return {
+        "request_headers_to_add": [header | {"append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+        "typed_per_filter_config": copy.deepcopy(off),
+    }
+
+
+def _to_grpc(path: str, off: Node) -> Node:
+    route = {
+        "cluster": names.FLEET_GRPC_CLUSTER,
+        "timeout": "0s",
+        "max_stream_duration": {"grpc_timeout_header_max": "0s"},
+        "retry_policy": {"num_retries": 0},
+    }
+    return {"name": "grpc_fleet", "match": {"path": path, "grpc": {}}, "route": route, **_marked(off)}
+
+
+def _to_rest(pattern: str, off: Node) -> Node:
+    route = {"cluster": names.FLEET_REST_CLUSTER, "timeout": "0s", "retry_policy": {"num_retries": 0}}
+    return {"name": "rest_fleet", "match": {"safe_regex": {"regex": pattern}}, "route": route, **_marked(off)}
+
+
+def _insert(routes: list[Node], before: str, new: list[Node]) -> None:
+    at = next(position for position, route in enumerate(routes) if route["name"] == before)
+    routes[at:at] = new
+
+
+def _not_of_fleet(log: Node) -> Node:
+    """The log of outcomes, without calls of which no worker served one."""
+    if log["name"] != names.OUTCOMES_LOG:
+        return log
+    others = {"header_filter": {"header": {"name": names.FLEET_HEADER, "present_match": True, "invert_match": True}}}
+    return {**log, "filter": {"and_filter": {"filters": [others, log["filter"]]}} if "filter" in log else others}
+
+
+def _grpc_cluster(like: Node, addresses: tuple[str, ...]) -> Node:
+    cluster = _cluster(like, names.FLEET_GRPC_CLUSTER, addresses)
+    cluster["health_checks"][0]["grpc_health_check"] = {"service_name": names.FLEET_SERVICE}
+    return cluster
+
+
+def _rest_cluster(like: Node, addresses: tuple[str, ...]) -> Node:
+    cluster = _cluster(like, names.FLEET_REST_CLUSTER, addresses)
+    check = cluster["health_checks"][0]
+    del check["grpc_health_check"]
+    check["http_health_check"] = {"path": names.FLEET_HEALTH_PATH}
+    cluster["typed_extension_protocol_options"] = {
+        names.HTTP_OPTIONS: {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http_protocol_options": {}}}
+    }
+    return cluster
+
+
+def _cluster(like: Node, name: str, addresses: tuple[str, ...]) -> Node:
+    cluster = copy.deepcopy(like)
+    cluster.pop("transport_socket", None)
+    # Errors here are answers: Triton's, or to callers who may not.
+    del cluster["outlier_detection"]
+    endpoints = [{"endpoint": {"address": address_of(address)}} for address in addresses]
+    cluster["name"], cluster["type"] = name, discovery_type(addresses)
+    cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
+    return cluster
+
+
+def _either(ours: str, workers: str) -> Node:
+    """The balancer while one answers, else the workers."""
+    return {
+        "name": f"{ours}{names.OR_WORKER}",
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "cluster_type": {
+            "name": names.AGGREGATE_CLUSTER,
+            "typed_config": {"@type": names.AGGREGATE_CLUSTER_TYPE, "clusters": [ours, workers]},
+        },
+    }

@@ -1,0 +1,280 @@
+"""Each call about the fleet, through the listener and at one Triton itself: the same answers, in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as sync_grpc
+import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http as sync_http
+import tritonclient.http.aio as triton_http
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.stack import Stack
+from support.waiting import eventually
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+MODEL = "identity"
+GRPC_CALLS: dict[str, Any] = {
+    "ServerLive": service_pb2.ServerLiveRequest(),
+    "ServerReady": service_pb2.ServerReadyRequest(),
+    "ModelReady": service_pb2.ModelReadyRequest(name=MODEL),
+    "ModelReady of a version": service_pb2.ModelReadyRequest(name=MODEL, version="1"),
+    "ModelReady of no such version": service_pb2.ModelReadyRequest(name=MODEL, version="7"),
+    "ModelReady of a version that is none": service_pb2.ModelReadyRequest(name=MODEL, version="x"),
+    "ModelReady of nothing": service_pb2.ModelReadyRequest(name="nothing"),
+    "ModelMetadata": service_pb2.ModelMetadataRequest(name=MODEL),
+    "ModelMetadata of nothing": service_pb2.ModelMetadataRequest(name="nothing"),
+    "ModelConfig": service_pb2.ModelConfigRequest(name="sequence_sum"),
+    "ModelConfig of nothing": service_pb2.ModelConfigRequest(name="nothing"),
+    "ModelConfig without a name": service_pb2.ModelConfigRequest(),
+    "ModelStatistics of nothing": service_pb2.ModelStatisticsRequest(name="nothing"),
+    "RepositoryIndex": service_pb2.RepositoryIndexRequest(),
+    "RepositoryIndex of what is ready": service_pb2.RepositoryIndexRequest(ready=True),
+    "RepositoryIndex of a repository": service_pb2.RepositoryIndexRequest(repository_name="other"),
+    "TraceSetting": service_pb2.TraceSettingRequest(),
+    "TraceSetting of a model": service_pb2.TraceSettingRequest(model_name=MODEL),
+    "TraceSetting of nothing": service_pb2.TraceSettingRequest(model_name="nothing"),
+    "LogSettings": service_pb2.LogSettingsRequest(),
+    "SystemSharedMemoryStatus": service_pb2.SystemSharedMemoryStatusRequest(),
+    "SystemSharedMemoryStatus of nothing": service_pb2.SystemSharedMemoryStatusRequest(name="nothing"),
+    "CudaSharedMemoryStatus": service_pb2.CudaSharedMemoryStatusRequest(),
+    "RepositoryModelLoad of nothing": service_pb2.RepositoryModelLoadRequest(model_name="nothing"),
+    "RepositoryModelUnload of nothing": service_pb2.RepositoryModelUnloadRequest(model_name="nothing"),
+    "SystemSharedMemoryRegister of nothing": service_pb2.SystemSharedMemoryRegisterRequest(
+        name="r", key="/nothing-there", byte_size=4
+    ),
+    "SystemSharedMemoryUnregister of nothing": service_pb2.SystemSharedMemoryUnregisterRequest(name="r"),
+}
+REST_CALLS = (
+    ("GET", "/v2/health/live", ""),
+    ("GET", "/v2/health/ready", ""),
+    ("POST", "/v2/health/live", ""),
+    *(
+        ("GET", f"/v2/models/{MODEL}{verb}", "")
+        for verb in ("", "/ready", "/config", "/versions/1", "/versions/1/ready")
+    ),
+    *(("GET", f"/v2/models/nothing{verb}", "") for verb in ("", "/ready", "/config", "/stats")),
+    ("GET", f"/v2/models/{MODEL}/versions/7/ready", ""),
+    ("POST", f"/v2/models/{MODEL}/stats", ""),
+    ("POST", "/v2/repository/index", ""),
+    ("POST", "/v2/repository/index", '{"ready":true}'),
+    ("GET", "/v2/repository/index", ""),
+    ("GET", "/v2/trace/setting", ""),
+    ("GET", f"/v2/models/{MODEL}/trace/setting", ""),
+    ("GET", "/v2/logging", ""),
+    ("POST", "/v2/logging", '{"log_verbose_level":0}'),
+    ("GET", "/v2/systemsharedmemory/status", ""),
+    ("GET", "/v2/cudasharedmemory/status", ""),
+    ("GET", "/v2/systemsharedmemory/region/nothing/status", ""),
+    ("POST", "/v2/repository/models/nothing/load", ""),
+    ("POST", "/v2/repository/models/nothing/unload", ""),
+    ("POST", "/v2/systemsharedmemory/region/r/register", '{"key":"/nothing-there","byte_size":4}'),
+    ("POST", "/v2/systemsharedmemory/unregister", ""),
+)
+
+
+async def by_grpc(address: str, call: str, request: Any) -> tuple[str, Any]:
+    """Status, and the answer or its words."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        method = getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), call.partition(" ")[0])
+        try:
+            return "OK", MessageToDict(await method(request, timeout=30))
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details()
+
+
+async def by_rest(address: str, method: str, path: str, body: str) -> tuple[int, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"http://{address}{path}", data=body) as response,
+    ):
+        text = await response.text()
+    return response.status, json.loads(text) if text else ""
+
+
+def grpc_of(stack: Stack) -> str:
+    return f"127.0.0.1:{stack.specs[0].grpc_port}"
+
+
+def http_of(stack: Stack) -> str:
+    return f"127.0.0.1:{stack.specs[0].http_port}"
+
+
+@pytest.mark.parametrize("call", GRPC_CALLS)
+async def test_grpc_says_what_one_triton_says(stack: Stack, call: str) -> None:
+    through = await by_grpc(stack.url, call, GRPC_CALLS[call])
+    assert through == await by_grpc(grpc_of(stack), call, GRPC_CALLS[call])
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REST_CALLS)
+async def test_rest_says_what_one_triton_says(stack: Stack, method: str, path: str, body: str) -> None:
+    through = await by_rest(stack.url, method, path, body)
+    assert through == await by_rest(http_of(stack), method, path, body)
+
+
+async def test_the_server_has_one_name_and_health(stack: Stack) -> None:
+    _, alone = await by_grpc(grpc_of(stack), "ServerMetadata", service_pb2.ServerMetadataRequest())
+    assert alone["name"] == "worker-0"
+    _, fleet = await by_grpc(stack.url, "ServerMetadata", service_pb2.ServerMetadataRequest())
+    assert fleet == alone | {"name": "triton"}
+    assert await by_rest(stack.url, "GET", "/v2", "") == (200, {**fleet, "name": "triton"})
+    async with grpc.aio.insecure_channel(stack.url) as channel:
+        for service in ("", "anything"):
+            check = health_pb2.HealthCheckRequest(service=service)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(check, timeout=30)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def statistics(client: triton_grpc.InferenceServerClient) -> dict[str, Any]:
+    found = await client.get_inference_statistics(MODEL, as_json=True)
+    (model,) = found["model_stats"]
+    return dict(model)
+
+
+async def infer(client: triton_grpc.InferenceServerClient) -> str:
+    value = triton_grpc.InferInput("INPUT", [4], "FP32")
+    value.set_data_from_numpy(np.ones(4, np.float32))
+    result = await client.infer(MODEL, [value], client_timeout=30)
+    return str(result.as_numpy("WORKER").ravel()[0].decode())
+
+
+async def test_statistics_are_one_sum_to_the_request(stack: Stack) -> None:
+    """As perf_analyzer reads them: before and after what it sends, and nothing settles in between."""
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        before = await statistics(client)
+        workers = await asyncio.gather(*(infer(client) for _ in range(60)))
+        after = await statistics(client)
+    assert set(workers) == {"worker-0", "worker-1", "worker-2"}
+    assert int(after["inference_count"]) - int(before.get("inference_count", 0)) == 60
+    successes = [int(each["inference_stats"]["success"].get("count", 0)) for each in (before, after)]
+    assert successes[1] - successes[0] == 60
+    status, rest = await by_rest(stack.url, "GET", f"/v2/models/{MODEL}/stats", "")
+    assert status == 200
+    assert rest["model_stats"][0]["inference_count"] == int(after["inference_count"])
+    alone = [
+        (await by_rest(f"127.0.0.1:{spec.http_port}", "GET", f"/v2/models/{MODEL}/stats", ""))[1]["model_stats"][0]
+        for spec in stack.specs
+    ]
+    assert sum(each["inference_count"] for each in alone) == rest["model_stats"][0]["inference_count"]
+    assert max(each["last_inference"] for each in alone) == rest["model_stats"][0]["last_inference"]
+
+
+async def test_statistics_of_all_models_are_those_of_each(stack: Stack) -> None:
+    status, all_models = await by_rest(stack.url, "GET", "/v2/models/stats", "")
+    assert status == 200
+    assert {(each["name"], each["version"]) for each in all_models["model_stats"]} >= {("identity", "1")}
+    _, by_name = await by_grpc(stack.url, "ModelStatistics", service_pb2.ModelStatisticsRequest(name=MODEL))
+    (of_model,) = [each for each in all_models["model_stats"] if each["name"] == MODEL]
+    assert int(by_name["modelStats"][0].get("inferenceCount", 0)) == of_model["inference_count"]
+
+
+async def on_all(stack: Stack, holds: Callable[[Any], bool]) -> bool:
+    """Whether it holds of the index of every worker."""
+    answers = [await by_rest(f"127.0.0.1:{spec.http_port}", "POST", "/v2/repository/index", "") for spec in stack.specs]
+    return all(holds({each["name"]: each.get("state", "") for each in answer}) for _, answer in answers)
+
+
+async def test_models_are_loaded_and_unloaded_everywhere_by_tritons_own_clients(stack: Stack) -> None:
+    """gRPC and HTTP, with a configuration over that of the repository."""
+    config = json.dumps({"backend": "python", "max_batch_size": 0, "parameters": {"told": {"string_value": "so"}}})
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        await client.load_model("string_upper")
+        assert await on_all(stack, lambda index: index["string_upper"] == "READY")
+        assert await client.is_model_ready("string_upper")
+        await client.unload_model("string_upper")
+
+        async def unloaded() -> bool:
+            return await on_all(stack, lambda index: index["string_upper"] == "UNAVAILABLE")
+
+        await eventually(unloaded, "string_upper is unloaded")
+        assert not await client.is_model_ready("string_upper")
+    async with triton_http.InferenceServerClient(stack.url) as rest:
+        own = json.loads((await rest.get_model_config(MODEL)) and config)
+        whole = {**await rest.get_model_config(MODEL), "parameters": own["parameters"]}
+        await rest.load_model(MODEL, config=json.dumps(whole))
+        for spec in stack.specs:
+            _, told = await by_rest(f"127.0.0.1:{spec.http_port}", "GET", f"/v2/models/{MODEL}/config", "")
+            assert told["parameters"]["told"] == {"string_value": "so"}
+        await rest.load_model(MODEL)
+
+
+async def test_settings_go_to_all(stack: Stack) -> None:
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        settings = await client.update_log_settings({"log_verbose_level": 1}, as_json=True)
+        assert settings["settings"]["log_verbose_level"] == {"uint32_param": 1}
+        await client.update_trace_settings(settings={"trace_rate": "77"})
+    for spec in stack.specs:
+        async with triton_grpc.InferenceServerClient(f"127.0.0.1:{spec.grpc_port}") as alone:
+            settings = await alone.get_log_settings(as_json=True)
+            assert settings["settings"]["log_verbose_level"] == {"uint32_param": 1}
+            traces = await alone.get_trace_settings(as_json=True)
+            assert traces["settings"]["trace_rate"] == {"value": ["77"]}
+    async with triton_http.InferenceServerClient(stack.url) as rest:
+        assert (await rest.update_log_settings({"log_verbose_level": 0}))["log_verbose_level"] == 0
+        assert (await rest.update_trace_settings(settings={"trace_rate": "1000"}))["trace_rate"] == "1000"
+        assert (await rest.get_trace_settings())["trace_level"] == ["OFF"]
+
+
+def blocking(url: str) -> dict[str, Any]:
+    """What Triton's clients without asyncio are told."""
+    with sync_grpc.InferenceServerClient(url) as by_grpc, sync_http.InferenceServerClient(url) as by_http:
+        return {
+            "live": (by_grpc.is_server_live(), by_http.is_server_live()),
+            "ready": (by_grpc.is_server_ready(), by_http.is_server_ready()),
+            "model": (by_grpc.is_model_ready(MODEL), by_http.is_model_ready(MODEL)),
+            "index": (
+                {each["name"] for each in by_grpc.get_model_repository_index(as_json=True)["models"]},
+                {each["name"] for each in by_http.get_model_repository_index()},
+            ),
+        }
+
+
+async def test_clients_without_asyncio_are_told_the_same(stack: Stack) -> None:
+    told = await asyncio.to_thread(blocking, stack.url)
+    assert told == await asyncio.to_thread(blocking_of, stack)
+
+
+def blocking_of(stack: Stack) -> dict[str, Any]:
+    """The same of one Triton, which has a port for each protocol."""
+    with (
+        sync_grpc.InferenceServerClient(grpc_of(stack)) as by_grpc,
+        sync_http.InferenceServerClient(http_of(stack)) as by_http,
+    ):
+        return {
+            "live": (by_grpc.is_server_live(), by_http.is_server_live()),
+            "ready": (by_grpc.is_server_ready(), by_http.is_server_ready()),
+            "model": (by_grpc.is_model_ready(MODEL), by_http.is_model_ready(MODEL)),
+            "index": (
+                {each["name"] for each in by_grpc.get_model_repository_index(as_json=True)["models"]},
+                {each["name"] for each in by_http.get_model_repository_index()},
+            ),
+        }
+
+
+async def test_no_call_about_the_fleet_counts_as_a_request_to_a_worker(stack: Stack) -> None:
+    """Neither as one without a pick, nor as a mistake."""
+    assert await stack.metric("balancer_handler_errors_total") == 0
+    before = await stack.metric("balancer_fallbacks_total")
+    calls = await stack.metric("balancer_fleet_calls_total", call="ModelConfig", result="answered")
+    requests = await stack.metric("balancer_requests_total")
+    for _ in range(5):
+        await by_grpc(stack.url, "ModelConfig", GRPC_CALLS["ModelConfig"])
+    assert await stack.metric("balancer_fleet_calls_total", call="ModelConfig", result="answered") == calls + 5
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        await infer(client)
+
+    async def counted() -> bool:
+        return await stack.metric("balancer_requests_total") == requests + 1
+
+    await eventually(counted, "the inference alone is counted")
+    assert await stack.metric("balancer_fallbacks_total") == before
