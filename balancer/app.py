@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from balancer.config.config import Config
@@ -40,7 +40,7 @@ from balancer.operate.lookout import Lookout
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.news import News
-from balancer.operate.proxy_front import proxy_front_of
+from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recent import Recent
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
@@ -75,8 +75,7 @@ class App:
         used, or where the source of workers needs what is not installed.
         """
         self._overrides = overrides or Overrides({})
-        named = str(source) if source else "defaults"
-        self.state = ConfigState(config, named, time.time(), overrides=self._overrides.values)
+        self.state = ConfigState(config, str(source or "defaults"), time.time(), overrides=self._overrides.values)
         self._source = source
         self._process = process
         self._serving = serving
@@ -106,7 +105,7 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
-        self._proxy = proxy_front_of(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
+        self._proxy = ProxyFront(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
         self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
         self._names = HeaderNames()
         self._objectives: Objectives = {}
@@ -182,12 +181,10 @@ class App:
         finally:
             self._picker.holding.place_all()
             await self._health.enter_graceful_shutdown()
-            if self._proxy is not None:
-                await self._proxy.finish()
+            await self._proxy.finish()
             await self.admin.stop()
             await self._listeners.stop()
-            if self._proxy is not None:
-                await self._proxy.close()
+            await self._proxy.close()
             await self._fleet.stop()
             self._decision_log.stop(_LAST_WRITE_S)
 
@@ -205,12 +202,10 @@ class App:
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         await self._announce_readiness()
 
-        def health(server: grpc.aio.Server) -> None:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-
-        forwards = () if self._proxy is None else (self._proxy.add_to,)
+        health = functools.partial(health_pb2_grpc.add_HealthServicer_to_server, self._health)
+        outcomes = AccessLog(self._recorder, self._run).add_to
         await self._listeners.start(
-            envoy=(processor.add_to, *forwards, AccessLog(self._recorder, self._run).add_to, self._ads.add_to, health),
+            envoy=(processor.add_to, self._proxy.add_to, outcomes, self._ads.add_to, health),
             gateways=(processor.add_to, health),
             health=(health,),
             reports=(collector.add_to,),
@@ -223,9 +218,7 @@ class App:
         address = self.state.config.admin_address(self._process)
         certificates = self._listeners.certificates.get("admin")
         try:
-            if certificates is None:
-                return await self.admin.start(address)
-            return await self.admin.start(address, tls=certificates.ssl_context())
+            return await self.admin.start(address, None if certificates is None else certificates.ssl_context())
         except OSError as error:
             raise AddressInUseError("listen.admin", address) from error
 
@@ -259,8 +252,7 @@ class App:
         self._picker.holding.soon()
         if self._native is not None:
             self._native.configure(self._names, config.log.decisions_share)
-        if self._proxy is not None:
-            self._proxy.configure(config)
+        self._proxy.configure(config)
         self._recorder.decision_lines.share = config.log.decisions_share
         logs.configure(config.log)
         self._decision_log.configure(config, self._source or Path(), self._clock())
@@ -310,9 +302,9 @@ class App:
         for event in changes(old, workers):
             self._observe(event)
         self._picker.addresses = Addresses(workers)
-        for front in (self._native, self._proxy):
-            if front is not None:
-                front.workers(workers)
+        if self._native is not None:
+            self._native.workers(workers)
+        self._proxy.workers(workers)
         self._workers = workers
         self._fleet.workers(workers)
         self._endpoint_states = ()
@@ -351,6 +343,7 @@ class App:
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
         self._lookout.tick(now_s)
+        self._proxy.tick(now_s)
         self._fleet.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()

@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 
 from balancer.config.changes import RESTART_FIELDS, leaves, waits_for_restart
 from balancer.config.discovery import DiscoverySection
-from balancer.config.fleet import ANYBODY, FleetSection
+from balancer.config.fleet import FleetSection, check_reached
 from balancer.config.for_envoy import bootstrap_options
 from balancer.config.holding import HoldingSection
-from balancer.config.listen import ListenSection, TlsSection, is_local
+from balancer.config.listen import ListenSection, TlsSection
 from balancer.config.logs import DecisionLogSection, LogSection
 from balancer.config.policy_options import policy_class
 from balancer.config.proxy import ProxySection
@@ -154,28 +154,7 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _fleet_is_reached(self) -> Self:
-        control, listen, envoy = self.fleet.control, self.listen.fleet, self.envoy
-        if listen is not None and not envoy.on_this_machine and not envoy.fleet:
-            rule = "must name the addresses of listen.fleet where Envoy is on another machine"
-            raise field_error(("envoy", "fleet"), envoy.fleet, rule)
-        if not control.callers:
-            return self
-        field = ("fleet", "control", "callers")
-        if listen is None:
-            raise field_error(field, control.callers, "needs listen.fleet, where changes are taken; set it")
-        verified = envoy.jwt or envoy.api_keys or (envoy.tls and envoy.tls.client_ca_file)
-        if ANYBODY in control.callers and not is_local(envoy.listen):
-            rule = "may have * only where envoy.listen is an address of this machine alone; name the callers"
-            raise field_error(field, control.callers, rule)
-        if ANYBODY not in control.callers and not verified:
-            rule = "needs envoy.jwt, envoy.api_keys or envoy.tls.client_ca_file, which say who calls; set one of them"
-            raise field_error(field, control.callers, rule)
-        if not is_local(listen) and self.tls.envoy is None:
-            rule = "needs tls.envoy where fleet.control has callers: whoever reaches it can name itself one of them"
-            raise field_error(("listen", "fleet"), listen, rule)
-        if control.file is None and self.processes > 1:
-            rule = "must name a file where processes is not 1: each of them has to know of the others' changes"
-            raise field_error(("fleet", "control", "file"), control.file, rule)
+        check_reached(self.fleet.control, self.listen.fleet, self.envoy, self.tls, self.processes)
         return self
 
     @model_validator(mode="after")

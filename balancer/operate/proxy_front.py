@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
+from balancer.errors import OperatorError
 from balancer.gateway.kserve import HeaderNames
 from balancer.operate.proxied import Proxied
 from balancer.operate.recorder import Recorder
@@ -20,6 +23,9 @@ from balancer.proxy.service import Proxy
 from balancer.proxy.sharing import Sharing
 from balancer.workers.channels import Channels
 
+logger = logging.getLogger(__name__)
+
+_RENEW_EVERY_S = 60.0
 _COUNTED = {
     "retries": "Further attempts at a request that failed, by what became of the wish",
     "hedges": "Second copies of slow requests, by what became of them",
@@ -32,7 +38,7 @@ _COUNTED = {
 
 
 class ProxyFront:
-    """Forwards inferences for Envoy."""
+    """Forwards inferences for Envoy. With another front end it is told everything, and does nothing."""
 
     def __init__(
         self,
@@ -42,15 +48,21 @@ class ProxyFront:
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
     ) -> None:
-        """`names` and `ready` as of `Proxy`. Reads the certificates towards the workers."""
-        tls = config.envoy.triton_tls
+        """`names` and `ready` as of `Proxy`. Reads the certificates that are shown to workers, so it blocks;
+        OperatorError where one cannot be read."""
+        self._forwards = config.envoy.frontend == "proxy"
+        tls = config.envoy.triton_tls if self._forwards else None
         self._channels = Channels(None if tls is None else tls.options())
+        self._renewed_s = clock()
+        self._renewing: asyncio.Task[None] | None = None
         clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
         self.attempts = Attempts(recorder.router, self._channels, listener, clocks)
         counts = self.attempts.counts
         self._batching = Batching(self.attempts, clocks, self.attempts.latencies, counts)
         self.sharing = Sharing(self._batching, clocks, counts)
         self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
+        if self._forwards:
+            recorder.metrics.registry.register(_Counted(self))
 
     def configure(self, config: Config) -> None:
         """Take over what may change while requests flow."""
@@ -65,32 +77,33 @@ class ProxyFront:
         self._channels.update(workers)
         self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
 
+    def tick(self, now_s: float) -> None:
+        """Look after the certificates at times."""
+        if self._forwards and now_s - self._renewed_s >= _RENEW_EVERY_S:
+            self._renewed_s = now_s
+            self._renewing = asyncio.create_task(self._renew())
+
     async def finish(self) -> None:
         """Let what is under way come to its end, within bounds."""
-        await self.proxy.finish()
+        if self._forwards:
+            await self.proxy.finish()
 
     async def close(self) -> None:
         """End what is under way."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._channels.close()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve there."""
-        server.add_generic_rpc_handlers((self.proxy.handler(),))
+        if self._forwards:
+            server.add_generic_rpc_handlers((self.proxy.handler(),))
 
-
-def proxy_front_of(
-    config: Config,
-    recorder: Recorder,
-    clock: Callable[[], float],
-    names: Callable[[], HeaderNames],
-    ready: Callable[[], bool],
-) -> ProxyFront | None:
-    """As `ProxyFront`, with its metrics; None where the config has another front end."""
-    if config.envoy.frontend != "proxy":
-        return None
-    front = ProxyFront(config, recorder, clock, names, ready)
-    recorder.metrics.registry.register(_Counted(front))
-    return front
+    async def _renew(self) -> None:
+        try:
+            await self._channels.renew()
+        except OperatorError as error:
+            logger.error("envoy.triton_tls: the certificates before stay in use: %s", error)
 
 
 class _Counted(Collector):

@@ -11,7 +11,7 @@ from balancer.proxy.attempts import Clocks
 from balancer.proxy.messages import OK, Answer, Arrived
 from balancer.proxy.rules.batches import Joinable, Kind, UnlikeError, join, joinable, split
 from balancer.proxy.rules.latencies import Latencies
-from balancer.proxy.rules.settings import BatchSettings, ProxySettings
+from balancer.proxy.rules.settings import MOST_WAIT_S, BatchSettings, ProxySettings
 from balancer.proxy.sharing import Unary
 
 _USUAL_SHARE = 0.95
@@ -30,9 +30,12 @@ class _Member:
 class _Group:
     """Requests that will go together."""
 
+    begun_s: float
     timer: asyncio.TimerHandle | None = None
     members: list[_Member] = field(default_factory=list)
     rows: int = 0
+    seen: int = 1
+    """Members at the last look."""
 
 
 class Batching:
@@ -70,17 +73,29 @@ class Batching:
             self._go(kind, group)
             group = None
         if group is None:
-            group = self._open[kind] = _Group()
-            group.timer = asyncio.get_running_loop().call_later(batch.wait_s, self._go, kind, group)
+            group = self._open[kind] = _Group(self._clocks.now())
+            self._look_later(kind, group, batch)
         group.members.append(member)
         group.rows += member.joinable.rows
         if group.rows >= batch.max_rows or self._cannot_wait(member.arrived, batch):
             self._go(kind, group)
 
+    def _look_later(self, kind: Kind, group: _Group, batch: BatchSettings) -> None:
+        group.timer = asyncio.get_running_loop().call_later(batch.wait_s, self._look, kind, group, batch)
+
+    def _look(self, kind: Kind, group: _Group, batch: BatchSettings) -> None:
+        """Wait on while others come, as those do together whose answers came together; within bounds."""
+        more = len(group.members) > group.seen
+        if more and self._clocks.now() - group.begun_s + batch.wait_s <= MOST_WAIT_S:
+            group.seen = len(group.members)
+            self._look_later(kind, group, batch)
+        else:
+            self._go(kind, group)
+
     def _cannot_wait(self, arrived: Arrived, batch: BatchSettings) -> bool:
         """Whether the wait could make it late."""
         usual_s = self._latencies.quantile_s(arrived.call.request.model, _USUAL_SHARE) or 0.0
-        return arrived.deadline_s - self._clocks.now() < usual_s + 2 * batch.wait_s
+        return arrived.deadline_s - self._clocks.now() < usual_s + 2 * MOST_WAIT_S
 
     def _go(self, kind: Kind, group: _Group) -> None:
         """Send what there is."""

@@ -20,7 +20,7 @@ from balancer.discovery.workers import WorkerSpec, changes
 from balancer.gateway.kserve import HeaderNames
 from balancer.gateway.picker import Picker
 from balancer.operate.metrics import Metrics
-from balancer.operate.proxy_front import ProxyFront, proxy_front_of
+from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recorder import Recorder
 from balancer.proxy.messages import INFER, STREAM
 from balancer.security.gatekeeper import Gatekeeper, GuardedServer
@@ -104,8 +104,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     router = Router(config.build_policy(), config.settings())
     metrics = Metrics(router, time.monotonic)
     recorder = Recorder(router, Picker(router, time.monotonic), metrics, time.monotonic)
-    front = proxy_front_of(config, recorder, time.monotonic, HeaderNames, lambda: True)
-    assert front is not None
+    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True)
     front.configure(config)
     specs = [
         WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)

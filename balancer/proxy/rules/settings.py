@@ -44,6 +44,10 @@ class TenantSettings:
     """So many seconds' worth may come at once."""
 
 
+MOST_WAIT_S = 0.004
+"""Of a request for others, whatever is configured."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
     """Requests that are joined into one."""
@@ -51,7 +55,7 @@ class BatchSettings:
     max_rows: int = 0
     """Of one joined request; 0: none are joined."""
     wait_s: float = 0.0005
-    """Longest wait of the first for the others."""
+    """Wait for others, and again while some come, up to `MOST_WAIT_S`."""
 
 
 @dataclass(frozen=True, slots=True)
