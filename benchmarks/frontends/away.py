@@ -91,7 +91,7 @@ async def _measure(options: Options, folder: Path) -> Section:
                 stop.set()
                 answers = await loading
     failed = answers.failed(answer_bytes)
-    columns = ["", "times", "until Envoy chooses, ms", "largest", "from the fault until it decides again, ms", "largest"]
+    columns = ["", "times", "until Envoy chooses, ms", "largest", "until it decides again, ms", "largest"]
     table = Table(f"`native`, the balancer gone, {_CLIENTS} clients sending", columns)
     for name, seconds in found.items():
         gone_ms, back_ms = np.array(seconds).T * 1e3
