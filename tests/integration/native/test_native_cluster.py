@@ -91,6 +91,7 @@ async def test_who_is_busy_is_spared(orphan: NativeRig) -> None:
     while len(held) < 3:
         waiting += [asyncio.create_task(orphan.infer(timeout=60)) for _ in range(6)]
         await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    await eventually(lambda: sum(not task.done() for task in waiting) == len(held))
     assert {await orphan.infer() for _ in range(20)} == {"w1", "w2"}
     go.set()
     assert {"w0", "w1", "w2"} == set(await asyncio.gather(*waiting))
