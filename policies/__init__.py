@@ -10,7 +10,6 @@ from policies.least_requests import LeastRequests
 from policies.peak_ewma import PeakEwma
 from policies.power_of_two import PowerOfTwo
 from policies.prequal import Prequal
-from policies.priced import Priced
 from policies.random_choice import RandomChoice
 from policies.round_robin import RoundRobin
 from policies.token_bucket import TokenBucket
@@ -27,7 +26,6 @@ _POLICIES: tuple[type[Policy], ...] = (
     PeakEwma,
     Prequal,
     ExpectedLatency,
-    Priced,
     Learned,
 )
 

@@ -137,10 +137,6 @@ class FleetView(Protocol):
     def report_age_s(self) -> FloatArray:
         """Seconds since the last report was received; infinite where none was."""
 
-    @property
-    def price_s(self) -> FloatArray:
-        """Seconds that requests to come would wait longer there, all together, than behind an average request."""
-
 
 def option(
     default: Any,

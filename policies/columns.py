@@ -38,7 +38,6 @@ class Columns:
     error_rate: FloatArray = column("share", of="moment")
     tokens: FloatArray = column("tokens", of="moment")
     report_age_s: FloatArray = column("s", of="moment")
-    price_s: FloatArray = column("s", of="request")
 
 
 class Declared(NamedTuple):

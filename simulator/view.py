@@ -18,8 +18,7 @@ class BatchView(View):
 
     def __init__(self, sim: Sim, settings: EstimatorSettings) -> None:
         self._sim = sim
-        records = sim.queue, sim.service, sim.latency, sim.tokens, sim.rates
-        states: Any = [_Lazy(record, self._of_balancer) for record in records]
+        states: Any = [_Lazy(record, self._of_balancer) for record in (sim.queue, sim.service, sim.latency, sim.tokens)]
         asked = sim.asked
         super().__init__(states, settings, sim.desk.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))

@@ -171,9 +171,6 @@ class EstimatorsSection(StrictModel):
     default_service_s: Positive = _ESTIMATORS.default_service_s
     """Service time, in seconds, assumed of a worker and model of which nothing is known yet, nor of the model
     elsewhere."""
-    rate_memory_s: Positive = _ESTIMATORS.rate_memory_s
-    """Time constant, in seconds, with which a worker's rates of requests and of work are averaged; the policy `priced`
-    goes by them."""
     tokens: TokensSection = TokensSection()
     """Token buckets."""
     profiles: tuple[ConfigFile, ...] = ()

@@ -43,7 +43,7 @@ class Fleet:
         self.models: dict[str, int] = {}
         self._ledger = Ledger(self.kernel.memory, self.kernel.stamp)
         self.queue, self.service = self._ledger.queue, self._ledger.service
-        self.latency, self.tokens, self.rates = self._ledger.latency, self._ledger.tokens, self._ledger.rates
+        self.latency, self.tokens = self._ledger.latency, self._ledger.tokens
         self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""

@@ -122,8 +122,6 @@ class EstimatorSettings:
     """Time constant with which service times are forgotten, so that a worker avoided as slow is tried again."""
     default_service_s: float = 0.010
     """Service time assumed of a worker and model of which nothing is known yet, nor of the model elsewhere."""
-    rate_memory_s: float = 2.0
-    """Time constant with which a worker's rates of requests and of work are averaged, for prices."""
     tokens: TokenSettings = TokenSettings()
     profiles: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """By device kind and model, `fixed_s` and `per_row_s` as measured beforehand (`balancer profile`)."""

@@ -12,11 +12,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators import latency, queue, rates, service, tokens
+from balancer.core.estimators import latency, queue, service, tokens
 from balancer.core.estimators.columns import At
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.rates import Rates
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
 from balancer.core.fleet import Fleet
@@ -76,13 +75,13 @@ class View:
 
     def __init__(
         self,
-        states: tuple[Queue, Service, Latency, Tokens, Rates],
+        states: tuple[Queue, Service, Latency, Tokens],
         settings: EstimatorSettings,
         eligible: BoolArray,
         rows: float | FloatArray,
         now_s: float | FloatArray,
     ) -> None:
-        self._queue, self._service, self._latency, self._tokens, self._rates = states
+        self._queue, self._service, self._latency, self._tokens = states
         self._settings = settings
         self._rows = rows
         self._now_s = now_s
@@ -137,12 +136,6 @@ class View:
     def tokens(self) -> FloatArray:
         return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
-    @column
-    def price_s(self) -> FloatArray:
-        before_s, least_s = self.backlog_s, rates.least_work_s(self._service, self._of_model, self._rows)
-        added_s, memory_s = self.completion_s - before_s, self._settings.rate_memory_s
-        return rates.price_now_s(self._rates, ..., least_s, before_s, added_s, memory_s, self._now_s)
-
 
 class LiveView(View):
     """One fleet, for one request; arrays have shape `(n,)`."""
@@ -151,7 +144,7 @@ class LiveView(View):
         self._fleet, self._eligible = fleet, eligible
         self.column, self.rows, self.at_s = column, rows, now_s
         self._queue, self._service = fleet.queue, fleet.service
-        self._latency, self._tokens, self._rates = fleet.latency, fleet.tokens, fleet.rates
+        self._latency, self._tokens = fleet.latency, fleet.tokens
         self._settings = fleet.settings.estimators
         self._of_model = (slice(None), column)
 

@@ -41,7 +41,6 @@ SEEN: dict[str, tuple[str, ...]] = {
     "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
-    "rates": ("rate_at_s", "rate_known", "requests_per_s", "least_busy"),
     "desk": ("reported_s",),
 }
 """What the columns of a view are made of, in the journal's order: records of the books and their arrays, of which those

@@ -47,7 +47,7 @@ class Snapshot:
         room = {f"desk.{name}" for name in ROOM}
         self._pairs = [(here[name], there) for name, there in block.arrays.items() if name not in room]
         self.desk, self.queue, self.service = ledger.desk, ledger.queue, ledger.service
-        self.latency, self.tokens, self.rates = ledger.latency, ledger.tokens, ledger.rates
+        self.latency, self.tokens = ledger.latency, ledger.tokens
         self.reported_s, self.weight, self.name_hash = self.desk.reported_s, self.desk.weight[0], self.desk.name_hash[0]
         self._of, self.generation = fleet.desk, block.generation
 

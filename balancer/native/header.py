@@ -13,7 +13,6 @@ import numpy as np
 
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.rates import Rates
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
@@ -25,10 +24,7 @@ from policies.learned.network import Network
 
 _C_TYPES = {"u8": "uint64_t", "i8": "int64_t", "S": "char", "q": "int64_t", "d": "double", "Q": "uint64_t"}
 _C_KINDS = {"f": "double", "u": "uint64_t", "b": "bool", "i": "int64_t"}
-_RECORDS = {
-    **{"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "rates": Rates},
-    "weights": Network,
-}
+_RECORDS = {"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "weights": Network}
 _ANY = "{-1, 0, 0}"
 _CODES = ("STEP", "WHOLE_REQUEST", "WHOLE_SEQUENCE", "NOBODY", "FULL", "LATE", "SHED")
 

@@ -22,16 +22,14 @@ _CALIBRATED = (0.85, 1.15)
 
 def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str:
     """The page, with these words of a person in it."""
-    policy, rival = after["policy"], before["policy"]
-    alike = policy == rival
-    versus = f"`{policy}` with the estimates after, over that before" if alike else f"`{policy}`, over `{rival}`'s"
+    policy = after["policy"]
     parts = [
         "<!-- Written by python -m experiments.estimators, but for what stands between the marks -->",
-        "# Estimates: before and after" if alike else f"# `{policy}` beside `{rival}`",
+        "# Estimates: before and after",
         marked(words),
-        f"Latency of {versus}, on equal arrivals and seeds; below 1 is better. Real over expected: median over "
-        "requests of the time from the pick to the end of the execution, over `completion_s` of the worker picked; "
-        "mean over seeds.",
+        f"Latency of `{policy}` with the estimates after, over that before, on equal arrivals and seeds; below 1 is "
+        "better. Real over expected: median over requests of the time from the pick to the end of the execution, over "
+        "`completion_s` of the worker picked; mean over seeds.",
         "## Medians over fleets",
         _medians(before["found"], after["found"]),
         f"In brackets 95% intervals: bootstrap over fleets and seeds, {_RESAMPLES:,} resamples. Worst: of one fleet.",
@@ -41,15 +39,9 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str
     parts += [
         f"In bold: outside {_CALIBRATED[0]:g} to {_CALIBRATED[1]:g} at a load below {_CALM_LOAD:g}.",
         "## How it was done",
-        _how(before, after, alike),
+        f"In each of the two trees, and then joined:\n\n    {after['command']}",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _how(before: Mapping[str, Any], after: Mapping[str, Any], alike: bool) -> str:
-    if alike:
-        return f"In each of the two trees, and then joined:\n\n    {after['command']}"
-    return f"Both, and then joined:\n\n    {before['command']}\n    {after['command']}"
 
 
 def _medians(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> str:

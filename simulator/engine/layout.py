@@ -16,7 +16,6 @@ import numpy.typing as npt
 from balancer.core.estimators.columns import array
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.rates import Rates
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
 from balancer.core.holding.state import Held
@@ -276,4 +275,3 @@ class Sim(NamedTuple):
     service: Service
     latency: Latency
     tokens: Tokens
-    rates: Rates

@@ -38,7 +38,6 @@ _DEFAULTS: dict[str, object] = {
     "error_rate": 0.0,
     "tokens": 32.0,
     "report_age_s": 0.0,
-    "price_s": 0.0,
 }
 
 

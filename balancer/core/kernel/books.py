@@ -10,7 +10,6 @@ import numpy as np
 from balancer.core.estimators.columns import declared
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.rates import Rates
 from balancer.core.estimators.service import Service
 from balancer.core.estimators.tokens import Tokens
 from balancer.core.kernel import block as blocks
@@ -20,7 +19,7 @@ from balancer.core.kernel.state import ROOM, AnyArray, Desk, Options, lengths_of
 
 KINDS: dict[str, type[Any]] = {
     "desk": Desk,
-    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "rates": Rates},
+    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens},
 }
 """Of the records, by the fields of `Books`."""
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
@@ -52,7 +51,6 @@ class Ledger:
     service: Service
     latency: Latency
     tokens: Tokens
-    rates: Rates
 
     def __init__(self, memory: Memory = ordinary_memory, stamp: str = "") -> None:
         self._memory, self._stamp = memory, stamp

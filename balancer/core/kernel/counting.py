@@ -6,12 +6,10 @@ import math
 
 from balancer.core.estimators.latency import observe
 from balancer.core.estimators.queue import ended, recount_worker, sent
-from balancer.core.estimators.rates import least_work_s
-from balancer.core.estimators.rates import picked as learn_rate
 from balancer.core.estimators.service import fade as forget_some
 from balancer.core.estimators.tokens import advance, take
 from balancer.core.kernel.of_worker import token_limits
-from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, LATENCY_DECAY_S, RATE_MEMORY_S, Books
+from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, LATENCY_DECAY_S, Books
 
 
 def refill(x: Books, e: int, r: int, now_s: float) -> None:
@@ -21,8 +19,6 @@ def refill(x: Books, e: int, r: int, now_s: float) -> None:
 
 def count_in(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
     """Count a pick of ours in, and take its token."""
-    least_s = float(least_work_s(x.service, (r, model), rows))
-    learn_rate(x.rates, r, least_s, x.queue.balancers[r], x.desk.settings[e, RATE_MEMORY_S], now_s)
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)

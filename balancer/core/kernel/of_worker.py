@@ -11,14 +11,12 @@ import numpy as np
 
 from balancer.core.estimators.latency import error_rate_now, latency_now_s
 from balancer.core.estimators.queue import backlog_now_s, completion_now_s, others_left, pending_now
-from balancer.core.estimators.rates import least_work_s, price_now_s
 from balancer.core.estimators.service import alone_s
 from balancer.core.estimators.tokens import TokenLimits, level_now
 from balancer.core.kernel.state import (
     CAPACITY,
     ERROR_DECAY_S,
     LATENCY_DECAY_S,
-    RATE_MEMORY_S,
     REFILL_PER_S,
     TARGET_PENDING,
     Ask,
@@ -75,14 +73,6 @@ def tokens(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     return float(level_now(x.tokens, r, token_limits(x, e), now_s))
 
 
-def price_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
-    """See `FleetView`."""
-    before_s = backlog_s(x, e, w, r, ask, now_s)
-    added_s = float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s)) - before_s
-    least_s = least_work_s(x.service, (r, ask.model), ask.rows)
-    return float(price_now_s(x.rates, r, least_s, before_s, added_s, x.desk.settings[e, RATE_MEMORY_S], now_s))
-
-
 def lot(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `policies.costs.LOT`."""
     return float(lot_of(x.desk.name_hash[e, w], np.uint64(ask.mixed_key)))
@@ -100,7 +90,6 @@ OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "error_rate": error_rate,
     "tokens": tokens,
     "report_age_s": lambda x, e, w, r, ask, now_s: float(now_s - x.desk.reported_s[r]),
-    "price_s": price_s,
     LOT: lot,
     ONE: lambda x, e, w, r, ask, now_s: 1.0,
 }

@@ -24,8 +24,8 @@ AnyArray = npt.NDArray[Any]
 (
     STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
     LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
-    SLOW_START_S, ZONE_BOUND_S, RATE_MEMORY_S, SETTING_COLUMNS,
-) = range(18)  # fmt: skip
+    SLOW_START_S, ZONE_BOUND_S, SETTING_COLUMNS,
+) = range(17)  # fmt: skip
 
 
 def settings_row(settings: Settings) -> list[float]:
@@ -47,7 +47,6 @@ def settings_row(settings: Settings) -> list[float]:
         REFILL_PER_S: tokens.refill_per_s,
         TARGET_PENDING: tokens.target_pending,
         SLOW_START_S: settings.slow_start_s,
-        RATE_MEMORY_S: estimators.rate_memory_s,
         ZONE_BOUND_S: settings.zones.bound_s if settings.zones.own else -1.0,
     }
     return [float(values[column]) for column in range(SETTING_COLUMNS)]
@@ -154,7 +153,3 @@ class Books(Protocol):
     @property
     def tokens(self) -> Any:
         """See `balancer.core.estimators.tokens.Tokens`."""
-
-    @property
-    def rates(self) -> Any:
-        """See `balancer.core.estimators.rates.Rates`."""

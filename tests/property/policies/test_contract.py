@@ -51,7 +51,6 @@ COLUMNS = (
     "latency_s",
     "tokens",
     "report_age_s",
-    "price_s",
 )
 
 

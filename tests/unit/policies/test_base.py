@@ -25,7 +25,6 @@ def test_registry_has_all_under_their_own_names() -> None:
         "peak_ewma",
         "prequal",
         "expected_latency",
-        "priced",
         "learned",
     ]
     assert all(policy.name == name and policy.summary and policy.source for name, policy in BUILTIN.items())

@@ -1,4 +1,4 @@
-"""Hand-computed expectations for peak_ewma, prequal, expected_latency and priced."""
+"""Hand-computed expectations for peak_ewma, prequal and expected_latency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 from policies.peak_ewma import PeakEwma
 from policies.prequal import Prequal
-from policies.priced import Priced
 
 
 def test_peak_ewma_multiplies_latency_by_requests() -> None:
@@ -113,15 +112,3 @@ def test_expected_latency_of_degenerate_estimates_is_uniform(completion_s: float
 def test_expected_latency_of_rows_without_eligible_workers_is_zero() -> None:
     view = make_view(completion_s=[1, 1], eligible=[[False, False], [True, True]])
     assert ExpectedLatency().probabilities(Request("m"), view).tolist() == [[0, 0], [0.5, 0.5]]
-
-
-def test_priced_leaves_the_best_place_where_that_keeps_others_waiting() -> None:
-    # Costs 0.10 + w * 2 and 0.15 + w * 0: the first is best for itself, until others' waiting counts by w > 0.025.
-    view = make_view(completion_s=[0.10, 0.15], price_s=[2.0, 0.0])
-    assert probabilities(Priced(temperature=0.0, price_weight=0.02), view) == [1, 0]
-    assert probabilities(Priced(temperature=0.0, price_weight=0.03), view) == [0, 1]
-
-
-def test_priced_without_prices_is_expected_latency() -> None:
-    view = make_view(completion_s=[0.10, 0.101, 0.15], error_rate=[0.0, 0.001, 0.0])
-    assert probabilities(Priced(), view) == probabilities(ExpectedLatency(), view)
