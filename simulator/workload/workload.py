@@ -177,8 +177,8 @@ class Workload:
     def _deadlines_s(self, fleet: FleetSpec, model: npt.NDArray[np.int16], u: FloatArray) -> FloatArray:
         deadline_s = np.empty(len(model))
         for i, traffic in enumerate(self._by_model(fleet)):
-            due = traffic.deadline_s if isinstance(traffic.deadline_s, Shares) else Shares({traffic.deadline_s: 1.0})
-            deadline_s[model == i] = due.quantile(u[model == i])
+            due, own = traffic.deadline_s, model == i
+            deadline_s[own] = due.quantile(u[own]) if isinstance(due, Shares) else due
         return deadline_s
 
     def _told(self, column: str, position: IntArray, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
