@@ -21,6 +21,7 @@ from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
 from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
+from simulator.engine.holding import have_held
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 from simulator.view import BatchView, TrueView
@@ -127,6 +128,7 @@ class Batch:
         found = None if self.sticky(policy) else decider(policy, self.native, self.sim.sizes.workers)
         if found is None:
             return False
+        have_held(self.native, found.options, self.sim.plan.env, found.address)
         self.waiting[:] = True
         workers = self._everyone if workers is None else workers
         loop.advance(self.native, workers, self.waiting, found.address, found.options)

@@ -299,7 +299,7 @@ class Router:
             return Answered(request, subset, view, policy, probabilities, valid, now_s, by), None
         policy, role, answer, failed, ticket = steering.answer(choice, request, view, now_s)
         for name, failure in failed:
-            self._count_failure(name, failure)
+            self.count_failure(name, failure)
         probabilities = least(view.pending, view.eligible) if answer is None else answer
         steering.watch(request, view, probabilities)
         valid = answer is not None
@@ -318,10 +318,11 @@ class Router:
         probabilities, failure = answer(policy, request, view)
         if probabilities is not None:
             return probabilities, True
-        self._count_failure(policy.name, failure)
+        self.count_failure(policy.name, failure)
         return least(view.pending, view.eligible), False
 
-    def _count_failure(self, policy: str, failure: str) -> None:
+    def count_failure(self, policy: str, failure: str) -> None:
+        """A policy gave no valid answer, and another stood in."""
         self.failures[policy] += 1
         self.last_failure = failure
 

@@ -371,7 +371,7 @@ class SharedRouter(Router):
         return self.tables.wait_s
 
     def _not_published(self, policy: Policy, failure: str) -> None:
-        self._count_failure(policy.name, failure)
+        self.count_failure(policy.name, failure)
         if failure != self._failing:
             logger.error("policy gave no valid answer, it is asked for each request: %s", failure)
         self._failing = failure

@@ -31,7 +31,7 @@ class Measured:
     classes: dict[float, tuple[FloatArray, FloatArray]]
     """By deadline: the share in time, and the 99th percentile of the latency, in seconds."""
     tenants: FloatArray
-    """Share of the answers that went to each tenant, `(tenants, seeds)`."""
+    """Share of the answers that went to each tenant while requests came, `(tenants, seeds)`."""
 
 
 def measure(scenario: Scenario, fleet: FleetSpec, seeds: Sequence[int], requests: int) -> Measured:
@@ -45,7 +45,11 @@ def measure(scenario: Scenario, fleet: FleetSpec, seeds: Sequence[int], requests
 
 def _measured(result: Result, first: int) -> Measured:
     latency_s, deadline_s = result.latency_s[:, first:], result.deadline_s[:, first:]
-    ok, tenant = result.status[:, first:] == Status.OK, result.tenant[:, first:]
+    ok = result.status[:, first:] == Status.OK
+    # Of tenants, what was answered while requests came, whenever they had come themselves.
+    answer_s, last_s = result.arrival_s + result.latency_s, result.arrival_s[:, -1:]
+    tenant, warm_s = result.tenant, WARM_UP_SHARE * last_s
+    given = (result.status == Status.OK) & (answer_s > warm_s) & (answer_s <= last_s)
     in_time = ok & (latency_s <= deadline_s)
     classes = {}
     for due_s in np.unique(deadline_s[np.isfinite(deadline_s)]).tolist():
@@ -57,7 +61,7 @@ def _measured(result: Result, first: int) -> Measured:
         ok=ok.mean(axis=1),
         in_time=in_time.mean(axis=1),
         classes=classes if len(classes) > 1 else {},
-        tenants=np.array([(ok & (tenant == i)).sum(axis=1) / ok.sum(axis=1) for i in range(tenant.max() + 1)]),
+        tenants=np.array([(given & (tenant == i)).sum(axis=1) / given.sum(axis=1) for i in range(tenant.max() + 1)]),
     )
 
 

@@ -110,6 +110,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
         at.E_BALANCERS: fleet.balancers,
         at.E_UNEQUAL_WAYS: network.jitter_s > 0 or bool(network.across_s),
         at.E_HOLDS: bool(fleet.settings.holding.models),
+        at.E_HOLDER: 0.0,
         at.E_FADE: -math.expm1(-1.0 / estimators.service_memory_s),
     }
     for column, value in values.items():

@@ -13,9 +13,11 @@ from balancer.core.holding.turn import turning
 from balancer.core.kernel import of_worker, picking
 from balancer.core.kernel.answers import Compiler
 from balancer.core.kernel.state import Ask, Options
+from balancer.native.kinds import Native
+from policies.base import FloatArray
 from simulator.engine import knowledge
 from simulator.engine import layout as at
-from simulator.engine.calls import call
+from simulator.engine.calls import call, called_by_address
 from simulator.engine.coming import NO_WORKER, SHED, ask_of, assign, overflow, refuse
 from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.heap import push
@@ -23,15 +25,9 @@ from simulator.engine.layout import Sim
 
 _keep_within_limits, _among = from_source(picking.keep_within_limits), from_source(picking.among)
 _enter, _leave = from_source(line.enter, outlined), from_source(line.leave, outlined)
-_position_of, _is_held_model, _is_crowded = map(from_source, (line.position_of, line.is_held_model, line.is_crowded))
+_position_of, _is_crowded = from_source(line.position_of), from_source(line.is_crowded)
 _crowd_out = from_source(line.crowd_out, outlined)
 _service_s = from_source(of_worker.service_s)
-
-
-@inlined
-def holds(sim: Sim, e: int, k: int) -> bool:
-    """Whether the request is one that is held."""
-    return sim.plan.env[e, at.E_HOLDS] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k])
 
 
 @outlined
@@ -110,32 +106,48 @@ def _turn(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float
             refuse(sim, e, k, NO_WORKER if w == NOBODY else SHED, now_s)
 
 
-@outlined
-def _turn_after(sim: Sim, e: int, kind: int, subject: int, decider: int, options: Options, now_s: float) -> None:
-    """Balancers that learned something by an event ask again."""
-    if kind == at.OUTCOME:
-        _turn(sim, e, sim.demand.balancer[e, subject], decider, options, now_s)
-    elif kind == at.REPORT:
-        _turn(sim, e, (subject >> at.REPORT_BITS) % knowledge.balancers(sim, e), decider, options, now_s)
-    elif kind in (at.TICK, at.FAULT, at.FAULT_END, at.SCALE):
-        for b in range(knowledge.balancers(sim, e)):
-            _turn(sim, e, b, decider, options, now_s)
-
-
 @inlined
-def come_in(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
+def _come_in(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     """A request that is held, and for which a worker is eligible, arrives."""
     b = sim.demand.balancer[e, k]
     _hold(sim, e, k, now_s)
     if _is_crowded(sim.held, e, b):
         overflow(sim, e, _crowd_out(sim.held, e, b), decider, options, now_s)
-    _turn(sim, e, b, decider, options, now_s)
 
 
-@inlined
-def go_on(sim: Sim, e: int, kind: int, subject: int, decider: int, options: Options, now_s: float) -> None:
-    """What an event that is no arrival means for who is held."""
-    if kind != at.HELD_LONG:
-        _turn_after(sim, e, kind, subject, decider, options, now_s)
-    elif _release(sim, e, subject):
-        overflow(sim, e, subject, decider, options, now_s)
+def _attend(sim: Sim, options: Options, e: int, event: int, now_s: float) -> int:
+    """What an event means for those who are held; `event` is its payload. The request, where one arrives."""
+    kind, subject = event >> at.KIND_BITS, event & ((1 << at.KIND_BITS) - 1)
+    decider = int(sim.plan.env[e, at.E_DECIDER])
+    if kind == at.HELD_LONG:
+        if _release(sim, e, subject):
+            overflow(sim, e, subject, decider, options, now_s)
+        return 0
+    first, end = 0, knowledge.balancers(sim, e)
+    if kind == at.ARRIVAL:
+        _come_in(sim, e, subject, decider, options, now_s)
+    if kind == at.ARRIVAL or kind == at.OUTCOME:  # noqa: PLR1714 - `in` is no operation of compiled code here
+        first = sim.demand.balancer[e, subject]
+        end = first + 1
+    elif kind == at.REPORT:
+        first = (subject >> at.REPORT_BITS) % end
+        end = first + 1
+    for b in range(first, end):
+        _turn(sim, e, b, decider, options, now_s)
+    return 0
+
+
+_holders: dict[Any, Any] = {}
+"""Kept, as code that is called by its address must be."""
+
+
+def have_held(sim: Native, options: Native, env: FloatArray, decider: int) -> None:
+    """Have the environments in which requests are held hold them by the decider at an address.
+
+    What does so is called by its address too, so that the engine is no larger where nobody is held.
+    """
+    holding = env[:, at.E_HOLDS] > 0
+    if holding.any():
+        if sim.numba_type not in _holders:
+            _holders[sim.numba_type] = called_by_address(_attend, "attend", sim, options)
+        env[holding, at.E_HOLDER], env[holding, at.E_DECIDER] = _holders[sim.numba_type].address, decider

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
+from balancer.core.holding import line
 from balancer.core.kernel import picking
 from balancer.core.kernel.state import Options
-from simulator.engine import batcher, device, faults, holding, knowledge, reports
+from simulator.engine import batcher, device, faults, knowledge, reports
 from simulator.engine import layout as at
 from simulator.engine.calls import call
 from simulator.engine.coming import arrive, assign, meet, uniform_of
@@ -18,7 +19,9 @@ from simulator.engine.layout import Sim
 from simulator.engine.requests import UNAVAILABLE, count_coming, end, fail, uniform
 from simulator.result import Status
 
-_draw = from_source(picking.draw)
+_draw, _is_held_model = from_source(picking.draw), from_source(line.is_held_model)
+_HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.HELD_LONG, at.REPORT, at.SCALE)
+"""Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)
 
 
@@ -175,13 +178,20 @@ def _is_stuck(sim: Sim, e: int) -> bool:
     return nothing_comes and count[e, at.OUTCOME_HEAD] < 0 and count[e, at.REACH_HEAD] < 0
 
 
+@outlined
+def _attend(sim: Sim, e: int, kind: int, subject: int, options: Options, now_s: float) -> None:
+    """See to those who are held, after an event; see `holding.py`."""
+    event = (np.int64(kind) << at.KIND_BITS) | np.int64(subject)
+    call(int(sim.plan.env[e, at.E_HOLDER]), sim, options, e, event, now_s)
+
+
 @inlined
 def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> bool:
     """A request arrives; returns whether the caller is to decide it."""
     if arrive(sim, e, k, now_s) == 0:
         return False
-    if holding.holds(sim, e, k):
-        holding.come_in(sim, e, k, decider, options, now_s)
+    if sim.plan.env[e, at.E_HOLDER] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k]):
+        _attend(sim, e, at.ARRIVAL, k, options, now_s)
     elif meet(sim, e, k, now_s) > 0:
         sim.state.counts[e, at.DECIDING] = k
         if decider == OUTSIDE:
@@ -215,8 +225,8 @@ def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
             place = _handle(sim, e, kind, subject, now_s)
             if place >= 0:
                 batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
-        if sim.plan.env[e, at.E_HOLDS] > 0 and kind < at.ANSWER:
-            holding.go_on(sim, e, kind, subject, decider, options, now_s)
+        if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _HEARD:
+            _attend(sim, e, kind, subject, options, now_s)
     x.counts[e, at.DECIDING] = -1
     return False
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import Simulation
 from simulation.simulators import SIMULATORS, Simulate
-from simulation.strategies import Scenario, scenarios
+from simulation.strategies import Scenario, holding_scenarios, scenarios
 
 from policies import BUILTIN
 from simulator.result import FloatArray, Result, Status
@@ -31,7 +31,7 @@ def time_in_system_s(fleet: FleetSpec, result: Result) -> FloatArray:
 
 @EVERYWHERE
 @settings(max_examples=60, deadline=None)
-@given(scenario=scenarios(), name=names)
+@given(scenario=st.one_of(scenarios(), holding_scenarios()), name=names)
 def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scenario, name: str) -> None:
     fleet, arrivals, seed = scenario
     result = simulate(fleet, arrivals, BUILTIN[name](), seed)

@@ -68,7 +68,7 @@ def test_random_fleets(name: str, scenario: Scenario, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["expected_latency", "least_requests", "round_robin"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenario=holding_scenarios())
 def test_requests_that_are_held(name: str, scenario: Scenario) -> None:
     compare(scenario, BUILTIN[name](), compiled=True)

@@ -205,7 +205,7 @@ class Waiting:
         router, policy = self.router, self._policy
         request = self._request_now(self.waiters[place], now_s, ask.number)
         view = LiveView(router.fleet, router.fleet.desk.mask[0].copy(), ask.model, ask.rows, now_s)
-        if policy.holds(request, view):
+        if self._rather_waits(policy, request, view):
             return WAITS
         shares = router.answer_of(policy, request, view)[0].tolist()
         return picking.draw(shares, unit(mix(router.fleet.kernel.seed ^ ask.number)))
@@ -218,6 +218,13 @@ class Waiting:
         steering = self.router.steering
         return self.router.policy if steering is None else steering.main()[0]
 
+    def _rather_waits(self, policy: Policy, request: Request, view: LiveView) -> bool:
+        try:
+            return bool(policy.holds(request, view))
+        except Exception as error:  # a third party's policy may raise anything
+            self.router.count_failure(policy.name, repr(error))
+            return False
+
     def _ask_for_urgency(self, now_s: float) -> None:
         """Order the line as the policy says, if it says anything."""
         policy, fleet, held = self._policy, self.router.fleet, self._held
@@ -228,10 +235,20 @@ class Waiting:
         waited_s = now_s - held.since_s[0, places]
         asked = HeldRequests(held.rows[0, places], left_s, held.priority[0, places], waited_s)
         view = LiveView(fleet, np.ones(len(fleet.workers), bool), self.router.column(""), 1.0, now_s)
-        urgency = policy.urgency(asked, view)
-        if urgency is not None and np.shape(urgency) == (len(places),) and not np.isnan(urgency).any():
-            held.rank[0, places] = -np.asarray(urgency, float)
-            line.sort(held, 0, 0)
+        try:
+            urgency = policy.urgency(asked, view)
+            ranks = None if urgency is None else -np.asarray(urgency, float)
+        except Exception as error:  # a third party's policy may raise anything
+            self.router.count_failure(policy.name, repr(error))
+            return
+        if ranks is None:
+            return
+        if ranks.shape != (len(places),) or np.isnan(ranks).any():
+            failure = f"urgency of {len(places)} requests has shape {ranks.shape}, or is not a number"
+            self.router.count_failure(policy.name, failure)
+            return
+        held.rank[0, places] = ranks
+        line.sort(held, 0, 0)
 
     def _lay_out(self) -> None:
         """Bring the arrays up to date with settings, workers and models."""

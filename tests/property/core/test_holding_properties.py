@@ -275,6 +275,30 @@ class LargestFirst(LeastRequests):
         return held.rows
 
 
+class Broken(LeastRequests):
+    """Raises wherever it may say something of those who wait."""
+
+    name = "broken"
+
+    def holds(self, request: Request, fleet: FleetView) -> bool:
+        raise RuntimeError("as asked")
+
+    def urgency(self, held: HeldRequests, fleet: FleetView) -> FloatArray:
+        return np.array([np.nan])
+
+
+def test_a_policy_that_fails_keeps_nobody_waiting_and_leaves_no_trace() -> None:
+    front = one_worker("arrival")
+    front.router.configure(Broken(), front.router.settings)
+    asked = [Request("m", tenant=str(number)) for number in range(3)]
+    for request in asked:
+        assert front.ask(request) is None
+    (first,) = front.waiting.turn(0.0)
+    assert isinstance(first.outcome, Decision)
+    assert front.router.failures["broken"] >= 2
+    assert front.router.fleet.queue.in_flight.sum() == 1
+
+
 def test_a_policy_says_who_goes_first_and_who_rather_waits() -> None:
     front = one_worker("arrival")
     alone = HoldingSettings({"m": HeldModel(0.0, forming=False)}, order="arrival")
