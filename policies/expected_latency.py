@@ -12,7 +12,12 @@ from policies.costs import CostPolicy
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedLatency(CostPolicy):
-    """Least `completion_s + error_penalty_s * error_rate`, by a softmin whose scale is `temperature` times the best.
+    """Least expected seconds, by a softmin whose scale is `temperature` times the best.
+
+    The seconds are `completion_s`, what errors cost, and the delay that the request is taken to cause to others there:
+    what it adds to the device (`completion_s - backlog_s`), once for each of `delayed_share` of the pending requests.
+    Models take turns on a device, and others come before its queue is empty, so a long request delays many short ones,
+    which its own completion does not tell. Without a queue this is nothing; with one model it changes little.
 
     On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
     What prevents it is in the estimate and not in the choice: every pick counts at once, for the others' picks too, so
@@ -32,10 +37,23 @@ class ExpectedLatency(CostPolicy):
         ge=0.0,
     )
     error_penalty_s: float = option(1.0, "Seconds that a failed request counts as", ge=0.0)
+    delayed_share: float = option(
+        0.2,
+        "Share of a worker's pending requests that are taken to be delayed by what the request adds; 0: none",
+        ge=0.0,
+    )
 
     choice = softmin_of("temperature")
 
     @staticmethod
-    def cost(completion_s: FloatArray, error_rate: FloatArray, error_penalty_s: float) -> FloatArray:
-        """Expected seconds, errors counted as such."""
-        return completion_s + error_penalty_s * error_rate
+    def cost(
+        completion_s: FloatArray,
+        backlog_s: FloatArray,
+        pending: FloatArray,
+        error_rate: FloatArray,
+        error_penalty_s: float,
+        delayed_share: float,
+    ) -> FloatArray:
+        """Expected seconds, errors and others' delay counted as such."""
+        others_s = delayed_share * pending * (completion_s - backlog_s)
+        return completion_s + others_s + error_penalty_s * error_rate

@@ -9,38 +9,47 @@ import click
 
 from balancer.config.policy_options import build_policy
 from experiments.by_hand import words_of
-from experiments.estimators.fleets import random_fleet, three_models
+from experiments.estimators.fleets import random_fleet, three_models, three_models_shared_by_balancers
 from experiments.estimators.measure import Found, measure
 from experiments.estimators.page import Groups, page
 from simulator.scenario import load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
 POLICY = "expected_latency"
-GROUPS = THREE, RANDOM, TRAIN = "three models", "random fleets", "train scenarios"
-_TIMES_REQUESTS = {THREE: 3}
+GROUPS = THREE, SEVERAL, RANDOM, TRAIN = (
+    "three models",
+    "three models, several balancers",
+    "random fleets",
+    "train scenarios",
+)
+_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3}
 """Where queues take long to build up."""
 
 
 @click.group()
 def main() -> None:
-    """What the estimates of a tree are worth, against another tree's."""
+    """What estimates, or options of a policy, are worth, against another tree's or other options."""
 
 
 @main.command("measure")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--policy", "name", default=POLICY, show_default=True, help="Decides.")
+@click.option("--options", "given", default="{}", show_default=True, help="Of the policy, as JSON.")
 @click.option("--fleets", default=24, show_default=True, help="Random ones.")
 @click.option("--seeds", default=3, show_default=True, help="Of each random fleet; of all else twice as many.")
 @click.option("--requests", default=4000, show_default=True, help="Of each run; with the three models three times.")
 @click.option("--group", "chosen", type=click.Choice(GROUPS), multiple=True, help="Measure these alone [default: all].")
-def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int, chosen: tuple[str, ...]) -> None:
+def measure_tree(
+    out: Path, name: str, given: str, fleets: int, seeds: int, requests: int, chosen: tuple[str, ...]
+) -> None:
     """Measure the tree that this runs in, and write what was found to OUT, where groups that are not measured stay.
 
     To measure an older tree, copy this folder into it, and run it there.
     """
-    policy = build_policy(name, {})
+    policy = build_policy(name, json.loads(given))
     groups: Groups = {
         THREE: three_models(),
+        SEVERAL: three_models_shared_by_balancers(),
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
         TRAIN: [load_scenario(each) for each in scenario_names("train")],
     }
@@ -52,7 +61,7 @@ def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int, c
             count = requests * _TIMES_REQUESTS.get(group, 1)
             found[group][scenario.name] = measure(scenario, policy, runs, count)
             click.echo(f"{group}: {scenario.name}")
-    options = f"--policy {name} --fleets {fleets} --seeds {seeds} --requests {requests}"
+    options = f"--policy {name} --options '{given}' --fleets {fleets} --seeds {seeds} --requests {requests}"
     content = {"command": f"python -m experiments.estimators measure FILE.json {options}", "policy": name}
     write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
 
@@ -61,10 +70,11 @@ def measure_tree(out: Path, name: str, fleets: int, seeds: int, requests: int, c
 @click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="To be written.")
-def compare(before: Path, after: Path, path: Path) -> None:
+@click.option("--title", default="Estimates: before and after", show_default=True)
+def compare(before: Path, after: Path, path: Path, title: str) -> None:
     """Write the page that compares what was measured BEFORE with what was AFTER, run by run."""
     earlier, later = (json.loads(each.read_bytes()) for each in (before, after))
-    write_whole(path, page(earlier, later, words_of(path)).encode())
+    write_whole(path, page(earlier, later, words_of(path), title).encode())
 
 
 if __name__ == "__main__":

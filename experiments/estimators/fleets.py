@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from simulator.scenario import Scenario
@@ -35,6 +37,20 @@ def three_models() -> list[Scenario]:
         Scenario(f"{name}, load {load:g}", "", "train", fleet, Workload(1.0, traffic, process)).with_load(load)
         for load in (0.8, 0.9)
         for name, process in _PROCESSES.items()
+    ]
+
+
+def three_models_shared_by_balancers() -> list[Scenario]:
+    """The same at load 0.8 behind two and four balancers, each of which sees its own requests alone."""
+    return [
+        dataclasses.replace(
+            scenario,
+            name=f"{scenario.name}, {balancers} balancers",
+            fleet=dataclasses.replace(scenario.fleet, balancers=balancers),
+        )
+        for scenario in three_models()
+        if scenario.name.endswith("load 0.8")
+        for balancers in (2, 4)
     ]
 
 

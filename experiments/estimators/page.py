@@ -20,14 +20,14 @@ _CALM_LOAD = 0.8
 _CALIBRATED = (0.85, 1.15)
 
 
-def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str:
+def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str, title: str) -> str:
     """The page, with these words of a person in it."""
     policy = after["policy"]
     parts = [
         "<!-- Written by python -m experiments.estimators, but for what stands between the marks -->",
-        "# Estimates: before and after",
+        f"# {title}",
         marked(words),
-        f"Latency of `{policy}` with the estimates after, over that before, on equal arrivals and seeds; below 1 is "
+        f"Latency of `{policy}` after, over that before, on equal arrivals and seeds; below 1 is "
         "better. Real over expected: median over requests of the time from the pick to the end of the execution, over "
         "`completion_s` of the worker picked; mean over seeds.",
         "## Medians over fleets",
@@ -39,7 +39,7 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str) -> str
     parts += [
         f"In bold: outside {_CALIBRATED[0]:g} to {_CALIBRATED[1]:g} at a load below {_CALM_LOAD:g}.",
         "## How it was done",
-        f"In each of the two trees, and then joined:\n\n    {after['command']}",
+        f"Before, and after, and then joined:\n\n    {before['command']}\n    {after['command']}",
     ]
     return "\n\n".join(parts) + "\n"
 

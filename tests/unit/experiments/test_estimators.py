@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.estimators.fleets import random_fleet, three_models
+from experiments.estimators.fleets import random_fleet, three_models, three_models_shared_by_balancers
 from experiments.estimators.measure import measure
 from experiments.estimators.page import page
 from policies import BUILTIN
@@ -26,6 +26,14 @@ def test_each_of_the_three_models_is_a_third_of_the_work() -> None:
         assert work == pytest.approx([work[0]] * 3)
 
 
+def test_balancers_share_the_same_fleets() -> None:
+    alone = {scenario.name: scenario for scenario in three_models()}
+    for scenario in three_models_shared_by_balancers():
+        name, balancers = scenario.name.rsplit(", ", 1)
+        assert balancers == f"{scenario.fleet.balancers} balancers"
+        assert scenario.fleet.workers == alone[name].fleet.workers
+
+
 def test_what_is_expected_of_a_request_is_held_against_what_it_took() -> None:
     found = measure(random_fleet(0), BUILTIN["expected_latency"](), range(2), 300)
     assert np.shape(found["mean_s"]) == np.shape(found["real_over_expected"]) == (2,)
@@ -39,7 +47,7 @@ def told(mean_s: float, expected: float) -> dict[str, object]:
 
 
 def test_the_page_joins_run_by_run_and_marks_what_is_badly_expected() -> None:
-    made = page(told(0.2, 1.7), told(0.1, 0.9), words="Mine.")
+    made = page(told(0.2, 1.7), told(0.1, 0.9), words="Mine.", title="T")
     assert "| Group | 1 | 0.500 (0.500 to 0.500) | 0.500 | 1.000 (1.000 to 1.000) | 1.000 |" in made
     assert "| one | 0.70 | 100.0 | 0.500 | 400 | 1.000 | **1.70** | 0.90 |" in made
     assert "Mine." in made

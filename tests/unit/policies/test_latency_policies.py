@@ -104,6 +104,20 @@ def test_expected_latency_charges_errors() -> None:
     assert probabilities(ExpectedLatency(temperature=0.0, error_penalty_s=0.0), view) == [0, 1]
 
 
+def test_expected_latency_minds_those_whom_it_delays() -> None:
+    # It would be done first at 0, where it makes ten others wait for 0.03 s; at 1 it adds as much and nobody waits.
+    view = make_view(completion_s=[0.05, 0.06], backlog_s=[0.02, 0.03], pending=[10, 0])
+    assert probabilities(ExpectedLatency(temperature=0.0, delayed_share=0.0), view) == [1, 0]
+    # 0.05 + 0.1 * 10 * 0.03 = 0.08.
+    assert probabilities(ExpectedLatency(temperature=0.0, delayed_share=0.1), view) == [0, 1]
+
+
+def test_expected_latency_of_a_request_that_adds_little_minds_its_own_completion() -> None:
+    # As above, but it joins batches that wait anyway: 0.021 + 0.2 * 10 * 0.001 = 0.023.
+    view = make_view(completion_s=[0.021, 0.031], backlog_s=[0.02, 0.03], pending=[10, 0])
+    assert probabilities(ExpectedLatency(temperature=0.0), view) == [1, 0]
+
+
 @pytest.mark.parametrize("completion_s", [0.0, math.inf, math.nan])
 def test_expected_latency_of_degenerate_estimates_is_uniform(completion_s: float) -> None:
     assert probabilities(ExpectedLatency(), make_view(completion_s=[completion_s] * 4)) == [0.25] * 4

@@ -99,11 +99,11 @@ def test_inputs_of_two_workers_by_hand() -> None:
     assert given.best_s.tolist() == [best]
 
 
-def test_untrained_it_is_expected_latency() -> None:
+def test_untrained_it_is_expected_latency_that_minds_its_own_request_only() -> None:
     view = busy()
     np.testing.assert_allclose(
         learned(untrained(beta=20.0)).probabilities(ROWS, view),
-        ExpectedLatency(temperature=0.05).probabilities(ROWS, view),
+        ExpectedLatency(temperature=0.05, delayed_share=0.0).probabilities(ROWS, view),
         rtol=1e-12,
     )
 
