@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from policies.base import FloatArray, option
+import numpy as np
+
+from policies.base import WORST, FloatArray, option
 from policies.choices import softmin_of
 from policies.costs import CostPolicy
 
@@ -55,5 +57,7 @@ class ExpectedLatency(CostPolicy):
         delayed_share: float,
     ) -> FloatArray:
         """Expected seconds, errors and others' delay counted as such."""
-        others_s = delayed_share * pending * (completion_s - backlog_s)
+        # Bounded, so that what is infinite or unknown makes the cost so, and no other.
+        added_s = np.maximum(np.fmin(completion_s, WORST) - np.fmin(backlog_s, WORST), 0.0)
+        others_s: FloatArray = delayed_share * np.fmin(pending, WORST) * added_s
         return completion_s + others_s + error_penalty_s * error_rate
