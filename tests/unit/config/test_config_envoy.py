@@ -71,6 +71,7 @@ def test_envoy_gets_its_section() -> None:
           rate_limit: {service: "limits:8081", per: address, when_away: refuse}
           audit_log: {file: /p, share: 0.5}
         requests: {tenant_header: x-org}
+        holding: {models: {q: {}}, max_s: 2}
         """,
         "f",
     ).bootstrap_options()
@@ -83,6 +84,7 @@ def test_envoy_gets_its_section() -> None:
         "balancers": ("balancer.svc:9002",),
         "node_id": "west",
         "message_timeout_s": 0.5,
+        "longest_answer_s": longest_answer_s(2.0),
         "health_timeout_s": 0.75,
         "flush_interval_s": 0.25,
         "request_buffer_limit_bytes": 2**20,
