@@ -10,6 +10,7 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import ConfigError
+from balancer.gateway.holding import longest_answer_s
 
 
 @pytest.mark.parametrize(
