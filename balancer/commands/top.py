@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import signal
 import sys
-import time
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from balancer.commands.admin_client import AnswerError, Balancers
 from balancer.commands.admin_options import admin_options, balancers_of
 from balancer.operate.page.document import DOCUMENT, Document, Number
 
+_CTRL_C = (signal.SIGINT,)
 _PERIOD_S = 1.0
 _EVENTS = 5
 _PIPE_COLUMNS = 160
@@ -53,14 +53,13 @@ def top(model: str, once: bool, **where: Any) -> None:
     if once:
         console.print(drawn(_document(balancer, model), sys.maxsize))
         return
-    # Ctrl-C is how it ends.
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, screen=console.is_terminal, auto_refresh=False) as live,
-    ):
+    # Ctrl-C is how it ends: waited for, as it would be lost where it cut a request short.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             live.update(_now(balancer, model, console.height), refresh=True)
-            time.sleep(_PERIOD_S)
+            if signal.sigtimedwait(_CTRL_C, _PERIOD_S):
+                return
 
 
 def _now(balancer: Balancers, model: str, lines: int) -> RenderableType:

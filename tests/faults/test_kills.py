@@ -38,7 +38,9 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
     stack: Stack, frontend: str
 ) -> None:
     async with steady_load(stack.url, clients=CLIENTS) as load:
+        load.marks.mark("dying")
         await stack.balancer.kill()
+        load.marks.mark("dead")
         # Envoy places requests by itself meanwhile, over the endpoints that it has.
         await load.more(300, "requests served without a balancer")
         await stack.restart_balancer()
@@ -49,7 +51,11 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
             return bool(page and page["rate_per_s"] > 0 and page["picked"] > 50)
 
         await eventually(picks, "picks by the new balancer")
-    assert load.failures().total() <= lost_with_a_balancer(frontend)
+    assert load.result is not None
+    # What a client sent while the process was dying may have reached it too.
+    dying = len(load.result.phases(load.marks)["dying"])
+    lost = lost_with_a_balancer(frontend)
+    assert load.failures().total() <= lost + (dying if lost else 0)
 
 
 @of_all
