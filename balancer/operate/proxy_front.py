@@ -58,7 +58,14 @@ class ProxyFront:
         clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
         self.attempts = Attempts(recorder.router, self._channels, listener, clocks)
         counts = self.attempts.counts
-        self._batching = Batching(self.attempts, clocks, self.attempts.latencies, counts)
+        fleet = recorder.router.fleet
+        self._batching = Batching(
+            self.attempts,
+            lambda model, version: int(fleet.eligible(model, version, clock()).sum()),
+            clocks,
+            self.attempts.latencies,
+            counts,
+        )
         self.sharing = Sharing(self._batching, clocks, counts)
         self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
         if self._forwards:
