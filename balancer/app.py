@@ -105,7 +105,9 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
-        self._proxy = ProxyFront(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
+        self._proxy = ProxyFront(
+            config, self._recorder, self._clock, lambda: self._names, self._may_pick, self._picker.holding
+        )
         self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
         self._names = HeaderNames()
         self._objectives: Objectives = {}
