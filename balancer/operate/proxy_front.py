@@ -50,8 +50,8 @@ class ProxyFront:
         ready: Callable[[], bool],
         holding: Holding | None = None,
     ) -> None:
-        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`. Reads the certificates that are shown to workers, so it blocks;
-        OperatorError where one cannot be read."""
+        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`. Reads the certificates that are shown to
+        workers, so it blocks; OperatorError where one cannot be read."""
         self._forwards = config.envoy.frontend == "proxy"
         tls = config.envoy.triton_tls if self._forwards else None
         self._channels = Channels(None if tls is None else tls.options())
