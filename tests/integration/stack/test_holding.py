@@ -40,11 +40,14 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         await stack.stop()
 
 
-async def infer(client: triton_grpc.InferenceServerClient, tenant: str, timeout_s: float | None = None) -> None:
+async def infer(
+    client: triton_grpc.InferenceServerClient, tenant: str, timeout_s: float | None = None, **headers: str
+) -> None:
     value = triton_grpc.InferInput("INPUT", [FULL_BATCH, 4], "FP32")
     value.set_data_from_numpy(np.ones((FULL_BATCH, 4), np.float32))
-    headers = {"x-tenant": tenant, "x-batch-rows": str(FULL_BATCH)}
-    await client.infer(MODEL, [value], headers=headers, client_timeout=timeout_s)
+    sent = {"x-tenant": tenant, "x-batch-rows": str(FULL_BATCH)}
+    sent |= {name.replace("_", "-"): text for name, text in headers.items()}
+    await client.infer(MODEL, [value], headers=sent, client_timeout=timeout_s)
 
 
 async def shares(stack: Stack, waiting: dict[str, int], until: tuple[str, int]) -> Counter[str]:
@@ -93,3 +96,28 @@ async def test_one_that_is_given_up_waits_no_longer(stack: Stack) -> None:
         return await stack.metric("balancer_held_requests") == 0
 
     await eventually(nobody_waits)
+
+
+async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: Stack) -> None:
+    order: list[str] = []
+
+    async def ask(client: triton_grpc.InferenceServerClient, which: str, deadline_ms: int) -> None:
+        await infer(client, which, x_deadline_ms=str(deadline_ms))
+        order.append(which)
+
+    stack.write_config(stack.policy, holding={**HOLDING, "order": "deadline", "max_s": 60})
+
+    async def in_force() -> bool:
+        page = await stack.get(f"/explain?model={MODEL}")
+        return bool(page and page["held"]["order"] == "deadline")
+
+    await eventually(in_force)
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        calls = [asyncio.create_task(ask(client, "hours", 3_600_000)) for _ in range(60)]
+        await eventually(lambda: order)
+        calls += [asyncio.create_task(ask(client, "hopeless", 1)) for _ in range(3)]
+        calls += [asyncio.create_task(ask(client, "minutes", 60_000)) for _ in range(3)]
+        await asyncio.gather(*calls)
+    assert order[-3:] == ["hopeless"] * 3
+    # All of whom had come before the last ones of those with hours.
+    assert max(number for number, which in enumerate(order) if which == "minutes") < len(order) - 3 - 20
