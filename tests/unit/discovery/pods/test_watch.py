@@ -13,8 +13,8 @@ import pytest
 from support.pods import pod, until_stopped
 from support.waiting import eventually
 
-from balancer.discovery.pods import watch as watching
-from balancer.discovery.pods.api import Access, ApiError, Page, WatchEvent
+from balancer.discovery.cluster import watch as watching
+from balancer.discovery.cluster.api import Access, ApiError, Page, WatchEvent
 from balancer.discovery.pods.source import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 
@@ -23,7 +23,7 @@ END = object()
 
 
 class FakeApi:
-    """Stands for `PodApi`; the test fills `lists` and `events`, whose exceptions are raised."""
+    """Stands for `ObjectApi`; the test fills `lists` and `events`, whose exceptions are raised."""
 
     def __init__(self) -> None:
         self.lists: queue.Queue[list[Page] | Exception] = queue.Queue()
