@@ -37,8 +37,12 @@ class ClusterObjectives:
         if self._source is None:
             return
         async for priorities in self._source.updates(stop):
-            self.priorities = priorities
-            self._combine()
+            self.take(priorities)
+
+    def take(self, priorities: Priorities) -> None:
+        """The cluster's have changed."""
+        self.priorities = priorities
+        self._combine()
 
     def _combine(self) -> None:
         self.in_force = {**numbered(self.priorities, self._sheddable), **self._named}

@@ -98,10 +98,7 @@ class ObjectiveWatch(ObjectWatch[Objective]):
 
     def _replace(self, items: list[Objective], beyond: bool) -> None:
         before, self._kept = self._kept, {}
-        if beyond and not self._beyond:
-            words = "%s: there are more than %d InferenceObjectives, and the others are left out; delete some"
-            logger.warning(words, FIELD, MOST)
-        self._beyond = beyond
+        self._leave_out(beyond)
         for item in items:
             self._keep(item, before.get(item.name))
         self._tell()
@@ -110,17 +107,24 @@ class ObjectiveWatch(ObjectWatch[Objective]):
         before = self._kept.get(item.name)
         if kind == "DELETED":
             self._kept.pop(item.name, None)
-        elif before is None and len(self._kept) >= MOST:
-            self._beyond = True
+        elif before is None and len(self._kept) >= self._most:
+            self._leave_out(True)
         else:
             self._keep(item, before)
         self._tell()
 
     def _has_room_again(self) -> bool:
-        return self._beyond and len(self._kept) < MOST
+        return self._beyond and len(self._kept) < self._most
 
     def _stays(self) -> str:
         return f"the {len(self._published)} InferenceObjectives known last stay"
+
+    def _leave_out(self, beyond: bool) -> None:
+        """Whether there are more than are kept."""
+        if beyond and not self._beyond:
+            words = "%s: there are more than %d InferenceObjectives, and the others are left out; delete some"
+            logger.warning(words, FIELD, self._most)
+        self._beyond = beyond
 
     def _keep(self, item: Objective, before: Objective | None) -> None:
         self._kept[item.name] = item

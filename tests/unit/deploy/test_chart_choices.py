@@ -24,9 +24,8 @@ def test_the_proxy_forwards_what_envoys_bootstrap_sends_it() -> None:
     resources = bootstrap["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     (host,) = manager["route_config"]["virtual_hosts"]
-    to_proxy = {
-        route["match"]["path"] for route in host["routes"] if route.get("route", {}).get("cluster") == PROXY_CLUSTER
-    }
+    clusters = {route["match"].get("path"): route.get("route", {}).get("cluster") for route in host["routes"]}
+    to_proxy = {path for path, cluster in clusters.items() if cluster == PROXY_CLUSTER}
     assert to_proxy == {f"{SERVICE}{method}" for method in ("ModelInfer", "ModelStreamInfer")}
     # What the container's probes and its hook ask Envoy for.
     assert {GRPC_CLUSTER, PROXY_CLUSTER} <= {cluster["name"] for cluster in resources["clusters"]}
