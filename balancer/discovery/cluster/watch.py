@@ -29,7 +29,7 @@ _RELIST_AFTER_S = 1800.0
 _KEEPS_VERSION = frozenset(("unreachable", "unauthorized", "forbidden"))
 """Failures that say nothing of the resource version. A server that has just started refuses everybody for a moment."""
 _MOST_LINES_PER_S = 20
-"""Of complaints: whoever may change objects can bring about as many as they like. All are counted."""
+"""Of what objects say. All complaints are counted."""
 
 Item = TypeVar("Item")
 
@@ -86,7 +86,7 @@ class ObjectWatch(ABC, Generic[Item]):
         """In a row, without a watch that told something."""
         self._listed_s = 0.0
         self._lines_since_s, self._lines = 0.0, 0
-        """Complaints in the log, within the second that began then."""
+        """Of the log, about objects, within the second that began then."""
         # A daemon: the process may end while the network hangs.
         self._thread = threading.Thread(target=self._run, name=f"{THREAD} {self.what}", daemon=True)
 
@@ -248,11 +248,15 @@ class ObjectWatch(ABC, Generic[Item]):
     def _complain(self, field: str, about: str, text: str) -> None:
         """Count a value that is not taken, and say so."""
         self._counts.complaints[field] += 1
+        self._say(logging.WARNING, f"{about}: {text}")
+
+    def _say(self, level: int, text: str) -> None:
+        """What whoever may change objects can bring about as often as they like."""
         if time.monotonic() - self._lines_since_s > 1.0:
             self._lines_since_s, self._lines = time.monotonic(), 0
         self._lines += 1
         if self._lines <= _MOST_LINES_PER_S:
-            logger.warning("%s: %s: %s", FIELD, about, text)
+            logger.log(level, "%s: %s", FIELD, text)
 
     def _wait(self) -> None:
         """Longer after each failure in a row, and drawn, so that the balancers of a fleet do not come all at once."""

@@ -9,12 +9,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from balancer.discovery.cluster.api import Access, ObjectApi
-from balancer.discovery.cluster.watch import FIELD, ObjectWatch, WatchCounts
+from balancer.discovery.cluster.watch import ObjectWatch, WatchCounts
 from balancer.discovery.inference.pool import POOLS, Pool, PoolRefusedError, read_pool
 from balancer.discovery.pods.watch import PodCounts, PodsWanted, PodWatch
 from balancer.discovery.workers import Ports, WorkerSpec
-
-logger = logging.getLogger(__name__)
 
 _POOL_FIELD = "inference_pool"
 """Of metrics, and of the lines of the log."""
@@ -86,7 +84,7 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
         if pool != self._published:
             self._published = pool
             self._pool_counts.changes += 1
-            logger.info("%s: the pods of InferencePool %s are those with %s", FIELD, self._name, pool.label_selector)
+            self._say(logging.INFO, f"the pods of InferencePool {self._name} are those with {pool.label_selector}")
             self._publish(pool)
 
     def _miss(self, why: str) -> None:

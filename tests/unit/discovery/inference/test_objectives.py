@@ -7,6 +7,8 @@ import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_kubernetes_api import FakeApi
 from support.inference import objective
 from support.pods import until_stopped
@@ -46,6 +48,20 @@ def test_a_priority_that_is_no_number_is_complained_of(priority: Any) -> None:
     assert found is not None
     assert found.priority is None
     assert "is not allowed: must be a whole number of 64 bits; the objective counts as none" in found.complaint
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["triton", "a", ""]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["metadata", "name", "spec", "poolRef", "priority", "group"]), inner)
+        ),
+    )
+)
+def test_whatever_comes_is_an_objective_or_none(found: Any) -> None:
+    kept = read_objective(found, "triton")
+    assert kept is None or kept.priority is None or type(kept.priority) is int
 
 
 class Following:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.inference import pool
 
 from balancer.discovery.inference.pool import Pool, PoolRefusedError, read_pool
 
 PORTS = 8001, 8000
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+ANYTHING = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,20 @@ def test_what_is_no_pool_is_refused_with_field_value_and_remedy(found: Any, word
         read_pool(found, PORTS)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "selector": ANYTHING | st.fixed_dictionaries({"matchLabels": ANYTHING}),
+            "targetPorts": ANYTHING | st.lists(st.fixed_dictionaries({"number": ANYTHING}), max_size=3),
+            "appProtocol": ANYTHING,
+        },
+    )
+)
+def test_whatever_it_says_is_a_pool_or_refused(spec: dict[str, Any]) -> None:
+    with contextlib.suppress(PoolRefusedError):
+        found = read_pool(pool(**spec), PORTS)
+        assert 0 < len(found.label_selector) <= 1024
+        assert all(port is None or 1 <= port <= 65535 for port in found.ports)
