@@ -79,6 +79,7 @@ def _config_of(frontend: str, policy: str, workers: Sequence[WorkerSpec], folder
             "envoy": f"127.0.0.1:{free_port_range(2)}",
             "reports": f"127.0.0.1:{free_port_range(1)}",
             "admin": f"127.0.0.1:{free_port_range(1)}",
+            "fleet": f"127.0.0.1:{free_port_range(2)}",
         },
         "envoy": {
             "listen": f"127.0.0.1:{free_ports(1)[0]}",
