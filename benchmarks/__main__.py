@@ -28,7 +28,7 @@ from benchmarks import (
     swap,
 )
 from benchmarks.client import find_h2load
-from benchmarks.frontends import analyzed, away, inside, peers, proxied
+from benchmarks.frontends import analyzed, away, hedged, inside, peers, proxied
 from benchmarks.frontends import measure as frontends
 from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
@@ -45,6 +45,7 @@ WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
     "frontends": frontends.measure,
     "away": away.measure,
     "proxy": proxied.measure,
+    "hedging": hedged.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "gateway": gateway_cost.measure,
@@ -56,7 +57,7 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
 BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure, "perf_analyzer": analyzed.measure}
 """Only if asked for by name: they fetch packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
-_CLIENT_S = ("frontends", "away", "proxy", *WITH_STACK, "peers")
+_CLIENT_S = ("frontends", "away", "proxy", "hedging", *WITH_STACK, "peers")
 """Parts that need the client, h2load."""
 
 
