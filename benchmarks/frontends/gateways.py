@@ -104,7 +104,7 @@ async def gateways(
         asked: dict[str, tuple[str, Mapping[str, Any]]] = {frontend: (frontend, {}) for frontend in (PICK, NATIVE)}
         asked |= {name: (PROXY, sections) for name, sections in proxies.items()}
         made = {
-            name: await balanced(stack, name, config_of(frontend, policy, workers, folder) | sections, folder)
+            name: await balanced(stack, name, config_of(frontend, policy, workers, folder) | dict(sections), folder)
             for name, (frontend, sections) in asked.items()
         }
 
