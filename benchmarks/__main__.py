@@ -28,7 +28,7 @@ from benchmarks import (
     swap,
 )
 from benchmarks.client import find_h2load
-from benchmarks.frontends import away, inside, peers, proxied
+from benchmarks.frontends import analyzed, away, hedged, inside, peers, proxied
 from benchmarks.frontends import measure as frontends
 from benchmarks.options import Options
 from benchmarks.results import Section, aims_table
@@ -45,6 +45,7 @@ WITHOUT_STACK: dict[str, Callable[[Options], Section]] = {
     "frontends": frontends.measure,
     "away": away.measure,
     "proxy": proxied.measure,
+    "hedging": hedged.measure,
 }
 WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "gateway": gateway_cost.measure,
@@ -53,10 +54,10 @@ WITH_STACK: dict[str, Callable[[Bench], Awaitable[Section]]] = {
     "fallback": fallback.measure,
     "memory": memory.measure,
 }
-BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure}
-"""Only if asked for by name: it installs packages."""
+BY_NAME: dict[str, Callable[[Options], Section]] = {"peers": peers.measure, "perf_analyzer": analyzed.measure}
+"""Only if asked for by name: they fetch packages."""
 PARTS = (*WITHOUT_STACK, *WITH_STACK)
-_CLIENT_S = ("frontends", "away", "proxy", *WITH_STACK, *BY_NAME)
+_CLIENT_S = ("frontends", "away", "proxy", "hedging", *WITH_STACK, "peers")
 """Parts that need the client, h2load."""
 
 
@@ -114,7 +115,7 @@ class _Run:
     "--only",
     multiple=True,
     type=click.Choice((*PARTS, *BY_NAME)),
-    help="A part to measure; repeatable. Default: all but peers.",
+    help="A part to measure; repeatable. Default: all but those that fetch packages: peers, perf_analyzer.",
 )
 @click.option("--quick", is_flag=True, help="A third of the time and of the rounds: to see that it works.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True)

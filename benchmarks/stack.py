@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class Gateway:
 
 def without_balancer(options: BootstrapOptions, workers: Sequence[WorkerSpec]) -> str:
     """Our bootstrap with everything that concerns the balancer taken out: Envoy's own least-request over `workers`."""
-    bootstrap = yaml.safe_load(render(options))
+    bootstrap = yaml.safe_load(render(replace(options, fleet=None)))
     del bootstrap["dynamic_resources"]
     resources = bootstrap["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]

@@ -13,6 +13,7 @@ from balancer.proxy.rules.settings import (
     MOST_WAIT_S,
     BatchSettings,
     BreakerSettings,
+    ConfidenceCascade,
     ModelProxy,
     ProxySettings,
     RetrySettings,
@@ -98,6 +99,7 @@ class BatchSection(StrictModel):
     """Seconds of waiting for others; again while some come or each worker has a group of theirs, up to 0.004 in all."""
 
 
+Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]
 Version = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """A number to whoever writes it, and text to Triton."""
 
@@ -161,6 +163,33 @@ class ModelProxySection(StrictModel):
         return ModelProxy(self.repeatable, self.hedge, self.once_s, self.cache_ttl_s, batch, split)
 
 
+class ConfidenceCascadeSection(StrictModel):
+    """Models that serve a name, one after the other until the answer is sure enough. For unary requests; a sequence,
+    and a request with outputs in shared memory, gets the first. The answer is that of the last model that was asked; of
+    the one before, where the next fails, has no worker, or would not be done in time: within the deadline, less a tenth
+    of it (10 to 100 ms)."""
+
+    models: Annotated[tuple[Name, ...], Field(min_length=2, max_length=16)]
+    """The fastest first, the most accurate last."""
+    output: Name
+    """The output (FP16, FP32 or FP64, 256 KiB at most) that says how sure an answer is: of each row the greatest
+    element, and of those the least. Rows are the first dimension; with one dimension there is one row. An answer that
+    has no such output, as its client asked for others, is not sure."""
+    threshold: Annotated[float, Field(allow_inf_nan=False)]
+    """An answer with less goes on to the next model."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for number, model in enumerate(self.models):
+            if model in self.models[:number]:
+                raise field_error(("models", number), model, "is named twice; name each model once")
+        return self
+
+    def settings(self) -> ConfidenceCascade:
+        """As the proxy has them."""
+        return ConfidenceCascade(self.models, self.output, self.threshold)
+
+
 class ProxySection(StrictModel):
     """What the front end `proxy` does beside forwarding; see also `models.NAME.proxy`."""
 
@@ -176,8 +205,11 @@ class ProxySection(StrictModel):
     """Second copies of slow requests."""
     cascades: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1, max_length=16)]] = {}
     """Models that may serve a name, the best first, by the name that clients ask for: a unary request goes to the first
-    that is expected to be done within its deadline, else to the last that has a worker; the trailer `x-served-model`
-    names it. Without a deadline it goes to the first that has a worker."""
+    that is expected to be done within its deadline, else to the last that has a worker. Without a deadline it goes to
+    the first that has a worker. Header and trailer `x-served-model` name it."""
+    confidence_cascades: Mapping[Name, ConfidenceCascadeSection] = {}
+    """Models that serve a name one after the other, until one is sure, by the name that clients ask for. Header and
+    trailer `x-served-model` name the one that answered."""
 
     once_entries: Annotated[int, Field(ge=2, le=10_000_000)] = _PROXY.once_entries
     """Ids that are remembered at most, a tenant's half of them; where there is no room, requests with further ids are
@@ -189,10 +221,20 @@ class ProxySection(StrictModel):
 
     @model_validator(mode="after")
     def _cascades_end(self) -> Self:
-        for name, steps in self.cascades.items():
+        names = {*self.cascades, *self.confidence_cascades}
+        for name in self.confidence_cascades:
+            if name in self.cascades:
+                raise field_error(("confidence_cascades", name), name, "is in cascades too; leave it in one of both")
+        places: dict[tuple[str, ...], tuple[str, ...]] = {
+            ("cascades", name): steps for name, steps in self.cascades.items()
+        }
+        places |= {
+            ("confidence_cascades", name, "models"): each.models for name, each in self.confidence_cascades.items()
+        }
+        for place, steps in places.items():
             for number, step in enumerate(steps):
-                if step in self.cascades:
-                    raise field_error(("cascades", name, number), step, "is a cascade itself; name a model")
+                if step in names:
+                    raise field_error((*place, number), step, "is a cascade itself; name a model")
         return self
 
     def settings(self, models: Mapping[str, ModelProxySection]) -> ProxySettings:
@@ -210,5 +252,6 @@ class ProxySection(StrictModel):
             once_bytes=int(self.once_bytes),
             cache_bytes=int(self.cache_bytes),
             cascades=dict(self.cascades),
+            confidence_cascades={name: section.settings() for name, section in self.confidence_cascades.items()},
             models={name: section.settings() for name, section in models.items()},
         )

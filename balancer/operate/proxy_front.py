@@ -32,7 +32,8 @@ _COUNTED = {
     "hedges": "Second copies of slow requests, by what became of them",
     "once": "Requests of models that execute an id once, by whether the id was new",
     "cache": "Requests of models whose answers are kept, by whether one served",
-    "cascades": "Requests for a name that several models may serve, by the model that was chosen",
+    "cascades": "Requests for a name that several models may serve, by the model that answered",
+    "confidence": "Answers that a more accurate model may follow, by how sure they were, and why none followed",
     "batches": "Joined requests that were sent, what was joined in them, and those that had to be sent apart",
 }
 """What `Attempts.counts` holds."""

@@ -39,6 +39,8 @@ _NO_CONNECTION = "failed to connect to all addresses"
 """How gRPC begins its words where nothing was sent."""
 _UNREACHED = "no connection to a worker; retry later"
 _SLOW_SHARE = 0.95
+_HEDGE_BURST = 10.0
+"""Second copies that may go out together, as slow requests come together; on average the share holds."""
 
 
 class Witness(Protocol):
@@ -89,7 +91,7 @@ class Attempts:
     def _make_anew(self) -> None:
         settings = self._settings
         self._retries = Share(settings.retries.budget_share, settings.retries.budget_burst)
-        self._hedges = Share(settings.hedge_share, 1.0)
+        self._hedges = Share(settings.hedge_share, _HEDGE_BURST)
         self.breakers = Breakers(settings.breaker)
 
     async def infer(self, arrived: Arrived) -> Answer:
@@ -213,6 +215,7 @@ class Attempts:
         if slow_s is None:
             return await self._attempt(arrived, decision)
         self._hedges.asked()
+        start_s = self._clocks.now()
         running = {asyncio.create_task(self._attempt(arrived, decision))}
         try:
             done, running = await asyncio.wait(running, timeout=slow_s)
@@ -224,7 +227,11 @@ class Attempts:
                 answer = min((each.result() for each in done), key=lambda each: each.code)
             assert answer is not None
             if len(tried) > 1 and answer.code == OK:
-                self.counts["hedges", "lost" if answer.worker == decision.worker else "won"] += 1
+                won = answer.worker != decision.worker
+                self.counts["hedges", "won" if won else "lost"] += 1
+                if won and running:
+                    # At least so long. Left out, what is slow would not count as slow, and ever more would get a copy.
+                    self.latencies.took(arrived.call.request.model, self._clocks.now() - start_s)
             return answer
         finally:
             for each in running:

@@ -15,7 +15,7 @@ from balancer.gateway.verdict import By
 from balancer.proxy.rules.split import Lot
 
 SERVED_MODEL = "x-served-model"
-"""Trailer that names the model which was chosen."""
+"""Header and trailer that name the model which answered."""
 INFER = f"{SERVICE}ModelInfer"
 STREAM = f"{SERVICE}ModelStreamInfer"
 PUSHBACK = "grpc-retry-pushback-ms"

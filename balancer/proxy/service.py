@@ -12,10 +12,11 @@ import grpc
 
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.errors import NoEligibleWorker
-from balancer.gateway.kserve import Call, HeaderNames, read_call
+from balancer.gateway.kserve import HeaderNames, read_call
 from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
 from balancer.gateway.verdict import By
 from balancer.proxy.attempts import Attempts, Clocks, Witness
+from balancer.proxy.cascading import Cascades, Step
 from balancer.proxy.messages import (
     CANCELLED,
     CODE_OF,
@@ -35,7 +36,7 @@ from balancer.proxy.messages import (
     refusal,
 )
 from balancer.proxy.rules.budget import Tenants
-from balancer.proxy.rules.reading import read, with_model, with_version
+from balancer.proxy.rules.reading import read, with_version
 from balancer.proxy.rules.settings import ProxySettings
 from balancer.proxy.rules.split import Splits
 from balancer.proxy.sharing import Unary
@@ -85,9 +86,10 @@ class Proxy:
         ready: Callable[[], bool],
     ) -> None:
         """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known."""
-        self._attempts, self._unary, self._listener, self._clocks = attempts, unary, listener, clocks
+        self._unary, self._listener, self._clocks = unary, listener, clocks
         self._names, self._ready = names, ready
         self._relay = Relay(attempts, clocks)
+        self._cascades = Cascades(attempts.expected_s, clocks, attempts.counts)
         self._settings = ProxySettings()
         self._tenants = Tenants()
         self.splits = Splits()
@@ -97,6 +99,7 @@ class Proxy:
         """From now on."""
         self._settings = settings
         self.splits.configure(settings.models)
+        self._cascades.configure(settings)
 
     async def finish(self) -> None:
         """Return once all that came is answered, or has had its time.
@@ -114,28 +117,45 @@ class Proxy:
 
     async def infer(self, data: bytes, context: Context) -> bytes:
         """One inference."""
-        arrived = await self._understand(data, context, INFER)
+        step = Step(await self._understand(data, context, INFER))
         answer = Answer(INTERNAL)
         self._under_way += 1
         try:
-            answer = self._over_limit(arrived) or await self._unary.infer(arrived)
+            answer = self._over_limit(step.arrived) or await self._chosen(step)
+        except asyncio.CancelledError:
+            answer = self._given_up(step.arrived)
+            raise
+        finally:
+            self._under_way -= 1
+            self._listener.answered(step.arrived, answer, len(data), stream=False)
+        if answer.code != OK:
+            await _abort(context, answer)
+        # In both: not every client shows its caller the headers, nor the trailers.
+        served = ((SERVED_MODEL, step.arrived.call.request.model),) if step.arrived.cascaded else ()
+        if initial := (*answer.initial, *served):
+            await context.send_initial_metadata(initial)
+        if trailing := (*answer.trailing, *served):
+            context.set_trailing_metadata(trailing)
+        return answer.data
+
+    async def _chosen(self, step: Step) -> Answer:
+        """The answer by the model that is asked for, or by one of those that serve the name."""
+        if self._cascades.has(step.arrived.call.request.model):
+            return await self._cascades.infer(step, self._execute)
+        return await self._execute(step.arrived)
+
+    async def _execute(self, arrived: Arrived) -> Answer:
+        """The answer by one model, by one of two versions where it is split."""
+        arrived = self._of_a_version(arrived)
+        answer = Answer(INTERNAL)
+        try:
+            answer = await self._unary.infer(arrived)
         except asyncio.CancelledError:
             answer = self._given_up(arrived)
             raise
         finally:
-            self._under_way -= 1
-            self._listener.answered(arrived, answer, len(data), stream=False)
             self._compare(arrived, answer)
-        if answer.code != OK:
-            await _abort(context, answer)
-        if answer.initial:
-            await context.send_initial_metadata(answer.initial)
-        trailing = answer.trailing
-        if arrived.cascaded:
-            trailing = (*trailing, (SERVED_MODEL, arrived.call.request.model))
-        if trailing:
-            context.set_trailing_metadata(trailing)
-        return answer.data
+        return answer
 
     async def stream(self, _: object, context: Context) -> None:
         """A stream of inferences: its first message decides, and all of it goes to one worker."""
@@ -177,11 +197,8 @@ class Proxy:
             await _abort(context, refusal(NoEligibleWorker(_NOT_READY)))
         if left_s is not None and left_s < call.request.deadline_s:
             call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
-        cascaded = path == INFER and call.request.model in self._settings.cascades
-        if cascaded:
-            call, data = self._of_a_cascade(call, data)
         model = self._settings.of(call.request.model)
-        arrived = Arrived(
+        return Arrived(
             call,
             data,
             passed_on(metadata),
@@ -189,25 +206,7 @@ class Proxy:
             model.repeatable or headers.get(REPEATABLE_HEADER, "") == "true",
             model.hedge,
             found.id_spans,
-            cascaded,
         )
-        return self._of_a_version(arrived) if path == INFER else arrived
-
-    def _of_a_cascade(self, call: Call, data: bytes) -> tuple[Call, bytes]:
-        """The call for the best model that is expected to be in time; else for the last that has a worker at all."""
-        request = call.request
-        first, *others = self._settings.cascades[request.model]
-        chosen = None
-        # A sequence stays with one model.
-        for model in (first,) if request.sequence else (first, *others):
-            expected_s = self._attempts.expected_s(replace(request, model=model))
-            if expected_s is not None:
-                chosen = model
-                if expected_s <= float(request.deadline_s):
-                    break
-        served = chosen or first
-        self._attempts.counts["cascades", served] += 1
-        return replace(call, request=replace(request, model=served)), with_model(data, served)
 
     def _of_a_version(self, arrived: Arrived) -> Arrived:
         """The same for one of two versions, where its model is split and it names none."""

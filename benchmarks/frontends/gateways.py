@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from balancer.config.config import Config, from_mapping
+from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
 from balancer.files.yaml_document import dump
 from balancer.gateway.bootstrap import BootstrapOptions
@@ -66,7 +66,7 @@ def upstream(source: str, ports: Sequence[int], folder: Path) -> Iterator[None]:
             process.kill()
 
 
-def _config_of(frontend: str, policy: str, workers: Sequence[WorkerSpec], folder: Path) -> dict[str, Any]:
+def config_of(frontend: str, policy: str, workers: Sequence[WorkerSpec], folder: Path) -> dict[str, Any]:
     """Of a balancer that takes its workers at their word."""
     listed = [
         {"name": w.name, "address": w.address, "grpc_port": w.grpc_port, "http_port": w.http_port} for w in workers
@@ -79,6 +79,7 @@ def _config_of(frontend: str, policy: str, workers: Sequence[WorkerSpec], folder
             "envoy": f"127.0.0.1:{free_port_range(2)}",
             "reports": f"127.0.0.1:{free_port_range(1)}",
             "admin": f"127.0.0.1:{free_port_range(1)}",
+            "fleet": f"127.0.0.1:{free_port_range(2)}",
         },
         "envoy": {
             "listen": f"127.0.0.1:{free_ports(1)[0]}",
@@ -100,39 +101,54 @@ async def gateways(
     """Envoy alone, `pick` and `native`, ready; `one_thread`: all but `pick` once more, with one worker thread;
     `proxies`: gateways with the front end `proxy`, further sections of their configs by name."""
     async with contextlib.AsyncExitStack() as stack:
-        made: dict[str, Gateway] = {}
-
-        async def start(name: str, options: BootstrapOptions, balancer: Child | None, threads: int) -> None:
-            envoy = EnvoyProcess(
-                options=options,
-                log_path=folder / f"{name}.envoy.log",
-                concurrency=threads,
-                bootstrap=None if balancer else without_balancer(options, workers),
-            )
-            stack.push_async_callback(envoy.stop)
-            await envoy.start()
-            await envoy.wait_ready()
-            if balancer:
-                await envoy.wait_asks()
-            made[name] = Gateway(envoy, balancer)
-
-        def elsewhere(options: BootstrapOptions) -> BootstrapOptions:
-            port, admin_port = free_ports(2)
-            return dataclasses.replace(options, listener_port=port, admin_port=admin_port)
-
         asked: dict[str, tuple[str, Mapping[str, Any]]] = {frontend: (frontend, {}) for frontend in (PICK, NATIVE)}
-        for name, (frontend, sections) in (asked | {name: (PROXY, each) for name, each in proxies.items()}).items():
-            data = {**_config_of(frontend, policy, workers, folder), **sections}
-            path = folder / f"{name}.yaml"
-            path.write_text(dump(data), encoding="utf-8")
-            balancer = Child(["serve", "--config", str(path)], log_path=folder / f"{name}.log")
-            stack.push_async_callback(balancer.stop)
-            await balancer.start()
-            config: Config = from_mapping(data)
-            await start(name, config.bootstrap_options(), balancer, THREADS)
-        options = {ALONE: made[PICK].envoy.options, NATIVE: made[NATIVE].envoy.options}
-        await start(ALONE, elsewhere(options[ALONE]), None, THREADS)
+        asked |= {name: (PROXY, sections) for name, sections in proxies.items()}
+        made = {
+            name: await balanced(stack, name, config_of(frontend, policy, workers, folder) | dict(sections), folder)
+            for name, (frontend, sections) in asked.items()
+        }
+
+        async def beside(name: str, other: str, threads: int) -> None:
+            """One as `other`, on ports of its own; without a balancer, or with the same."""
+            port, admin_port = free_ports(2)
+            options = dataclasses.replace(made[other].envoy.options, listener_port=port, admin_port=admin_port)
+            balancer = made[NATIVE].balancer if other == NATIVE else None
+            bootstrap = None if balancer else without_balancer(options, workers)
+            made[name] = Gateway(await _envoy(stack, name, options, folder, threads, bootstrap), balancer)
+
+        await beside(ALONE, PICK, THREADS)
         if one_thread:
-            await start(ALONE + ONE_THREAD, elsewhere(options[ALONE]), None, 1)
-            await start(NATIVE + ONE_THREAD, elsewhere(options[NATIVE]), made[NATIVE].balancer, 1)
+            await beside(ALONE + ONE_THREAD, PICK, 1)
+            await beside(NATIVE + ONE_THREAD, NATIVE, 1)
         yield dict(sorted(made.items(), key=lambda item: (ONE_THREAD in item[0], item[0])))
+
+
+async def balanced(
+    stack: contextlib.AsyncExitStack, name: str, data: Mapping[str, Any], folder: Path, threads: int = THREADS
+) -> Gateway:
+    """A balancer with this config and its Envoy, ready; the stack stops both."""
+    path = folder / f"{name}.yaml"
+    path.write_text(dump(data), encoding="utf-8")
+    balancer = Child(["serve", "--config", str(path)], log_path=folder / f"{name}.log")
+    stack.push_async_callback(balancer.stop)
+    await balancer.start()
+    return Gateway(await _envoy(stack, name, from_mapping(data).bootstrap_options(), folder, threads), balancer)
+
+
+async def _envoy(
+    stack: contextlib.AsyncExitStack,
+    name: str,
+    options: BootstrapOptions,
+    folder: Path,
+    threads: int,
+    bootstrap: str | None = None,
+) -> EnvoyProcess:
+    """Ready; `bootstrap`: of one that asks no balancer."""
+    log_path = folder / f"{name}.envoy.log"
+    envoy = EnvoyProcess(options=options, log_path=log_path, concurrency=threads, bootstrap=bootstrap)
+    stack.push_async_callback(envoy.stop)
+    await envoy.start()
+    await envoy.wait_ready()
+    if bootstrap is None:
+        await envoy.wait_asks()
+    return envoy

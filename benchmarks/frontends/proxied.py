@@ -1,4 +1,4 @@
-"""The front end `proxy` beside `pick` and `native`; what joining requests gains, and what a kept answer takes."""
+"""The front end `proxy` beside `pick` and `native`: what it costs, what joined requests and kept answers gain."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ _BATCH = {"repeatable": True, "batch": {"max_rows": 16}}
 _BATCHING = "emulated_tft"
 _SINGLE = "emulated_tft_single"
 """The same model without Triton's dynamic batcher."""
+_SMALL = "digits"
+_INPUTS = {_BATCHING: ("INPUT", 4), _SINGLE: ("INPUT", 4), _SMALL: ("IMAGE", 64)}
+"""Name and length of a row."""
 _DYNAMIC = re.compile(r"^dynamic_batching .*$", re.MULTILINE)
 
 
@@ -51,22 +54,40 @@ _CASES = (
     _Case("Proxy: 1 MiB, saturated (8 in flight)", 2**20, Load(8, 1)),
 )
 _JOINING = {"one client": Load(1, 1), "saturated (64 in flight)": Load(8, 8)}
+_SMALL_LOADS = {"one client": Load(1, 1), "saturated (16 in flight)": Load(8, 2)}
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A model of a real Triton, and how hard it is asked."""
+
+    title: str
+    model: str
+    loads: Mapping[str, Load]
+    proxies: Mapping[str, Mapping[str, Any]]
+
+
+_SERVED = (
+    _Served("A small model (digits)", _SMALL, _SMALL_LOADS, {}),
+    _Served("Joining without Triton's batcher", _SINGLE, _JOINING, {JOINED: _BATCH}),
+    _Served("Joining with Triton's batcher", _BATCHING, _JOINING, {JOINED: _BATCH}),
+)
 
 
 def measure(options: Options) -> Section:
     """Every case."""
     with tempfile.TemporaryDirectory(prefix="proxied-") as folder:
         forwarded = asyncio.run(_forwarded(options, Path(folder)))
-    with tempfile.TemporaryDirectory(prefix="joined-") as folder:
-        joined = asyncio.run(_joined(options, Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="served-") as folder:
+        served = asyncio.run(_served(options, Path(folder)))
     rounds = f"{options.policy}; rounds: {options.often(ROUNDS)}. Envoy, Python: CPU a request, in µs."
     upstreams = f"{UPSTREAMS} upstreams in C that answer 64 bytes to anything; {rounds}"
-    one = f"One Triton with one emulated A100, requests of one row; {rounds}"
+    one = f"One Triton (emulated_tft: with one emulated A100), requests of one row; {rounds}"
     tables = [table(title, found, upstreams) for title, found in forwarded.items()]
-    tables += [table(title, found, one) for title, found in joined.items()]
+    tables += [table(title, found, one) for title, found in served.items()]
     raw = {
         title: {name: [asdict(each) for each in rounds] for name, rounds in found.items()}
-        for title, found in (forwarded | joined).items()
+        for title, found in (forwarded | served).items()
     }
     return Section(tables, raw)
 
@@ -91,39 +112,43 @@ async def _forwarded(options: Options, folder: Path) -> dict[str, Found]:
     return found
 
 
-async def _joined(options: Options, folder: Path) -> dict[str, Found]:
+async def _served(options: Options, folder: Path) -> dict[str, Found]:
     found: dict[str, Found] = {}
     async with _triton(folder) as worker:
-        for model, how in ((_SINGLE, "without Triton's batcher"), (_BATCHING, "with Triton's batcher")):
-            body = folder / f"infer-{model}"
-            _write_row(body, model)
-            within = folder / model
+        for each in _SERVED:
+            body = folder / f"infer-{each.model}"
+            _write_row(body, each.model)
+            within = folder / each.model
             within.mkdir()
-            async with gateways(options.policy, [worker], within, proxies=_sections(model, {JOINED: _BATCH})) as made:
+            proxies = _sections(each.model, each.proxies)
+            async with gateways(options.policy, [worker], within, proxies=proxies) as made:
                 targets = {
                     name: Target(gateway.envoy.endpoint, body, 1, gateway.processes) for name, gateway in made.items()
                 }
-                for load_name, pushed in _JOINING.items():
-                    title = f"Joining {how}, {load_name}"
+                for load_name, pushed in each.loads.items():
+                    title = f"{each.title}, {load_name}"
                     found[title] = await in_turn(targets, pushed, options.often(ROUNDS), options.seconds(ROUND_S))
     return found
 
 
 def _write_row(path: Path, model: str) -> None:
     """A ModelInfer call of one row, as gRPC frames it."""
-    row = np.ones((1, 4), np.float32)
+    name, length = _INPUTS[model]
+    row = np.ones((1, length), np.float32)
     request = grpc_client.service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name="INPUT", datatype="FP32", shape=row.shape)
+    request.inputs.add(name=name, datatype="FP32", shape=row.shape)
     request.raw_input_contents.append(row.tobytes())
     path.write_bytes(framed(request.SerializeToString()))
 
 
 @asynccontextmanager
 async def _triton(folder: Path) -> AsyncIterator[WorkerSpec]:
-    """One server with both models."""
-    repository, source = folder / "models", REPOSITORY / "triton" / "models" / _BATCHING
+    """One server with all the models."""
+    repository, models = folder / "models", REPOSITORY / "triton" / "models"
     repository.mkdir()
-    (repository / _BATCHING).symlink_to(source)
+    for model in (_SMALL, _BATCHING):
+        (repository / model).symlink_to(models / model)
+    source = models / _BATCHING
     single = repository / _SINGLE
     single.mkdir()
     config = (source / "config.pbtxt").read_text().replace(f'"{_BATCHING}"', f'"{_SINGLE}"')

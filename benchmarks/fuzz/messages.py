@@ -24,6 +24,9 @@ _FIELDS = (
 )
 _PARAMETERS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", "mine", "")
 
+CASCADE = "several"
+"""Of a balancer with the front end `proxy`: a name that several models serve."""
+
 
 def _values(texts: list[str]) -> struct_pb2.Value:
     return struct_pb2.Value(list_value=struct_pb2.ListValue(values=[struct_pb2.Value(string_value=t) for t in texts]))
@@ -229,7 +232,7 @@ def discovery_requests(rng: Random) -> list[bytes]:
 def inference(rng: Random) -> bytes:
     """A gRPC ModelInferRequest with hostile fields."""
     request = service_pb2.ModelInferRequest(
-        model_name=rng.choice((MODEL, odd.name(rng))),
+        model_name=rng.choice((MODEL, CASCADE, odd.name(rng))),
         model_version=rng.choice(("", "1", odd.name(rng))),
         id=odd.name(rng),
     )
@@ -247,6 +250,9 @@ def inference(rng: Random) -> bytes:
                 parameter.string_param = odd.number(rng)
             case 3:
                 parameter.uint64_param = odd.integer(rng, 64)
+    for _ in range(rng.choice((0, 0, 1, 80))):
+        output = request.outputs.add(name=rng.choice(("OUTPUT", odd.name(rng))))
+        output.parameters[rng.choice(("shared_memory_region", odd.name(rng)[:100]))].string_param = odd.name(rng)
     request.raw_input_contents.append(odd.octets(rng, 400))
     return bytes(request.SerializeToString())
 
@@ -275,7 +281,7 @@ def fleet_call(rng: Random) -> tuple[str, bytes]:
 
 def alike(rng: Random) -> bytes:
     """A good ModelInferRequest that has its id, its tensor or both in common with many others."""
-    request = service_pb2.ModelInferRequest(model_name=MODEL, id=rng.choice(("", "a", "b")))
+    request = service_pb2.ModelInferRequest(model_name=rng.choice((MODEL, CASCADE)), id=rng.choice(("", "a", "b")))
     rows = rng.choice((1, 1, 2))
     request.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 1])
     request.raw_input_contents.append(bytes([rng.randrange(3)]) * 4 * rows)

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.telemetry import report_pb2
+from benchmarks.fuzz.messages import CASCADE
 from benchmarks.stack import MODEL, Gateway
 from tools.stack.ports import free_port_range
 
@@ -40,8 +41,11 @@ _ALL_OF_THE_PROXY = {
     **{"repeatable": True, "hedge": True, "once_s": 1, "cache_ttl_s": 1},
     "batch": {"max_rows": 8},
 }
-_SMALL = {"once_entries": 1000, "once_bytes": "1MiB", "cache_bytes": "1MiB"}
-"""What the proxy keeps, so that it is full before the attack begins."""
+_SMALL = {
+    **{"once_entries": 1000, "once_bytes": "1MiB", "cache_bytes": "1MiB"},
+    "confidence_cascades": {CASCADE: {"models": [MODEL, f"{MODEL}_more"], "output": "OUTPUT", "threshold": 0.5}},
+}
+"""What the proxy keeps, so that it is full before the attack begins; and a name that several models serve."""
 
 
 @dataclass

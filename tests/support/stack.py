@@ -60,6 +60,8 @@ class Stack:
     gpus: tuple[str, ...] = ("A100", "V100", "T4")
     models: tuple[str, ...] = ("emulated_tft",)
     """Of every worker. Each takes a second of the start on a small machine."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Further models of every worker, each another one under a name of its own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
     triton_arguments: tuple[str, ...] = ()
@@ -87,6 +89,11 @@ class Stack:
         self._repository.mkdir()
         for model in self.models:
             (self._repository / model).symlink_to(_MODELS[model])
+        for name, model in self.copies.items():
+            config = (_MODELS[model] / "config.pbtxt").read_text().replace(f'"{model}"', f'"{name}"', 1)
+            (self._repository / name).mkdir()
+            (self._repository / name / "config.pbtxt").write_text(config)
+            (self._repository / name / "1").symlink_to(_MODELS[model] / "1")
         ports = free_ports(3 * self.workers)
         for number in range(self.workers):
             self._add_worker(

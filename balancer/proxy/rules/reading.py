@@ -19,8 +19,11 @@ from balancer.proxy.rules.wire import Part, WireError
 # Of ModelInferRequest.
 _NAME, _VERSION, _ID, _PARAMETER, _INPUT = 1, 2, 3, 4, 5
 _TEXTS = {_NAME: "model_name", _VERSION: "model_version", _ID: "id"}
+_REQUESTED_OUTPUT = 6
 _SHAPE = 3
 """Of an input."""
+_PARAMETER_OF_OUTPUT = 2
+_SHARED_MEMORY = b"shared_memory_region"
 RESPONSE_ID = 3
 """Of ModelInferResponse."""
 _KEY, _VALUE = 1, 2
@@ -66,6 +69,21 @@ def read(data: bytes) -> Read:
     fields["inputs.shape"] = shape or ()
     _add_parameters(fields, parameters)
     return Read(fields, tuple(spans))
+
+
+def writes_memory(data: bytes) -> bool:
+    """Whether a ModelInferRequest may want an output written into shared memory, where each execution writes it; also
+    where its outputs cannot be read."""
+    try:
+        for part in wire.parts(data):
+            if part.number != _REQUESTED_OUTPUT:
+                continue
+            for inner in wire.parts(data, _of_bytes(part).start, part.end, _MOST_OF_INPUT):
+                if inner.number == _PARAMETER_OF_OUTPUT and _SHARED_MEMORY in data[inner.start : inner.end]:
+                    return True
+    except WireError:
+        return True
+    return False
 
 
 def with_model(data: bytes, model: str) -> bytes:

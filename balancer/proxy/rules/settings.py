@@ -69,6 +69,18 @@ class SplitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfidenceCascade:
+    """Models that serve one name, one after the other until one is sure."""
+
+    models: tuple[str, ...]
+    """The fastest first."""
+    output: str
+    """That says how sure an answer is."""
+    threshold: float
+    """Below it the next model is asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProxy:
     """What holds for one model."""
 
@@ -110,6 +122,8 @@ class ProxySettings:
     models: Mapping[str, ModelProxy] = field(default_factory=dict)
     cascades: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By a name that clients ask for, the models that may serve it, the best first."""
+    confidence_cascades: Mapping[str, ConfidenceCascade] = field(default_factory=dict)
+    """By a name that clients ask for."""
 
     def of(self, model: str) -> ModelProxy:
         """What holds for a model."""

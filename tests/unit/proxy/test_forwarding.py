@@ -355,6 +355,28 @@ async def test_a_slow_request_goes_to_a_second_worker_and_the_loser_is_cancelled
         assert rig.metric("balancer_errors_total") == 0
 
 
+async def test_what_was_slow_counts_as_slow_although_its_copy_was_first() -> None:
+    """Otherwise 95% would soon take no longer than fast workers do, and ever more requests would get a copy."""
+    fleet = workers("a", "b")
+    models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
+    async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0, "min_s": 0.05}}) as rig:
+        for _ in range(60):
+            await rig.infer(request())
+
+        async def hangs(data: bytes, context: Any) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+        fleet[0].infer = hangs
+        for _ in range(20):
+            await rig.infer(request())
+        # More than 5% of all.
+        assert rig.metric("balancer_proxy_hedges_total", result="won") >= 6
+        usual_s = rig.front.attempts.latencies.quantile_s("m", 0.95)
+        assert usual_s is not None
+        assert usual_s >= 0.05
+
+
 async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
     [worker] = fleet = workers("a")
     gate = asyncio.Event()

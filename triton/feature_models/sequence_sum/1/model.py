@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, Any]) -> None:
-        self._sums: dict[Any, int] = {}
+        self._sums: dict[Any, Any] = {}
         self._worker = np.array([[os.environ.get("BALANCER_WORKER", "")]], dtype=np.object_)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -17,12 +17,13 @@ class TritonPythonModel:
 
     def _add(self, request: Any) -> Any:
         names = ("VALUE", "START", "END")
-        value, start, end = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel()[0] for name in names)
+        value, start, end = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel() for name in names)
         sequence = request.correlation_id()
-        total = int(value) + (0 if start else self._sums[sequence])
-        if end:
+        # Arrays, which wrap as INT64 does: load testers send any numbers.
+        total = value if start[0] else self._sums[sequence] + value
+        if end[0]:
             self._sums.pop(sequence, None)
         else:
             self._sums[sequence] = total
-        outputs = [pb_utils.Tensor("SUM", np.array([[total]], dtype=np.int64)), pb_utils.Tensor("WORKER", self._worker)]
+        outputs = [pb_utils.Tensor("SUM", total.reshape(1, 1)), pb_utils.Tensor("WORKER", self._worker)]
         return pb_utils.InferenceResponse(outputs)

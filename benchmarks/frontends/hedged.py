@@ -1,0 +1,159 @@
+"""The front end `proxy` before a fleet with one slow worker: what second copies of slow requests gain, and cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.errors import OperatorError
+from balancer.operate.exposition import PERIOD_S
+from balancer.proxy.rules.settings import ProxySettings
+from benchmarks.client import Answers, joined, load, write_infer
+from benchmarks.frontends.delayed import ANSWER
+from benchmarks.frontends.gateways import PROXY, balanced, config_of
+from benchmarks.options import Options
+from benchmarks.results import Aim, Section, Table
+from benchmarks.stack import MODEL, REPOSITORY
+from tools.stack.ports import free_ports
+
+WORKERS = 32
+"""One of them slow: it gets 3% of the requests where all get as many, and a second copy goes out after 95% of the
+latest."""
+FAST_MS, SLOW_MS = 5, 100
+POLICIES = ("round_robin", "expected_latency")
+IN_FLIGHT = 2
+ROUNDS, ROUND_S, WARM_UP_S = 3, 2.0, 1.5
+_ANSWER_BYTES = 5 + len(ANSWER)
+_MODELS: Mapping[bool, Mapping[str, Any]] = {
+    False: {"repeatable": True},
+    True: {"repeatable": True, "hedge": True},
+}
+_DECISIONS, _HEDGES = "balancer_decisions_total", "balancer_proxy_hedges_total"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Of one policy, with second copies or without."""
+
+    answers: Answers
+    copies: float
+    """Second copies, as a share of the requests."""
+    won: float
+    """Of those, the share that answered first."""
+
+    def quantile_ms(self, share: float) -> float:
+        """Of the latency."""
+        return float(np.quantile(self.answers.latency_s, share)) * 1e3
+
+
+def measure(options: Options) -> Section:
+    """Each policy, with second copies and without."""
+    with tempfile.TemporaryDirectory(prefix="hedged-") as folder:
+        found = asyncio.run(_measure(options, Path(folder)))
+    note = (
+        f"{WORKERS} workers that answer after {FAST_MS} ms, one of them after {SLOW_MS} ms; {IN_FLIGHT} requests in "
+        "flight. Copies: second ones, as a share of the requests, and of those the share that answered first."
+    )
+    table = Table(
+        "Hedging, one slow worker",
+        ["", "hedge", "per s", "p50 ms", "p95 ms", "p99 ms", "p99.9 ms", "copies", "first", "not OK"],
+        note=note,
+    )
+    for (policy, hedge), each in found.items():
+        copies = [f"{each.copies:.1%}", f"{each.won:.0%}"] if hedge else ["", ""]
+        quantiles = (f"{each.quantile_ms(share):,.1f}" for share in (0.5, 0.95, 0.99, 0.999))
+        not_ok = each.answers.failed(_ANSWER_BYTES)
+        rate = f"{each.answers.rate_per_s:,.0f}"
+        table.rows.append([policy, "yes" if hedge else "no", rate, *quantiles, *copies, f"{not_ok}"])
+    without, with_copies = (found[POLICIES[0], hedge] for hedge in (False, True))
+    slower = with_copies.quantile_ms(0.99) / without.quantile_ms(0.99)
+    most = ProxySettings().hedge_share
+    aims = [
+        Aim(f"Hedging, {POLICIES[0]}, one slow worker of {WORKERS}: p99 of that without", slower, "times", 0.5),
+        Aim("Hedging: requests more at workers", max(each.copies for each in found.values()), "of all", most),
+    ]
+    raw = {
+        f"{policy}, hedge: {hedge}": {
+            "rate_per_s": each.answers.rate_per_s,
+            "quantiles_ms": {str(share): each.quantile_ms(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)},
+            "copies": each.copies,
+            "won": each.won,
+        }
+        for (policy, hedge), each in found.items()
+    }
+    return Section([table], raw, aims)
+
+
+async def _measure(options: Options, folder: Path) -> dict[tuple[str, bool], _Found]:
+    ports = free_ports(2 * WORKERS)
+    workers = [
+        WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[WORKERS + k])
+        for k in range(WORKERS)
+    ]
+    body = folder / "infer"
+    write_infer(body, 64)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_delayed(workers))
+        targets: dict[tuple[str, bool], tuple[str, str]] = {}
+        for number, key in enumerate((policy, hedge) for policy in POLICIES for hedge in _MODELS):
+            policy, hedge = key
+            data = config_of(PROXY, policy, workers, folder) | {"models": {MODEL: {"proxy": _MODELS[hedge]}}}
+            gateway = await balanced(stack, f"{policy}-{number}", data, folder)
+            targets[key] = gateway.envoy.endpoint, f"http://{data['listen']['admin']}/metrics"
+        for endpoint, _ in targets.values():
+            await load(endpoint, body, options.seconds(WARM_UP_S), IN_FLIGHT)
+        before = await _counts(targets)
+        answers: dict[tuple[str, bool], list[Answers]] = {key: [] for key in targets}
+        for _ in range(options.often(ROUNDS)):
+            for key, (endpoint, _) in targets.items():
+                answers[key].append(await load(endpoint, body, options.seconds(ROUND_S), IN_FLIGHT))
+        after = await _counts(targets)
+    return {key: _found(joined(answers[key]), before[key], after[key]) for key in targets}
+
+
+def _found(answers: Answers, before: Mapping[str, float], after: Mapping[str, float]) -> _Found:
+    counted = {name: after[name] - before[name] for name in after}
+    copies = counted[_DECISIONS] - answers.count
+    return _Found(answers, copies / answers.count, counted["won"] / max(copies, 1.0))
+
+
+async def _counts(targets: Mapping[tuple[str, bool], tuple[str, str]]) -> dict[tuple[str, bool], dict[str, float]]:
+    """Decisions, and second copies that were first, of each balancer."""
+    # The page is made once a second, so what is served may be as old.
+    await asyncio.sleep(PERIOD_S)
+    found = {}
+    async with aiohttp.ClientSession() as session:
+        for key, (_, url) in targets.items():
+            async with session.get(url) as response:
+                families = list(text_string_to_metric_families(await response.text()))
+            samples = [sample for family in families for sample in family.samples]
+            won = sum(each.value for each in samples if each.name == _HEDGES and each.labels["result"] == "won")
+            found[key] = {_DECISIONS: sum(each.value for each in samples if each.name == _DECISIONS), "won": won}
+    return found
+
+
+@contextlib.contextmanager
+def _delayed(workers: Sequence[WorkerSpec]) -> Iterator[None]:
+    """All workers, the last one slow, in one process."""
+    delays = [f"{worker.grpc_port}:{FAST_MS}" for worker in workers[:-1]]
+    command = [sys.executable, "-m", "benchmarks.frontends.delayed", *delays, f"{workers[-1].grpc_port}:{SLOW_MS}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise OperatorError("the workers with delays did not start; see above")
+            yield
+        finally:
+            process.kill()

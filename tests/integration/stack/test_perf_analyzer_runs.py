@@ -1,0 +1,81 @@
+"""Triton's own perf_analyzer through Envoy: no warning, no abort, and the statistics are the sum of the workers'."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton_grpc
+from support.stack import Stack
+
+from balancer.errors import OperatorError
+from tools.perf_analyzer import PerfAnalyzer, find_perf_analyzer
+from tools.stack.ports import free_port_range
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+RESPONSES = 16
+LOADS = {
+    "gRPC": ("digits", "grpc", "--async"),
+    "gRPC, streaming": ("digits", "grpc", "--async", "--streaming"),
+    "REST": ("digits", "http", "--sync"),
+    "several responses": ("decoupled_count", "grpc", "--async", "--streaming", "--input-data", "counts.json"),
+    "sequences": ("sequence_sum", "grpc", "--async"),
+}
+SETTINGS = (
+    *("--service-kind", "triton", "--concurrency-range", "4", "--measurement-interval", "500"),
+    *("--stability-percentage", "999"),  # how steady a busy machine is says nothing here
+)
+
+
+@pytest.fixture(scope="module")
+def program() -> PerfAnalyzer:
+    try:
+        return find_perf_analyzer()
+    except OperatorError as error:
+        pytest.skip(f"perf_analyzer cannot be had here: {error}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(program: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    directory: Path = tmp_path_factory.mktemp("perf-analyzer")
+    (directory / "counts.json").write_text(json.dumps({"data": [{"COUNT": [RESPONSES]}]}))
+    settings = {
+        "envoy": {"frontend": "native", "shared_folder": str(directory / "shared")},
+        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
+    }
+    models = tuple({model for model, *_ in LOADS.values()})
+    stack = Stack(directory, workers=2, models=models, settings=settings)
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+
+
+async def served(address: str, model: str) -> int:
+    async with triton_grpc.InferenceServerClient(address) as client:
+        statistics = await client.get_inference_statistics(model)
+    return sum(int(each.inference_stats.success.count) for each in statistics.model_stats)
+
+
+@pytest.mark.parametrize("load", LOADS)
+async def test_it_measures_without_a_warning(stack: Stack, program: PerfAnalyzer, load: str) -> None:
+    model, protocol, *how = LOADS[load]
+    how = [str(stack.directory / each) if each.endswith(".json") else each for each in how]
+    found = await program.run("-m", model, "-i", protocol, "-u", stack.url, *SETTINGS, *how)
+    assert found.status == 0, found.text
+    assert found.warnings == (), found.text
+    (level,) = found.levels
+    assert level.requests > 0
+    assert level.served > 0
+    if model == "decoupled_count":
+        assert level.responses_per_s > level.rate_per_s
+    alone = await asyncio.gather(*(served(spec.grpc_endpoint, model) for spec in stack.specs))
+    assert await served(stack.url, model) == sum(alone)
+    if "--streaming" not in how:  # a stream is one worker's
+        assert all(alone)
