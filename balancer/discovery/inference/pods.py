@@ -49,6 +49,9 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
         self._ports = ports
         self._publish = publish
         self._published: Pool | None = None
+        self._missed = ""
+        """Why the pool in the cluster is not in force; empty: it is. Gateways write into its status again and again,
+        which is not worth another line."""
         self._pool_counts = counts
 
     def _read(self, found: Any) -> Pool | PoolRefusedError:
@@ -80,7 +83,7 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
         if isinstance(pool, PoolRefusedError):
             self._miss(str(pool))
             return
-        self._pool_counts.is_followed = True
+        self._pool_counts.is_followed, self._missed = True, ""
         if pool != self._published:
             self._published = pool
             self._pool_counts.changes += 1
@@ -89,7 +92,9 @@ class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
 
     def _miss(self, why: str) -> None:
         self._pool_counts.is_followed = False
-        self._complain(_POOL_FIELD, f"InferencePool {self._name}", f"{why}; until then {self._stays()}")
+        if why != self._missed:
+            self._missed = why
+            self._complain(_POOL_FIELD, f"InferencePool {self._name}", f"{why}; until then {self._stays()}")
 
 
 class PoolPods:

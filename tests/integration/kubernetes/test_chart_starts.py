@@ -27,7 +27,7 @@ from support.waiting import eventually
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from tools.stack.ports import free_ports
+from tools.stack.ports import free_port_range, free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -123,7 +123,10 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) ->
     trusted: Any = True
     if request.param == "proxy":
         kept = {"digits": {"proxy": {"cache_ttl_s": 60}}}
-        values |= {"gateway.frontend": "proxy", "config.models": kept}
+        values |= {"gateway.frontend": "proxy", "gateway.processes": 2, "config.models": kept}
+        # Process 1 has the next ones.
+        ports |= {f"gateway.ports.{each}": free_port_range(2) for each in ("reports", "admin")}
+        values |= ports
     if secure := request.param == "pick-with-certificates":
         authority = Authority(tmp_path / "authority")
         balancer = authority.issue("balancer", dns="balancer.internal")
@@ -178,10 +181,11 @@ async def the_proxy_forwards(fleet: Fleet) -> None:
 
         async def kept() -> bool:
             assert (await client.infer("digits", [wanted])).as_numpy("LABEL").tolist() == [[0]]
-            url = f"http://127.0.0.1:{fleet.ports['gateway.ports.admin']}"
-            return sum_of(await exposed(url), "balancer_proxy_cache_total", result="hit") > 0
+            first = fleet.ports["gateway.ports.admin"]
+            pages = [await exposed(f"http://127.0.0.1:{first + process}") for process in range(2)]
+            return all(sum_of(page, "balancer_proxy_cache_total", result="hit") for page in pages)
 
-        await eventually(kept, "an answer that was kept is given")
+        await eventually(kept, "each process gives an answer that it kept")
 
 
 async def test_from_the_chart_to_an_answer_and_to_its_end(fleet: Fleet) -> None:

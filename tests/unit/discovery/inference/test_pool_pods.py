@@ -116,7 +116,8 @@ async def test_a_pool_that_is_not_there_or_no_use_leaves_the_last_in_force(caplo
         cluster.pods["app=a"].list(pod("a", 1))
         await cluster.until({"a": "10.0.0.1:8001"})
         assert counts.is_followed
-        cluster.says("MODIFIED", targetPorts=[])
+        for _ in range(3):
+            cluster.says("MODIFIED", targetPorts=[])
         await eventually(lambda: counts.complaints == {"inference_pool": 2}, "it is refused")
         cluster.says("DELETED", labels={"app": "a"})
         await eventually(lambda: counts.complaints == {"inference_pool": 3}, "it is missed again")
