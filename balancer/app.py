@@ -24,7 +24,7 @@ from balancer.fleet.front import FleetFront
 from balancer.front.router import SharedRouter
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.endpoints import Ads, Endpoint, State
-from balancer.gateway.kserve import HeaderNames, Objectives
+from balancer.gateway.kserve import HeaderNames
 from balancer.gateway.names import ENDPOINTS_SERVICE, PICKS_SERVICE
 from balancer.gateway.outcomes import AccessLog
 from balancer.gateway.picker import Picker
@@ -40,6 +40,7 @@ from balancer.operate.lookout import Lookout
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.news import News
+from balancer.operate.objectives import ClusterObjectives
 from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recent import Recent
 from balancer.operate.recorder import Recorder
@@ -95,7 +96,8 @@ class App:
         self.metrics = Metrics(self.router, self._clock, number)
         if config.admin.inference_pool is not None:
             self.metrics.registry.register(InferenceMetrics(self.metrics, self.router, config.admin.inference_pool))
-        self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics)
+        self._objectives = ClusterObjectives(config)
+        self._worker_source = source_of(config, source or Path(), self._refuse_workers, self.metrics, self._objectives)
         self._drains = Drains(self.router, self._clock, self._discovered)
         self.metrics.registry.register(self._drains)
         journal = Journal()
@@ -105,10 +107,11 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
-        self._proxy = ProxyFront(config, self._recorder, self._clock, lambda: self._names, self._may_pick)
+        self._proxy = ProxyFront(
+            config, self._recorder, self._clock, lambda: self._names, self._may_pick, self._picker.holding
+        )
         self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
         self._names = HeaderNames()
-        self._objectives: Objectives = {}
         self._ads = Ads()
         self._health = health.aio.HealthServicer()
         self._was_ready: bool | None = None
@@ -168,6 +171,7 @@ class App:
             self._serving()
             async with asyncio.TaskGroup() as tasks:
                 followers = [tasks.create_task(self._follow_workers(stop)), tasks.create_task(self._tick(stop))]
+                followers.append(tasks.create_task(self._objectives.follow(stop)))
                 if self._source is not None:
                     followers.append(tasks.create_task(self._follow_config(self._source, stop)))
                 followed = self._listeners.certificates.values()
@@ -190,7 +194,7 @@ class App:
 
     async def _serve_grpc(self) -> None:
         processor = ExternalProcessor(
-            self._picker, self._recorder, lambda: self._names, self._may_pick, lambda: self._objectives
+            self._picker, self._recorder, lambda: self._names, self._may_pick, lambda: self._objectives.in_force
         )
         collector = Collector(
             self._observe,
@@ -246,7 +250,7 @@ class App:
         self.router.configure(policy, config.settings(), self._steering(config, policy))
         requests = config.requests
         self._names = requests.header_names()
-        self._objectives = requests.objectives
+        self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
         self._fleet.configure(config)
         self._picker.holding.soon()

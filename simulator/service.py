@@ -38,7 +38,7 @@ class Table:
     setup: str
     """GPU, runtime, precision, data set."""
     device: str
-    """A100, A30, A40, V100 or T4."""
+    """A100, A30, A40, V100 or T4; of another table, else, what stands before the first comma of `setup`."""
     max_batch_rows: int
     """As the source states it; 0: it does not."""
     instances: int
@@ -62,11 +62,20 @@ class Table:
 
 
 @cache
-def tables() -> tuple[Table, ...]:
-    """All that was measured offline, in the order of the source."""
-    with OFFLINE.open(newline="") as file:
-        groups = itertools.groupby(csv.DictReader(file), key=lambda row: (row["model"], row["setup"]))
-        return tuple(_table(model, setup, list(rows)) for (model, setup), rows in groups)
+def tables(path: Path = OFFLINE) -> tuple[Table, ...]:
+    """All that was measured offline, in the order of the source; `path`: another table with the same columns.
+
+    Raises:
+        ValueError: it is no such table.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            groups = itertools.groupby(csv.DictReader(file), key=lambda row: (row["model"], row["setup"]))
+            return tuple(_table(model, setup, list(rows)) for (model, setup), rows in groups)
+    except KeyError as error:
+        raise ValueError(f"{path}: column {error} is missing; see simulator/data/README.md") from error
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
 
 
 def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
@@ -75,11 +84,10 @@ def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
         return tuple(round(float(value) * 1e-3, 9) for value in values) if all(values) else ()
 
     device = _DEVICE.search(setup)
-    assert device is not None, setup
     return Table(
         model=model,
         setup=setup,
-        device=device[0],
+        device=device[0] if device else setup.partition(",")[0],
         max_batch_rows=int(rows[0]["max_batch_size"] or 0),
         instances=int(rows[0]["instances"] or 0),
         rows=tuple(int(row["batch"]) for row in rows),
@@ -88,13 +96,13 @@ def _table(model: str, setup: str, rows: list[dict[str, str]]) -> Table:
     )
 
 
-def table(model: str, setup: str) -> Table:
-    """The table of a model (whole name or short one, see `measured`) in a setup (whole text).
+def table(model: str, setup: str, path: Path = OFFLINE) -> Table:
+    """The table of a model (whole name or short one, see `measured`) in a setup (whole text); `path` as of `tables`.
 
     Raises:
         ValueError: naming what there is.
     """
-    of_model = _of_model(model)
+    of_model = _of_model(model, path)
     found = next((each for each in of_model if each.setup == setup), None)
     if found is None:
         raise ValueError(
@@ -127,16 +135,16 @@ def _unlike_tensorrt_fp16(each: Table) -> tuple[bool, bool, bool]:
     return not native, "FP16" not in each.setup, not re.search("TensorRT|TF-TRT", each.setup)
 
 
-def _of_model(name: str) -> list[Table]:
+def _of_model(name: str, path: Path = OFFLINE) -> list[Table]:
     """The tables of the one model that `name` stands for."""
-    models = list(dict.fromkeys(each.model for each in tables()))
+    models = list(dict.fromkeys(each.model for each in tables(path)))
     wanted = name.lower()
     ends = [model for model in models if f"-{model.lower()}".endswith(f"-{wanted}")]
     found = ends or [model for model in models if wanted in model.lower()]
     if len(found) != 1:
         trouble = "fits several" if found else "was not measured"
         raise ValueError(f"model is {name!r}, which {trouble}; {_choices(found or models)}")
-    return [each for each in tables() if each.model == found[0]]
+    return [each for each in tables(path) if each.model == found[0]]
 
 
 def _choices(names: Iterable[str]) -> str:

@@ -108,7 +108,7 @@ class Config(StrictModel):
         if self.envoy.frontend != "native":
             return self
         if self.holding.models:
-            rule = "must be pick while holding.models names models: the module lets nobody wait"
+            rule = "must be pick or proxy while holding.models names models: the module lets nobody wait"
             raise field_error(("envoy", "frontend"), self.envoy.frontend, rule)
         if self.processes != 1:
             rule = "must be 1 where envoy.frontend is native: Envoys decide over the state of one balancer"

@@ -8,8 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from balancer.core.settings import Settings
+from balancer.discovery.cluster.api import MAX_SELECTOR_CHARACTERS, Access
 from balancer.discovery.dns import NameWanted
-from balancer.discovery.pods.api import Access
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.discovery.workers import Port, WorkerList
 from balancer.files.schema import ConfigFile, StrictModel, field_error
@@ -17,32 +17,45 @@ from balancer.files.schema import ConfigFile, StrictModel, field_error
 _SETTINGS = Settings()
 _PODS = PodsWanted(Access(""))
 _NAME = NameWanted("")
+_ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 _Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
 class KubernetesSection(StrictModel):
     """Pods as workers, by a watch. Needs the package's extra `kubernetes`, and a role with get, list and watch on the
-    namespace's pods."""
+    namespace's pods; with `inference_pool`, also on its InferencePools and InferenceObjectives."""
 
-    label_selector: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-    """Which pods, in Kubernetes' own terms, such as `app=triton`."""
+    label_selector: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SELECTOR_CHARACTERS)] | None = None
+    """Which pods, in Kubernetes' own terms, such as `app=triton`; null: `inference_pool` says so."""
+    inference_pool: _ObjectName | None = None
+    """Name of an InferencePool (Gateway API Inference Extension) of the namespace, in place of `label_selector`: which
+    pods, and by which port, is what it says, followed as it changes. The InferenceObjectives of that pool then count as
+    well as `requests.objectives`. null: none is read."""
     namespace: _Namespace | None = None
     """Where they are; null: where the balancer is, or the namespace of the kubeconfig's context."""
     kubeconfig: ConfigFile | None = None
     """File with address and credentials of the API, relative to the folder of the config file; null: the service
     account of the pod that the balancer runs in."""
     grpc_port: Port = _PODS.ports[0]
-    """Triton's gRPC port in pods that neither annotate one nor name a container port `grpc`."""
+    """Triton's gRPC port in pods that neither annotate one nor name a container port `grpc`. A port of the
+    InferencePool that has this number is gRPC's."""
     http_port: Port = _PODS.ports[1]
-    """Its HTTP port in pods that neither annotate one nor name a container port `http`."""
+    """Its HTTP port in pods that neither annotate one nor name a container port `http`. A port of the InferencePool
+    that has this number is HTTP's."""
     max_pods: int = Field(default=_PODS.max_pods, ge=1, le=10_000)
     """Pods that are kept; of more, the first by name are, and a warning says so."""
+
+    @model_validator(mode="after")
+    def _pods_are_named_once(self) -> Self:
+        if (self.label_selector is None) == (self.inference_pool is None):
+            raise ValueError("must have either label_selector or inference_pool, which say the pods; keep one of them")
+        return self
 
     def wanted(self) -> PodsWanted:
         """What the watch is told."""
         kubeconfig = None if self.kubeconfig is None else Path(self.kubeconfig)
-        access = Access(self.label_selector, self.namespace, kubeconfig)
-        return PodsWanted(access, (self.grpc_port, self.http_port), self.max_pods)
+        access = Access(self.label_selector or "", self.namespace, kubeconfig)
+        return PodsWanted(access, (self.grpc_port, self.http_port), self.max_pods, self.inference_pool or "")
 
 
 class DnsSection(StrictModel):

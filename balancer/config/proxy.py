@@ -96,7 +96,7 @@ class BatchSection(StrictModel):
     max_rows: int = Field(default=_MODEL.batch.max_rows, ge=0, le=bounds.MAX_ROWS)
     """Rows of a joined request, no more than the model's `max_batch_size`; 0: none are joined."""
     wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S)] = _MODEL.batch.wait_s
-    """Seconds of waiting for others; again while some come within, up to 0.004 in all."""
+    """Seconds of waiting for others; again while some come or each worker has a group of theirs, up to 0.004 in all."""
 
 
 Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]

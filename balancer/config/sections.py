@@ -233,7 +233,8 @@ class RequestsSection(StrictModel):
     503 to one."""
     objectives: Mapping[str, Annotated[int, Field(ge=0, le=bounds.MAX_PRIORITY)]] = {}
     """Priority by the name of an InferenceObjective, which such gateways' clients give in
-    `x-gateway-inference-objective`; numbered as in `priority_header`."""
+    `x-gateway-inference-objective`; numbered as in `priority_header`. Those of the cluster
+    (`discovery.kubernetes.inference_pool`) count beside, where none of the name stands here."""
     outcome_timeout_s: Seconds = _SETTINGS.outcome_timeout_s
     """A request whose outcome was not heard for so many seconds no longer counts as in flight."""
 

@@ -16,8 +16,8 @@ from balancer.front.layouts import COUNTS, LINE, LINES, OUTCOME, SEATS, SLOT, SL
 from balancer.front.module import Module
 from balancer.native.shared import in_file
 
-STALE_AFTER_S = 0.1
-"""Without a sign of life from the balancer, after which Envoys do without it."""
+STALE_AFTER_S = 0.08
+"""Without a sign of life from the balancer, after which Envoys do without it: so they do within 0.1 s of its death."""
 WAIT_S = 0.25
 """For the lock. Envoys have it for microseconds: one that has it longer ended with it, or was stopped."""
 _MOST_AT_ONCE = 4096

@@ -98,7 +98,9 @@ class HeaderNames:
 
 
 Objectives = Mapping[str, int]
-"""Priorities, as Triton numbers them, by the name of an InferenceObjective."""
+"""Priorities, as Triton numbers them, by the name of an InferenceObjective, and by `NO_OBJECTIVE`."""
+NO_OBJECTIVE = ""
+"""Stands for requests that name no objective, or one that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,8 @@ def read_call(
     objective = 0
     if objectives is not None:
         names = _with_extension(headers, names)
-        objective = objectives.get(_header(headers, OBJECTIVE_HEADER), 0)
+        without = objectives.get(NO_OBJECTIVE, 0)
+        objective = objectives.get(_header(headers, OBJECTIVE_HEADER), without)
     kind, model, version = _grpc_call(path, fields) if grpc else _rest_call(path)
     if kind is Kind.PER_SERVER:
         return Call(kind, Request(model=""), grpc, "", "", "")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from balancer.config.config import Config
+from balancer.discovery.cluster.api import MISSING, is_installed
 from balancer.discovery.file import load_workers
-from balancer.discovery.pods.api import MISSING, is_installed
 from balancer.errors import OperatorError
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.gateway.api_keys import read_keys
@@ -57,7 +57,7 @@ def _discovery(config: Config, config_path: Path, notes: list[str]) -> Iterator[
     if config.discovery.kubernetes is not None:
         if not is_installed():
             yield Problem("", None, "discovery.kubernetes", MISSING)
-        notes.append("warning: discovery.kubernetes: the API is not asked, so neither role nor selector is checked")
+        notes.append("warning: discovery.kubernetes: the API is not asked, so neither role nor pods are checked")
     file = config.discovery_file(config_path)
     if file is None:
         return

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
+from balancer.gateway.holding import Holding
 from balancer.gateway.kserve import HeaderNames
 from balancer.operate.proxied import Proxied
 from balancer.operate.recorder import Recorder
@@ -48,18 +49,26 @@ class ProxyFront:
         clock: Callable[[], float],
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
+        holding: Holding | None = None,
     ) -> None:
-        """`names` and `ready` as of `Proxy`. Reads the certificates that are shown to workers, so it blocks;
-        OperatorError where one cannot be read."""
+        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`. Reads the certificates that are shown to
+        workers, so it blocks; OperatorError where one cannot be read."""
         self._forwards = config.envoy.frontend == "proxy"
         tls = config.envoy.triton_tls if self._forwards else None
         self._channels = Channels(None if tls is None else tls.options())
         self._renewed_s = clock()
         self._renewing: asyncio.Task[None] | None = None
         clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
-        self.attempts = Attempts(recorder.router, self._channels, listener, clocks)
+        self.attempts = Attempts(recorder.router, self._channels, listener, clocks, holding)
         counts = self.attempts.counts
-        self._batching = Batching(self.attempts, clocks, self.attempts.latencies, counts)
+        fleet = recorder.router.fleet
+        self._batching = Batching(
+            self.attempts,
+            lambda model, version: int(fleet.eligible(model, version, clock()).sum()),
+            clocks,
+            self.attempts.latencies,
+            counts,
+        )
         self.sharing = Sharing(self._batching, clocks, counts)
         self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
         if self._forwards:

@@ -91,7 +91,7 @@ class Recorder:
 
     def held(self, request: Request, seconds: float, how: str) -> None:
         """Count a request that waited for a worker."""
-        self.metrics.held.labels(request.model, how).observe(seconds)
+        self.metrics.held.labels(self.metrics.model_label(request.model), how).observe(seconds)
 
     def mistaken(self, error: Exception) -> None:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,15 +11,18 @@ from prometheus_client.registry import Collector
 
 from balancer.config.config import Config
 from balancer.core.fleet import Fleet
+from balancer.discovery.cluster.api import MISSING, is_installed
+from balancer.discovery.cluster.watch import WatchCounts
 from balancer.discovery.dns import DnsSource
 from balancer.discovery.file import FileSource
-from balancer.discovery.pods.api import MISSING, is_installed
+from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.source import PodSource
-from balancer.discovery.pods.watch import WatchCounts
+from balancer.discovery.pods.watch import PodCounts
 from balancer.discovery.workers import WorkerSource, WorkerSpec
 from balancer.files.yaml_document import ConfigError, Problem
 from balancer.gateway.endpoints import State
 from balancer.operate.metrics import Metrics
+from balancer.operate.objectives import ClusterObjectives
 
 
 def follows_source(config: Config) -> bool:
@@ -28,9 +32,14 @@ def follows_source(config: Config) -> bool:
 
 
 def source_of(
-    config: Config, config_path: Path, on_error: Callable[[ConfigError], None], metrics: Metrics
+    config: Config,
+    config_path: Path,
+    on_error: Callable[[ConfigError], None],
+    metrics: Metrics,
+    objectives: ClusterObjectives,
 ) -> WorkerSource | None:
-    """What tells of workers; None: `discovery.workers` does. `on_error` hears of files that do not fit.
+    """What tells of workers; None: `discovery.workers` does. `on_error` hears of files that do not fit; `objectives`:
+    whose counts are told beside those of pods.
 
     Raises:
         ConfigError: what it needs is not installed.
@@ -39,7 +48,7 @@ def source_of(
         if not is_installed():
             raise ConfigError([Problem(str(config_path), None, "discovery.kubernetes", MISSING)])
         pods = PodSource(config.discovery.kubernetes.wanted())
-        metrics.registry.register(Pods(pods.counts))
+        metrics.registry.register(Pods(pods.counts, pods.pool_counts, objectives))
         return pods
     if config.discovery.dns is not None:
         return DnsSource(config.discovery.dns.wanted())
@@ -50,7 +59,9 @@ def source_of(
 def no_list_yet(config: Config, *, refused: bool) -> str:
     """Why no worker is known before the first list: without paths, since who asks may be anybody."""
     if config.discovery.kubernetes is not None:
-        return "discovery.kubernetes: the pods were not listed yet; the log says why where the API refuses"
+        pool = config.discovery.kubernetes.inference_pool
+        what = "the pods" if pool is None else f"the InferencePool {pool} or its pods"
+        return f"discovery.kubernetes: {what} were not listed yet; the log says why where the API refuses"
     if config.discovery.dns is not None:
         return "discovery.dns: no address was found yet; the log says why"
     if config.discovery.file is None:
@@ -79,26 +90,44 @@ def _state(worker: WorkerSpec, usable: bool) -> State:
 class Pods(Collector):
     """What the watch of pods counts, read at the moment of the scrape."""
 
-    def __init__(self, counts: WatchCounts) -> None:
+    def __init__(self, counts: PodCounts, of_pool: PoolCounts | None, objectives: ClusterObjectives) -> None:
+        """`of_pool`: None where there is no pool; `objectives` counts only where there is one."""
         self._counts = counts
+        self._of_pool = of_pool
+        self._objectives = objectives
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
-        counts = self._counts
+        counts, of_pool = self._counts, self._of_pool
+        follows = counts.connected and (of_pool is None or (of_pool.connected and of_pool.is_followed))
         connected = "1 while the pods are followed; 0: the list in force may be old"
-        yield GaugeMetricFamily("balancer_kubernetes_connected", connected, float(counts.connected))
+        yield GaugeMetricFamily("balancer_kubernetes_connected", connected, float(follows))
         pods = GaugeMetricFamily("balancer_kubernetes_pods", "Pods that match, by what they are", labels=["state"])
         for state, count in counts.pods.items():
             pods.add_metric([state], count)
         yield pods
         yield CounterMetricFamily("balancer_kubernetes_events", "Changes of pods that were told", counts.events)
+        watches: list[WatchCounts] = [counts]
+        if of_pool is not None:
+            watches += [of_pool, self._objectives.counts]
+            changes = "Selectors and ports of the InferencePool that were put in force"
+            yield CounterMetricFamily("balancer_kubernetes_pool_changes", changes, of_pool.changes)
+            known = len(self._objectives.priorities)
+            yield GaugeMetricFamily("balancer_kubernetes_objectives", "InferenceObjectives of the pool", known)
         for name, documentation, label, by in (
-            ("lists", "Whole lists of pods, by why", "why", counts.lists),
-            ("failures", "Requests to the API that failed, by cause", "cause", counts.failures),
-            ("refused_values", "Values of pods that were not taken, by field", "field", counts.complaints),
+            ("lists", "Whole lists of pods, by why", "why", [counts.lists]),
+            ("failures", "Requests to the API that failed, by cause", "cause", [each.failures for each in watches]),
+            ("refused_values", "Values that were not taken, by field", "field", [each.complaints for each in watches]),
         ):
             counter = CounterMetricFamily(f"balancer_kubernetes_{name}", documentation, labels=[label])
-            # A copy: the watch's thread may count something new meanwhile.
-            for value, count in dict(by).items():
+            for value, count in _sum(by).items():
                 counter.add_metric([value], count)
             yield counter
+
+
+def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counters:
+        # A copy: the watch's thread may count something new meanwhile.
+        total.update(each.copy())
+    return total

@@ -13,6 +13,7 @@ import grpc
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
 from balancer.core.router import Decision, Router
+from balancer.gateway.holding import Holding
 from balancer.gateway.names import NOT_EXECUTED_TEXTS
 from balancer.gateway.verdict import OF_ABORTED, verdict
 from balancer.proxy.messages import (
@@ -64,8 +65,12 @@ class Clocks:
 class Attempts:
     """All that are under way at the workers."""
 
-    def __init__(self, router: Router, channels: Channels, witness: Witness, clocks: Clocks) -> None:
+    def __init__(
+        self, router: Router, channels: Channels, witness: Witness, clocks: Clocks, holding: Holding | None = None
+    ) -> None:
+        """`holding`: where requests wait for room; None: none does."""
         self._router, self._channels, self._witness, self._clocks = router, channels, witness, clocks
+        self._holding = holding
         self.counts: Counter[tuple[str, str]] = Counter()
         """What was done beside sending requests once, by what and result."""
         self.latencies = Latencies()
@@ -97,7 +102,7 @@ class Attempts:
         attempts = 0
         while answer is None or await self.may_go_on(arrived, answer, attempts, tried):
             try:
-                decision = self.place(arrived, tried)
+                decision = await self.place(arrived, tried)
             except RoutingError as error:
                 return answer or self.refused(error)
             tried.add(decision.worker)
@@ -126,19 +131,50 @@ class Attempts:
         self.counts["retries", "made"] += 1
         return True
 
-    def place(self, arrived: Arrived, tried: Iterable[str] = ()) -> Decision:
-        """Pick a worker; a request that is to wait for one would wait here."""
+    async def place(self, arrived: Arrived, tried: Iterable[str] = ()) -> Decision:
+        """Pick a worker. A request that is held waits here for its first one; further attempts do not wait again."""
         start_s = self._clocks.stopwatch()
-        decision, refused = None, None
+        decision, refused, waited_s = None, None, 0.0
         try:
-            decision = self.route(arrived, frozenset(tried))
+            if not tried and self._holding is not None and self._holding.waiting.holds(arrived.call.request):
+                future = self._held(arrived, self._holding)
+                asked_s = self._clocks.stopwatch()
+                decision = await self._outcome(arrived, future)
+                waited_s = self._clocks.stopwatch() - asked_s
+            else:
+                decision = self.route(arrived, frozenset(tried))
             return decision
         except RoutingError as error:
             refused = error
             raise
         finally:
             if decision is not None or (refused is not None and not tried):
-                self._witness.placed(arrived, decision, refused, self._clocks.stopwatch() - start_s)
+                self._witness.placed(arrived, decision, refused, self._clocks.stopwatch() - start_s - waited_s)
+
+    def _held(self, arrived: Arrived, holding: Holding) -> asyncio.Future[Decision | RoutingError]:
+        """Who waits may go to workers whose breakers are closed as it begins to wait, if there are such."""
+        request = arrived.call.request
+        shut = self.breakers.shut(request.model, self._clocks.now())
+        try:
+            return holding.ask(request, self._but(shut), len(arrived.data))
+        except NoEligibleWorker:
+            if not shut:
+                raise
+            return holding.ask(request, None, len(arrived.data))
+
+    async def _outcome(self, arrived: Arrived, future: asyncio.Future[Decision | RoutingError]) -> Decision:
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            # The client may leave in the moment in which a worker is found, and counted as sent to.
+            if future.done() and not future.cancelled() and isinstance(left := future.result(), Decision):
+                self._witness.placed(arrived, left, None, 0.0)
+                self._witness.attempted(left, None, *OF_ABORTED["client"])
+            raise
+        if isinstance(outcome, RoutingError):
+            raise outcome
+        self.breakers.sent(arrived.call.request.model, outcome.worker, outcome.number)
+        return outcome
 
     def route(self, arrived: Arrived, tried: frozenset[str] = frozenset()) -> Decision:
         """A worker that was not tried, and whose breaker is closed if there is one such; raises as the router does."""
@@ -183,7 +219,7 @@ class Attempts:
         running = {asyncio.create_task(self._attempt(arrived, decision))}
         try:
             done, running = await asyncio.wait(running, timeout=slow_s)
-            if not done and (second := self._second(arrived, tried)) is not None:
+            if not done and (second := await self._second(arrived, tried)) is not None:
                 running.add(asyncio.create_task(self._attempt(arrived, second)))
             answer = done.pop().result() if done else None
             while running and (answer is None or answer.code != OK):
@@ -208,12 +244,12 @@ class Attempts:
         usual_s = self.latencies.quantile_s(arrived.call.request.model, _SLOW_SHARE)
         return None if usual_s is None else max(usual_s, self._settings.hedge_min_s)
 
-    def _second(self, arrived: Arrived, tried: set[str]) -> Decision | None:
+    async def _second(self, arrived: Arrived, tried: set[str]) -> Decision | None:
         if not self._hedges.take():
             self.counts["hedges", "no_budget"] += 1
             return None
         try:
-            decision = self.place(arrived, tried)
+            decision = await self.place(arrived, tried)
         except RoutingError:
             self.counts["hedges", "no_worker"] += 1
             return None

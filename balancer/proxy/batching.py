@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from balancer.proxy.attempts import Clocks
@@ -39,12 +40,22 @@ class _Group:
 
 
 class Batching:
-    """Stands before what executes."""
+    """Stands before what executes; `workers(model, version)` says how many may serve a request."""
 
-    def __init__(self, inner: Unary, clocks: Clocks, latencies: Latencies, counts: Counter[tuple[str, str]]) -> None:
-        self._inner, self._clocks, self._latencies, self._counts = inner, clocks, latencies, counts
+    def __init__(
+        self,
+        inner: Unary,
+        workers: Callable[[str, str], int],
+        clocks: Clocks,
+        latencies: Latencies,
+        counts: Counter[tuple[str, str]],
+    ) -> None:
+        self._inner, self._workers, self._clocks = inner, workers, clocks
+        self._latencies, self._counts = latencies, counts
         self._settings = ProxySettings()
         self._open: dict[Kind, _Group] = {}
+        self._out: Counter[Kind] = Counter()
+        """Groups that were sent and have no answer yet."""
         self._running: set[asyncio.Task[None]] = set()
 
     def configure(self, settings: ProxySettings) -> None:
@@ -84,8 +95,10 @@ class Batching:
         group.timer = asyncio.get_running_loop().call_later(batch.wait_s, self._look, kind, group, batch)
 
     def _look(self, kind: Kind, group: _Group, batch: BatchSettings) -> None:
-        """Wait on while others come, as those do together whose answers came together; within bounds."""
-        more = len(group.members) > group.seen
+        """Wait on while others come, as those do together whose answers came together, and while every worker may
+        have a group of this kind already: one more could only queue there. Within bounds."""
+        request = group.members[0].arrived.call.request
+        more = len(group.members) > group.seen or self._out[kind] >= self._workers(request.model, request.version)
         if more and self._clocks.now() - group.begun_s + batch.wait_s <= MOST_WAIT_S:
             group.seen = len(group.members)
             self._look_later(kind, group, batch)
@@ -107,11 +120,20 @@ class Batching:
         members = [member for member in group.members if not member.answer.done()]
         if not members:
             return
-        task = asyncio.create_task(self._send(members))
+        task = asyncio.create_task(self._send_counted(kind, members))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         for member in members:
             member.answer.add_done_callback(lambda _: _end_unwanted(members, task))
+
+    async def _send_counted(self, kind: Kind, members: list[_Member]) -> None:
+        self._out[kind] += 1
+        try:
+            await self._send(members)
+        finally:
+            self._out[kind] -= 1
+            if not self._out[kind]:
+                del self._out[kind]
 
     async def _send(self, members: list[_Member]) -> None:
         """Execute a group, and give each of it its own answer, whatever became of the others."""

@@ -72,7 +72,7 @@ class Relayed:
         answer: Answer | None = None
         while True:
             try:
-                decision = self._attempts.place(self._arrived, tried)
+                decision = await self._attempts.place(self._arrived, tried)
             except RoutingError as error:
                 return answer or self._attempts.refused(error)
             tried.add(decision.worker)

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from experiments.gpu_fidelity.errors import Comparison
 from experiments.gpu_fidelity.setups import METRICS
 
-_COLOURS = {"GPUNet": "#2a78b5", "TFT": "#d9822b", "WideAndDeep": "#3a9c5f", "ConvNets": "#9a9a9a"}
+_COLOURS = ("#2a78b5", "#d9822b", "#9a9a9a", "#3a9c5f", "#8a5fb0", "#b5485d", "#7a6a4f", "#3aa5a5")
+"""Of families, in the order of the table; again from the first where there are more."""
 _MARKERS = {"TensorRT": "o", "PyTorch": "^", "TensorFlow": "s", "ONNX Runtime": "D", "TF-TRT": "x"}
 _UNITS = {"throughput": "requests/s"}
 
@@ -35,13 +36,14 @@ def scatter(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def _panel(axes: Axes, comparisons: Sequence[Comparison], column: int) -> None:
+    families = list(dict.fromkeys(each.setup.family for each in comparisons))
     for each in comparisons:
         family, runtime = each.setup.family, each.setup.runtime
         axes.plot(
             each.measured[:, column],
             each.predicted[:, column],
             _MARKERS[runtime],
-            color=_COLOURS[family],
+            color=_COLOURS[families.index(family) % len(_COLOURS)],
             markersize=3,
             alpha=0.6,
             linestyle="none",

@@ -1,50 +1,68 @@
-"""What was measured on real GPUs under concurrency, and how those servers were deployed.
-
-The deployments are stated by the project that measured (NVIDIA/DeepLearningExamples, `*/triton/README.md`,
-`*/triton/runner/config_*.yaml` and `pipeline_impl.py`); the online table itself does not carry them.
-"""
+"""What was measured on real GPUs under concurrency, and how those servers were deployed."""
 
 from __future__ import annotations
 
 import csv
 import itertools
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from balancer.errors import OperatorError
+from balancer.files.schema import Count, NotNegative, StrictModel, validate
+from balancer.files.yaml_document import read_document, read_file
 from simulator.service import OFFLINE, ONLINE, Table, table
 
 _NORMAL_P99 = 2.326
 METRICS = ("throughput", "mean", "p50", "p95", "p99")
 """Requests per second (rows in the table), then milliseconds as the client saw them."""
+DEPLOYMENTS = Path(__file__).parent / "deployments.yaml"
+_NEEDED = (
+    *("model", "setup", "batch", "concurrency", "inferences_per_s"),
+    *("avg_ms", "p50_ms", "p95_ms", "p99_ms"),
+)
+"""Columns of the online table."""
+_PRECISION = re.compile(r"with (\w+)")
+
+
+class Deployment(StrictModel):
+    """Settings of a family of models that the measurements share."""
+
+    model: str
+    """A part of the models' names."""
+    family: str = ""
+    """Under which errors are summed up; empty: `model`."""
+    max_batch_rows: Count
+    """Largest batch."""
+    instances: Count
+    """Of the model, on its one GPU."""
+    preferred_rows: tuple[Count, ...] = ()
+    """Triton's preferred batch sizes."""
+    queue_delay_s: NotNegative = 0.0
+    """Triton's longest wait for more requests."""
+    early_batches: bool = False
+    """The server is of the releases 21.07 to 21.12: two batches are formed ahead for each instance and do not grow."""
+    bytes_per_row: NotNegative
+    """Of the inputs."""
+
+
+class _Deployments(StrictModel):
+    """The file of deployments."""
+
+    deployments: tuple[Deployment, ...]
+    """The first whose `model` is in a model's name counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """Settings of a family of models that the measurements share."""
+class Source:
+    """Tables and deployments."""
 
-    max_batch_rows: int
-    instances: int
-    preferred_rows: tuple[int, ...]
-    queue_delay_s: float
-    early_batches: bool
-    """The server is of the releases 21.07 to 21.12: two batches are formed ahead for each instance and do not grow."""
-    bytes_per_row: int
-    """Of the inputs; 0.85ms takes larger images."""
-
-
-_IMAGE = 224 * 224 * 3 * 4
-DEPLOYMENTS = {
-    # Triton 21.12. Its batcher forms batches before an instance is free and leaves them as they are
-    # (triton-inference-server/server issue 3624; pull request 3789 of January 2022 lets them grow).
-    "GPUNet": Deployment(64, 2, (64,), 0.0, True, _IMAGE),
-    "GPUNet-085ms": Deployment(64, 2, (64,), 0.0, True, 288 * 288 * 3 * 4),
-    # Triton 22.11. 192 steps of three known values and the target.
-    "TFT": Deployment(1024, 2, (512, 1024), 1e-6, False, 192 * 4 * 4),
-    # Triton 22.02. 13 numbers and 13 categories.
-    "WideAndDeep": Deployment(131072, 2, (131072,), 0.0, False, 26 * 4),
-    # Triton 20.12, before batches were formed ahead.
-    "ConvNets": Deployment(128, 2, (64, 128), 1e-6, False, _IMAGE),
-}
+    offline: Path = OFFLINE
+    """One client, batches of many sizes."""
+    online: Path = ONLINE
+    """Many clients: what is predicted."""
+    deployments: Path = DEPLOYMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +89,8 @@ class Setup:
 
     @property
     def family(self) -> str:
-        """GPUNet, TFT, WideAndDeep or ConvNets."""
-        return next(family for family in ("GPUNet", "TFT", "WideAndDeep", "ConvNets") if family in self.table.model)
+        """Under which errors are summed up."""
+        return self.deployment.family or self.deployment.model
 
     @property
     def runtime(self) -> str:
@@ -81,25 +99,59 @@ class Setup:
         return next((name for text, name in named if text in self.table.setup), "TensorFlow")
 
     @property
+    def precision(self) -> str:
+        """Such as FP16; empty where the table does not say."""
+        found = _PRECISION.search(self.table.setup)
+        return found[1] if found else ""
+
+    @property
     def name(self) -> str:
         """Short, for tables and plots."""
-        model = self.table.model.split("-", 1)[1]
+        model = self.table.model.split("-", 1)[-1]
         data = self.table.setup.partition("Dataset: ")[2]
-        return f"{model}{f' {data}' if data else ''}, {self.runtime}, {self.table.device}"
+        runtime = f"{self.runtime} {self.precision}".strip()
+        return f"{model}{f' {data}' if data else ''}, {runtime}, {self.table.device}"
 
 
-def setups() -> tuple[Setup, ...]:
-    """All setups of the online table, in its order, each with its offline table."""
-    with ONLINE.open(newline="") as file:
-        groups = itertools.groupby(csv.DictReader(file), key=lambda row: (row["model"], row["setup"]))
-        return tuple(_setup(table(model, setup), list(rows)) for (model, setup), rows in groups)
+def setups(source: Source | None = None) -> tuple[Setup, ...]:
+    """All setups of the online table, in its order, each with its offline table.
+
+    Raises:
+        OperatorError: a file cannot be read, or one of the tables or deployments lacks what another has.
+    """
+    source = source or Source()
+    read = read_document(read_file(source.deployments), str(source.deployments))
+    deployments = validate(_Deployments, read).deployments
+    rows = _rows(source.online)
+    missing = [column for column in _NEEDED if column not in rows[0]] if rows else ["all of them"]
+    if missing:
+        raise OperatorError(f"{source.online}: columns {', '.join(missing)} are missing; see simulator/data/README.md")
+    groups = itertools.groupby(rows, key=lambda row: (row["model"], row["setup"]))
+    return tuple(_setup(source, deployments, model, setup, list(rows)) for (model, setup), rows in groups)
 
 
-def _setup(offline: Table, rows: list[dict[str, str]]) -> Setup:
-    family = next(name for name in reversed(DEPLOYMENTS) if name in offline.model)
-    family = "GPUNet-085ms" if "GPUNet-085ms" in offline.model else family
-    request_rows = int(rows[0]["batch"] or 1)
-    return Setup(offline, DEPLOYMENTS[family], request_rows, _noise_cv(offline), tuple(_observed(row) for row in rows))
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path}: {error}") from error
+
+
+def _setup(
+    source: Source, deployments: tuple[Deployment, ...], model: str, setup: str, rows: list[dict[str, str]]
+) -> Setup:
+    try:
+        offline = table(model, setup, source.offline)
+        deployment = next((each for each in deployments if each.model in offline.model), None)
+        if deployment is None:
+            raise ValueError(f"model is {offline.model!r}, of which no deployment is known; add one to the file")
+        request_rows = int(rows[0]["batch"] or 1)
+        observed = tuple(_observed(row) for row in rows)
+        return Setup(offline, deployment, request_rows, _noise_cv(offline, source.offline), observed)
+    except ValueError as error:
+        files = f"{source.online}, {source.offline}, {source.deployments}"
+        raise OperatorError(f"{files}: {model}, {setup}: {error}") from error
 
 
 def _observed(row: dict[str, str]) -> Observed:
@@ -109,7 +161,6 @@ def _observed(row: dict[str, str]) -> Observed:
     return Observed(int(row["concurrency"]), (per_request, *latencies))
 
 
-def _noise_cv(offline: Table) -> float:
-    with OFFLINE.open(newline="") as file:
-        own = [row for row in csv.DictReader(file) if (row["model"], row["setup"]) == (offline.model, offline.setup)]
+def _noise_cv(offline: Table, path: Path) -> float:
+    own = [row for row in _rows(path) if (row["model"], row["setup"]) == (offline.model, offline.setup)]
     return max(0.0, median((float(row["p99_ms"]) / float(row["avg_ms"]) - 1) / _NORMAL_P99 for row in own))

@@ -68,10 +68,12 @@ def rendered(*files: Path, values: Mapping[str, Any] | None = None, apis: Iterab
     return objects(done.stdout)
 
 
-def role(namespace: str) -> list[Object]:
-    """The balancer's service account, its role and the binding of both, for Tritons in the account's namespace."""
-    only = ("--show-only", "templates/rbac.yaml", "--values", str(EXAMPLES["others"]))
-    where = ("--namespace", namespace, "--set", "discovery.namespace=")
+def role(namespace: str, pool: str = "") -> list[Object]:
+    """The balancer's service account, its role and the binding of both, for Tritons in the account's namespace; `pool`:
+    of that InferencePool."""
+    example = EXAMPLES["pool" if pool else "others"]
+    only = ("--show-only", "templates/rbac.yaml", "--values", str(example))
+    where = ("--namespace", namespace, "--set", "discovery.namespace=", "--set", f"discovery.inferencePool={pool}")
     done = helm("template", RELEASE, str(CHART), *only, *where)
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)

@@ -9,13 +9,16 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from balancer.discovery.pods.watch import WatchCounts
+from balancer.config.config import Config
+from balancer.discovery.inference.pods import PoolCounts
+from balancer.discovery.pods.watch import PodCounts
 from balancer.fleet.counts import Counts as FleetCounts
 from balancer.front.layouts import COUNTS
 from balancer.gateway.endpoints import Ads
 from balancer.operate.drains import Drains
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_counts import NativeCounts
+from balancer.operate.objectives import ClusterObjectives
 from balancer.operate.worker_source import Pods
 from balancer.telemetry.collector import Counts
 from support.fleets import make_router
@@ -48,7 +51,7 @@ def declared() -> dict[str, frozenset[str]]:
     tables: Any = type("Tables", (), {"asked": 0, "seconds": 0.0, "wait_s": 0.0, "__len__": lambda _: 0})()
     router: Any = SimpleNamespace(state=state, replaced=0, tables=tables)
     metrics.registry.register(NativeCounts(router))
-    metrics.registry.register(Pods(WatchCounts()))
+    metrics.registry.register(Pods(PodCounts(), PoolCounts(), ClusterObjectives(Config())))
     metrics.registry.register(Drains(make_router(1), lambda: 0.0, lambda _: None))
     FleetCounts(metrics.registry)
     return dict((*_of_registry(metrics), *_of_families(metrics)))

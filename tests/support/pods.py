@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from balancer.discovery.cluster.watch import THREAD
 from support.waiting import eventually
 
 
@@ -24,7 +25,7 @@ async def until_stopped(follow: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 def _no_watch() -> bool:
-    return all(thread.name != "pod-watch" for thread in threading.enumerate())
+    return all(not thread.name.startswith(THREAD) for thread in threading.enumerate())
 
 
 def pod(name: str, last: int = 1, **more: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Rig:
 
     front: ProxyFront
     router: Router
-    recorder: Recorder
+    picker: Picker
     metrics: Metrics
     channel: grpc.aio.Channel
     specs: list[WorkerSpec]
@@ -71,6 +71,11 @@ class Rig:
     def in_flight(self) -> int:
         """Requests that the router takes to be at workers."""
         return len(self.router._in_flight)
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for room."""
+        return len(self.picker.holding.waiting)
 
     def configure(self, sections: Mapping[str, Any]) -> None:
         """Another config."""
@@ -103,8 +108,9 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     )
     router = Router(config.build_policy(), config.settings())
     metrics = Metrics(router, time.monotonic)
-    recorder = Recorder(router, Picker(router, time.monotonic), metrics, time.monotonic)
-    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True)
+    picker = Picker(router, time.monotonic)
+    recorder = Recorder(router, picker, metrics, time.monotonic)
+    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, picker.holding)
     front.configure(config)
     specs = [
         WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
@@ -121,7 +127,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
     try:
-        yield Rig(front, router, recorder, metrics, channel, specs)
+        yield Rig(front, router, picker, metrics, channel, specs)
     finally:
         await channel.close()
         await server.stop(None)

@@ -34,6 +34,11 @@ ended yet; `not_running`: Pending, ended, or without an address; `refused`: what
 usable."""
 
 
+HeldPorts = tuple[int | None, int | None]
+"""gRPC and HTTP port that hold whatever a pod says; None: the pod may say."""
+FREE: HeldPorts = (None, None)
+
+
 class MalformedError(Exception):
     """What came is not a pod."""
 
@@ -64,19 +69,19 @@ class Pod:
     complaints: tuple[Complaint, ...] = ()
 
 
-def read_pod(pod: Any, ports: Ports) -> Pod:
+def read_pod(pod: Any, ports: Ports, held: HeldPorts = FREE) -> Pod:
     """The pod of the API's JSON; `ports`: where it listens if it does not say.
 
     Raises:
         MalformedError: it is no pod.
     """
     try:
-        return _read(pod, ports)
+        return _read(pod, ports, held)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _read(pod: Mapping[str, Any], ports: Ports) -> Pod:
+def _read(pod: Mapping[str, Any], ports: Ports, held: HeldPorts) -> Pod:
     metadata, status = pod["metadata"], pod.get("status") or {}
     name, uid, created = metadata["name"], metadata["uid"], metadata.get("creationTimestamp") or ""
     if not all(isinstance(text, str) for text in (name, uid, created)):
@@ -90,7 +95,7 @@ def _read(pod: Mapping[str, Any], ports: Ports) -> Pod:
     if metadata.get("deletionTimestamp"):
         state = "terminating"
     said = _Said(metadata)
-    worker = _worker(name, address, _ports(pod, ports, said), said)
+    worker = _worker(name, address, _ports(pod, ports, held, said), said)
     state = "refused" if worker is None else state
     return Pod(name, uid, created, state, ready, worker, tuple(said.complaints[:_MAX_COMPLAINTS]))
 
@@ -131,8 +136,9 @@ class _Said:
         self.complaints.append(Complaint(field, text))
 
 
-def _ports(pod: Mapping[str, Any], ports: Ports, said: _Said) -> tuple[int | None, int | None]:
-    """Annotation, else the container port of that name, else the default; None: an annotation that does not fit."""
+def _ports(pod: Mapping[str, Any], ports: Ports, held: HeldPorts, said: _Said) -> tuple[int | None, int | None]:
+    """What holds whatever the pod says, else its annotation, else its container port of that name, else the default;
+    None: an annotation that does not fit."""
     named = {
         port.get("name"): port["containerPort"]
         for container in (pod.get("spec") or {}).get("containers") or ()
@@ -141,7 +147,9 @@ def _ports(pod: Mapping[str, Any], ports: Ports, said: _Said) -> tuple[int | Non
     }
     remedy = "the pod is left out until it does"
 
-    def port(kind: str, default: int) -> int | None:
+    def port(kind: str, default: int, holds: int | None) -> int | None:
+        if holds is not None:
+            return holds
         annotated = said.get(f"{kind}-port", -1, remedy)
         if annotated != -1:
             return int(annotated)
@@ -150,7 +158,7 @@ def _ports(pod: Mapping[str, Any], ports: Ports, said: _Said) -> tuple[int | Non
         found = named.get(kind, default)
         return found if type(found) is int else None
 
-    return port("grpc", ports[0]), port("http", ports[1])
+    return port("grpc", ports[0], held[0]), port("http", ports[1], held[1])
 
 
 def _worker(name: str, address: str, ports: tuple[int | None, int | None], said: _Said) -> WorkerSpec | None:

@@ -55,7 +55,7 @@ class BatchSettings:
     max_rows: int = 0
     """Of one joined request; 0: none are joined."""
     wait_s: float = 0.0005
-    """Wait for others, and again while some come, up to `MOST_WAIT_S`."""
+    """Wait for others, and again while some come or each worker has a group of theirs, up to `MOST_WAIT_S`."""
 
 
 @dataclass(frozen=True, slots=True)

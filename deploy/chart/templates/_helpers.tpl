@@ -97,7 +97,12 @@ imagePullSecrets:
 {{- $_ := set $listen "health" (printf "0.0.0.0:%d" (int $gateway.ports.health)) -}}
 {{- end -}}
 {{- $envoy := dict "listen" (printf "0.0.0.0:%d" (int $gateway.ports.clients)) "admin" (printf "127.0.0.1:%d" (int $gateway.ports.envoyAdmin)) "frontend" $gateway.frontend "shared_folder" "/run/balancer/shared" "max_heap_bytes" (printf "%dMiB" (int $gateway.envoy.heapMiB)) -}}
-{{- $pods := dict "label_selector" (include "balancer.labelSelector" .) "namespace" (include "balancer.discoveryNamespace" .) -}}
+{{- $pods := dict "namespace" (include "balancer.discoveryNamespace" .) -}}
+{{- if .Values.discovery.inferencePool -}}
+{{- $_ := set $pods "inference_pool" .Values.discovery.inferencePool -}}
+{{- else -}}
+{{- $_ := set $pods "label_selector" (include "balancer.labelSelector" .) -}}
+{{- end -}}
 {{- $own := dict "listen" $listen "processes" (int $gateway.processes) "discovery" (dict "kubernetes" $pods) -}}
 {{- if $gateway.adminTokenSecret }}{{ $_ := set $own "admin" (dict "token_file" "/etc/balancer/admin/token") }}{{ end -}}
 {{- if ne .Values.certificates.source "none" -}}
@@ -141,7 +146,7 @@ imagePullSecrets:
 {{- fail "config.zones.own: each pod says it, by gateway.zoneFrom; leave out one of the two" }}
 {{- end }}
 {{- if and (eq $values.gateway.frontend "native") (ne (int $values.gateway.processes) 1) }}
-{{- fail (printf "gateway.processes: %d does not go with gateway.frontend native, where Envoys decide over the state of one balancer; set 1, or frontend pick" (int $values.gateway.processes)) }}
+{{- fail (printf "gateway.processes: %d does not go with gateway.frontend native, where Envoys decide over the state of one balancer; set 1, or frontend pick or proxy" (int $values.gateway.processes)) }}
 {{- end }}
 {{- if and (eq $values.certificates.source "certManager") (not $values.certificates.issuer.name) }}
 {{- fail "certificates.issuer.name: empty; name the Issuer that signs" }}
@@ -164,8 +169,11 @@ imagePullSecrets:
 {{- if lt (int .max) (int .min) }}{{ fail (printf "triton.pools.autoscaling: max %d is below min %d" (int .max) (int .min)) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- else if not $values.discovery.labelSelector }}
-{{- fail "discovery.labelSelector: empty; with triton.enabled false, say which pods are workers, such as app=triton" }}
+{{- else if not (or $values.discovery.labelSelector $values.discovery.inferencePool) }}
+{{- fail "discovery.labelSelector: empty; with triton.enabled false, say which pods are workers, such as app=triton, or name an inferencePool" }}
+{{- end }}
+{{- if and $values.discovery.labelSelector $values.discovery.inferencePool }}
+{{- fail "discovery.inferencePool: the pool says which pods are workers; leave labelSelector empty" }}
 {{- end }}
 {{- end }}
 

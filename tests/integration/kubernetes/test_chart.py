@@ -14,7 +14,7 @@ from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import until_stopped
 from support.waiting import eventually
 
-from balancer.discovery.pods.api import Access
+from balancer.discovery.cluster.api import Access
 from balancer.discovery.pods.source import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.discovery.workers import WorkerSpec

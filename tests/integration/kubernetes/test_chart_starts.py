@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import yaml
 from support import chart
 from support.certificates import Authority, Identity
 from support.chart import EXAMPLES, Object, named, rendered
 from support.pod_outside import ContainerOutside, PodOutside, executables
+from support.stack import exposed, sum_of
 from support.waiting import eventually
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
 
 from tools.stack.ports import free_ports
 
@@ -80,6 +84,11 @@ class Fleet:
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.ports['gateway.ports.clients']}"
 
+    @property
+    def forwards(self) -> bool:
+        """Whether the balancer does."""
+        return bool(yaml.safe_load(self.config())["envoy"]["frontend"] == "proxy")
+
     async def infer(self) -> aiohttp.ClientResponse:
         async with aiohttp.ClientSession() as session:
             url = f"{self.url}/v2/models/digits/infer"
@@ -102,7 +111,7 @@ def mounts() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=["native", "pick-with-certificates"])
+@pytest.fixture(params=["native", "pick-with-certificates", "proxy"])
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) -> AsyncIterator[Fleet]:
     if why := chart.why_absent():
         pytest.skip(why)
@@ -112,7 +121,10 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) ->
     values: dict[str, Any] = {**ports, "gateway.drain.settleSeconds": 1, "gateway.zoneFrom": "label"}
     secrets: dict[str, dict[str, bytes]] = {}
     trusted: Any = True
-    if secure := request.param != "native":
+    if request.param == "proxy":
+        kept = {"digits": {"proxy": {"cache_ttl_s": 60}}}
+        values |= {"gateway.frontend": "proxy", "config.models": kept}
+    if secure := request.param == "pick-with-certificates":
         authority = Authority(tmp_path / "authority")
         balancer = authority.issue("balancer", dns="balancer.internal")
         secrets = {
@@ -157,6 +169,21 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) ->
         await fleet.triton.stop()
 
 
+async def the_proxy_forwards(fleet: Fleet) -> None:
+    """gRPC's inferences are the balancer's own calls: it has their answers, so an equal request needs no worker."""
+    (image,) = IMAGE["inputs"]
+    wanted = InferInput(image["name"], image["shape"], image["datatype"])
+    wanted.set_data_from_numpy(np.array(image["data"], np.float32).reshape(image["shape"]))
+    async with InferenceServerClient(f"127.0.0.1:{fleet.ports['gateway.ports.clients']}") as client:
+
+        async def kept() -> bool:
+            assert (await client.infer("digits", [wanted])).as_numpy("LABEL").tolist() == [[0]]
+            url = f"http://127.0.0.1:{fleet.ports['gateway.ports.admin']}"
+            return sum_of(await exposed(url), "balancer_proxy_cache_total", result="hit") > 0
+
+        await eventually(kept, "an answer that was kept is given")
+
+
 async def test_from_the_chart_to_an_answer_and_to_its_end(fleet: Fleet) -> None:
     async def ready() -> bool:
         return bool((await fleet.admin("/ready"))["ready"])
@@ -169,6 +196,8 @@ async def test_from_the_chart_to_an_answer_and_to_its_end(fleet: Fleet) -> None:
     assert (await fleet.admin("/config"))["config"]["zones"]["own"] == fleet.zone
     # Envoy hears of it right after the balancer.
     await eventually(answered, "there is an answer")
+    if fleet.forwards:
+        await the_proxy_forwards(fleet)
     await the_config_is_swapped(fleet)
     await the_gateway_drains(fleet)
     await triton_drains(fleet)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,8 +17,11 @@ from support.native import NativeRig
 from support.waiting import eventually
 
 from balancer.core.events import WorkerAdded, WorkerRemoved
+from balancer.front import module
 from balancer.front.layouts import Source
 from balancer.front.state import STALE_AFTER_S
+from balancer.gateway.bootstrap_native import NativeOptions
+from balancer.native.library import PATH
 
 pytestmark = pytest.mark.integration
 SEQUENCES = range(1, 13)
@@ -189,6 +194,21 @@ async def test_workers_come_and_go_under_requests(rig: NativeRig) -> None:
     assert rig.router.fleet.names == ["w0", "w1", "w2"]
     assert rig.router.replaced == 0
     assert rig.router.fleet.block.room.workers == 64
+
+
+async def test_files_of_the_module_that_go_missing_under_envoy_are_not_missed(tmp_path: Path) -> None:
+    """As while a package is taken away or replaced: Envoy has them in memory, and they are replaced by renaming."""
+    copies = [Path(shutil.copy(path, tmp_path)) for path in (module.PATH, PATH)]
+    rig = NativeRig(tmp_path)
+    rig.options = dataclasses.replace(rig.options, native=NativeOptions(*copies, rig.folder))
+    async with rig.running():
+        await all_served(rig)
+        for copy in copies:
+            copy.unlink()
+        counts = rig.router.state.counts()
+        await all_served(rig)
+        assert rig.router.state.counts() == counts | {"picked": counts["picked"] + 12}
+        assert rig.balancer.seen == []
 
 
 async def test_what_an_envoy_had_in_flight_when_it_died_counts_no_more(rig: NativeRig) -> None:

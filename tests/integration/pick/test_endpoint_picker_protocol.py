@@ -18,7 +18,7 @@ from balancer.core.router import Router
 from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Addresses
-from balancer.gateway.kserve import HeaderNames, Objectives
+from balancer.gateway.kserve import NO_OBJECTIVE, HeaderNames, Objectives
 from balancer.gateway.names import PICKS_SERVICE
 from balancer.gateway.picker import Picker
 from balancer.gateway.picks import ExternalProcessor
@@ -329,6 +329,16 @@ async def test_headers_of_the_extension_are_read() -> None:
         first, second = [call.request for call in g.listening.calls]
     assert (first.model, first.priority, first.tenant) == ("m", 200, "somebody")
     assert (second.model, second.priority, second.tenant) == ("m", 0, "own")
+
+
+async def test_who_names_no_objective_that_is_known_has_the_place_of_those_without() -> None:
+    async with gateway(objectives={"chat": 1, NO_OBJECTIVE: 2, "batch": 100}) as g:
+        for name in ("chat", "batch", "unheard-of", ""):
+            await g.exchange(headers(x_gateway_inference_objective=name))
+        await g.exchange(headers())
+        # What a client says of itself can make it less important alone.
+        await g.exchange(headers(x_gateway_inference_objective="chat", x_priority="50"))
+        assert [call.request.priority for call in g.listening.calls] == [1, 100, 2, 2, 2, 50]
 
 
 async def test_the_path_names_the_model_whatever_the_headers_say() -> None:

@@ -105,7 +105,7 @@ class Played:
         clocks = Clocks(lambda: self.now_s, lambda: 0.0)
         self.workers = FakeWorkers()
         counts: Counter[tuple[str, str]] = Counter()
-        batching = Batching(self.workers, clocks, Latencies(), counts)
+        batching = Batching(self.workers, lambda model, version: 2, clocks, Latencies(), counts)
         self.sharing = Sharing(batching, clocks, counts)
         batching.configure(SETTINGS)
         self.sharing.configure(SETTINGS)

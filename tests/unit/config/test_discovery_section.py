@@ -8,8 +8,8 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import ConfigError
+from balancer.discovery.cluster.api import Access
 from balancer.discovery.dns import NameWanted
-from balancer.discovery.pods.api import Access
 from balancer.discovery.pods.watch import PodsWanted
 
 
@@ -23,6 +23,9 @@ def test_pods_are_wanted_as_the_config_says(tmp_path: Path) -> None:
     assert parsed is not None
     access = Access("a in (b, c)", "inference", tmp_path / "kube" / "config")
     assert parsed.wanted() == PodsWanted(access, (5001, 5000), 7)
+    parsed = config.parse("discovery: {kubernetes: {inference_pool: triton.v1}}", "f").discovery.kubernetes
+    assert parsed is not None
+    assert parsed.wanted() == PodsWanted(Access(""), pool="triton.v1")
 
 
 def test_a_name_is_wanted_as_the_config_says() -> None:
@@ -35,7 +38,9 @@ def test_a_name_is_wanted_as_the_config_says() -> None:
 @pytest.mark.parametrize(
     ("discovery", "message"),
     [
-        ("{kubernetes: {}}", "discovery.kubernetes.label_selector: is missing and has no default"),
+        ("{kubernetes: {}}", "must have either label_selector or inference_pool, which say the pods"),
+        ("{kubernetes: {label_selector: a, inference_pool: b}}", "must have either label_selector or inference_pool"),
+        ("{kubernetes: {inference_pool: B}}", "discovery.kubernetes.inference_pool"),
         ("{kubernetes: {label_selector: ''}}", "discovery.kubernetes.label_selector"),
         ("{kubernetes: {label_selector: a, namespace: 'a/b'}}", "discovery.kubernetes.namespace"),
         ("{kubernetes: {label_selector: a, max_pods: 0}}", "discovery.kubernetes.max_pods"),

@@ -23,6 +23,9 @@ from support.chart import (
 
 from balancer.config.config import parse
 from balancer.config.overrides import Overrides
+from balancer.discovery.cluster.api import PODS
+from balancer.discovery.inference.objectives import OBJECTIVES
+from balancer.discovery.inference.pool import POOLS
 from balancer.discovery.pods.pod import PREFIX, ZONE_LABEL
 from balancer.files.yaml_document import read_value
 
@@ -198,13 +201,17 @@ def test_the_config_is_mounted_as_a_folder_so_that_it_is_swapped(name: str) -> N
 def test_the_role_is_for_the_account_that_the_balancer_alone_has_a_token_of(name: str) -> None:
     found = example(name)
     (role,), (binding,) = of_kind(found, "Role"), of_kind(found, "RoleBinding")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
+    wanted = [PODS, *((POOLS, OBJECTIVES) if "inference_pool" in config["discovery"]["kubernetes"] else ())]
+    assert [(rule["apiGroups"], rule["resources"]) for rule in role["rules"]] == [
+        ([each.version.rpartition("/")[0]], [each.plural]) for each in wanted
+    ]
+    assert all(rule["verbs"] == ["get", "list", "watch"] for rule in role["rules"])
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     gateway = of_kind(found, "Deployment")[0]
     spec = gateway["spec"]["template"]["spec"]
     account = {"kind": "ServiceAccount", "name": spec["serviceAccountName"], "namespace": NAMESPACE}
     assert binding["subjects"] == [account]
-    config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
     assert (
         config["discovery"]["kubernetes"]["namespace"]
         == role["metadata"]["namespace"]
@@ -253,7 +260,7 @@ def test_pods_have_time_for_all_that_happens_at_their_end(name: str) -> None:
         assert grace >= int(drain["timeout"]) + int(arguments["exit-timeout-secs"]) + 10
 
 
-@pytest.mark.parametrize("name", [each for each in EXAMPLES if each != "others"])
+@pytest.mark.parametrize("name", [each for each in EXAMPLES if each not in {"others", "pool"}])
 def test_discovery_finds_tritons_by_what_their_pods_say(name: str) -> None:
     found = example(name)
     config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])

@@ -57,8 +57,9 @@ def test_the_schema_knows_every_value() -> None:
 
 REFUSED_BY_SCHEMA = {
     "gateway.replicas": (0, "gateway.replicas: Must be greater than or equal to 1"),
-    "gateway.frontend": ("native2", 'gateway.frontend must be one of the following: "native", "pick"'),
+    "gateway.frontend": ("native2", 'gateway.frontend must be one of the following: "native", "pick", "proxy"'),
     "gateway.zoneFrom": ("node", 'gateway.zoneFrom must be one of the following: "", "label", "annotation"'),
+    "discovery.inferencePool": ("A", "discovery.inferencePool: Does not match pattern"),
     "gateway.fronted": ("pick", "gateway: Additional property fronted is not allowed"),
     "gateway.ports.clients": (70000, "gateway.ports.clients: Must be less than or equal to 65535"),
     "gateway.balancer.limits.memory": ("1 GB", "gateway.balancer.limits.memory: Does not match pattern"),
@@ -84,6 +85,7 @@ REFUSED_TOGETHER = {
     "triton.models.demo": (False, "triton.models: name one of repository, volume and demo"),
     "triton.models.repository": ("s3://models", "triton.models: name one of repository, volume and demo"),
     "triton.enabled": (False, "discovery.labelSelector: empty"),
+    "discovery": ({"labelSelector": "a=b", "inferencePool": "c"}, "discovery.inferencePool: the pool says which pods"),
     "triton.pools": ([{"name": "a", "replicas": 1}] * 2, "triton.pools: a twice"),
 }
 
@@ -96,6 +98,13 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: Any, words: str)
     done = template(TRY, values={name: value})
     assert done.returncode != 0
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("frontend", ["pick", "proxy"])
+def test_several_processes_go_with_all_but_native(frontend: str) -> None:
+    found = rendered(TRY, values={"gateway.frontend": frontend, "gateway.processes": 3})
+    config = parse(config_of(found), "balancer.yaml")
+    assert (config.envoy.frontend, config.processes) == (frontend, 3)
 
 
 def test_a_zone_is_said_by_the_pod_or_by_the_values() -> None:

@@ -1,12 +1,15 @@
 """The simulator against real GPUs: docs/fidelity/gpu.md claims these medians; here on every sixth concurrency."""
 
+import csv
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from experiments.gpu_fidelity import plots, report
+from experiments.gpu_fidelity.__main__ import main
 from experiments.gpu_fidelity.errors import Comparison, compare, groups, summary
 from experiments.gpu_fidelity.predict import fleet, predict
 from experiments.gpu_fidelity.setups import METRICS, Setup, setups
@@ -95,3 +98,51 @@ def test_the_picture_and_the_numbers_are_written(comparisons: list[Comparison], 
     whole = [compare(one("TFT", "T4", "PyTorch"))]
     report.write_json(whole, tmp_path / "gpu.json")
     assert '"concurrency": 256' in (tmp_path / "gpu.json").read_text()
+
+
+OWN = "deployments:\n- {model: mine, max_batch_rows: 8, instances: 1, bytes_per_row: 100}\n"
+
+
+def own_tables(folder: Path, deployments: str = OWN, without: str = "") -> list[str]:
+    """Options that name tables of somebody's own: one model on a GPU that NVIDIA's have not."""
+    numbers = {"client_send_ms": 0.1, "network_ms": 0.1, "server_queue_ms": 0.0, "client_recv_ms": 0.0}
+    row = {"model": "x-mine", "setup": "L4, TF-TRT with INT8", "max_batch_size": "8", "instances": "1", **numbers}
+    for name, column, values in (("offline", "batch", (1, 2, 4, 8)), ("online", "concurrency", (4, 8))):
+        rows = []
+        for value in values:
+            mean_ms = 2.0 + 0.5 * value
+            latencies = {f"{metric}_ms": mean_ms for metric in ("avg", "p50", "p90", "p95", "p99")}
+            parts = {"compute_input_ms": 0.1, "compute_infer_ms": mean_ms - 0.4, "compute_output_ms": 0.1}
+            rates = {"batch": 1, "concurrency": 1, "inferences_per_s": 1e3 * value / mean_ms}
+            rows.append({**row, **rates, **latencies, **parts, column: value})
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [each for each in rows[0] if each != without], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+    (folder / "deployments.yaml").write_text(deployments)
+    files = {"offline": "offline.csv", "online": "online.csv", "deployments": "deployments.yaml"}
+    return [f"--{option}={folder / file}" for option, file in files.items()]
+
+
+def test_tables_of_ones_own_are_predicted_and_named_by_runtime_precision_and_gpu(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, [f"--out={tmp_path / 'out'}", *own_tables(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "| mine, TF-TRT INT8, L4 |" in (tmp_path / "out" / "gpu.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("deployments", "without", "words"),
+    [
+        (OWN.replace("mine", "another"), "", "no deployment is known; add one"),
+        (OWN.replace("instances: 1", "instances: 0"), "", "deployments[0].instances"),
+        (OWN, "p99_ms", "p99_ms"),
+        (OWN, "compute_infer_ms", "compute_infer_ms"),
+    ],
+)
+def test_tables_that_lack_something_are_refused_by_name(
+    tmp_path: Path, deployments: str, without: str, words: str
+) -> None:
+    result = CliRunner().invoke(main, [f"--out={tmp_path / 'out'}", *own_tables(tmp_path, deployments, without)])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert words in result.output

@@ -66,6 +66,16 @@ def test_ports_by_annotation_then_by_name_then_by_config() -> None:
     assert found.grpc_endpoint == "10.0.0.1:6001"
 
 
+def test_a_port_that_a_pool_names_holds_whatever_the_pod_says() -> None:
+    says = {"ports": {"grpc": 7001, "http": 7000}, "annotations": {"balancer/grpc-port": "none"}}
+    worker = read_pod(pod("triton-0", **says), PORTS, (9001, None)).worker
+    assert worker is not None
+    assert (worker.grpc_port, worker.http_port) == (9001, 7000)
+    both = read_pod(pod("triton-0", **says), PORTS, (9001, 9000)).worker
+    assert both is not None
+    assert (both.grpc_port, both.http_port) == (9001, 9000)
+
+
 @pytest.mark.parametrize(
     ("more", "state"),
     [

@@ -1,4 +1,5 @@
-"""The pods of one namespace at the Kubernetes API, by the official client: pages of a list, and the events of a watch.
+"""Objects of one kind in one namespace at the Kubernetes API, by the official client: pages of a list, and the events
+of a watch.
 
 The client does addresses, TLS, tokens and HTTP (14 MiB, 0.25 s to import). What comes is read here as plain JSON, in
 bounded pieces: the client's own models take 21 MiB and 0.8 s more. Calls block: for a thread.
@@ -16,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Cause = Literal["unreachable", "unauthorized", "forbidden", "expired", "server", "invalid", "config"]
+Cause = Literal["unreachable", "unauthorized", "forbidden", "absent", "expired", "server", "invalid", "config"]
+"""`absent`: the cluster does not know the kind."""
 
 MISSING = "needs the package `kubernetes`: pip install 'balancer[kubernetes]'"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_RESOURCE = "/api/v1/namespaces/{namespace}/pods"
-_PAGE_PODS = 20
+MAX_SELECTOR_CHARACTERS = 1024
+"""Of a selector of labels; it travels in the address of each request."""
+_PAGE_OBJECTS = 20
 """Decoding a page holds up the event loop, so pages are small: some 2 ms."""
 _MAX_PAGE_BYTES = 32 * 2**20
-"""As much as `_PAGE_PODS` of the largest objects that the API server stores."""
+"""As much as `_PAGE_OBJECTS` of the largest objects that the API server stores."""
 _MAX_EVENT_BYTES = 4 * 2**20
 _MAX_REFUSAL_BYTES = 2**16
 _PIECE_BYTES = 2**16
@@ -44,21 +47,56 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of objects, as paths and roles name it."""
+
+    version: str
+    """With the group before it, where it has one."""
+    plural: str
+    remedy: str = ""
+    """What to do where a cluster does not know it."""
+
+    @property
+    def path(self) -> str:
+        """Of all in one namespace."""
+        return f"/{'apis' if '/' in self.version else 'api'}/{self.version}/namespaces/{{namespace}}/{self.plural}"
+
+    @property
+    def full_name(self) -> str:
+        """With its group, such as `deployments.apps`."""
+        group = self.version.rpartition("/")[0]
+        return f"{self.plural}.{group}" if group else self.plural
+
+
+PODS = Resource("v1", "pods")
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
-    """Which pods, and by which credentials."""
+    """Which objects, and by which credentials."""
 
     label_selector: str
+    """Empty: with any labels."""
     namespace: str | None = None
     """None: the one of the credentials."""
     kubeconfig: Path | None = None
     """None: the service account of the pod that this runs in."""
+    resource: Resource = PODS
+    name: str = ""
+    """Of the only object that is wanted; empty: all."""
+
+    @property
+    def selectors(self) -> list[tuple[str, str]]:
+        """As a query says it."""
+        by_label = [("labelSelector", self.label_selector)] if self.label_selector else []
+        return [*by_label, ("fieldSelector", f"metadata.name={self.name}")] if self.name else by_label
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """A part of a list."""
 
-    pods: list[Any]
+    objects: list[Any]
     version: str
     """Resource version of the whole list."""
     more: bool
@@ -71,7 +109,7 @@ class WatchEvent:
 
     kind: str
     """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
-    pod: Mapping[str, Any]
+    object: Mapping[str, Any]
     version: str
     """Resource version after it."""
 
@@ -81,7 +119,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("kubernetes") is not None
 
 
-class PodApi:
+class ObjectApi:
     """A connection to the API; made anew after a failure, which reads all credentials again."""
 
     def __init__(self, access: Access) -> None:
@@ -90,30 +128,30 @@ class PodApi:
         Raises:
             ApiError: there are none, or the client is not installed.
         """
-        self._selector = access.label_selector
+        self._access = access
         self._client, self.namespace = _connect(access)
         self._response: Any = None
         self._is_cut = False
 
     def pages(self) -> Iterator[Page]:
-        """The pods as they are now.
+        """The objects as they are now.
 
         Raises:
             ApiError: the API is away or refuses.
         """
         token = ""
         while True:
-            query = [("limit", str(_PAGE_PODS))] + ([("continue", token)] if token else [])
+            query = [("limit", str(_PAGE_OBJECTS))] + ([("continue", token)] if token else [])
             with self._get(query, _LIST_S) as response, _in_words():
                 body = response.read(_MAX_PAGE_BYTES + 1)
             if len(body) > _MAX_PAGE_BYTES:
                 raise ApiError("invalid", f"the API server sent a page of more than {_MAX_PAGE_BYTES} bytes")
             found = _json(body)
             metadata = _mapping(found.get("metadata"))
-            pods, token = found.get("items") or [], metadata.get("continue") or ""
-            if not isinstance(pods, list) or not isinstance(token, str):
+            objects, token = found.get("items") or [], metadata.get("continue") or ""
+            if not isinstance(objects, list) or not isinstance(token, str):
                 raise ApiError("invalid", "the API server sent a list without items")
-            yield Page(pods, _version(metadata), bool(token))
+            yield Page(objects, _version(metadata), bool(token))
             if not token:
                 return
 
@@ -145,7 +183,7 @@ class PodApi:
 
     @contextlib.contextmanager
     def _get(self, query: list[tuple[str, str]], read_s: float) -> Iterator[Any]:
-        """The response to a GET of the pods.
+        """The response to a GET of the objects.
 
         Raises:
             ApiError: the API is away or refuses.
@@ -153,9 +191,9 @@ class PodApi:
         with _in_words():
             request = self._client.param_serialize(
                 "GET",
-                _RESOURCE,
+                self._access.resource.path,
                 path_params={"namespace": self.namespace},
-                query_params=[("labelSelector", self._selector), *query],
+                query_params=[*self._access.selectors, *query],
                 header_params={"Accept": "application/json"},
                 auth_settings=["BearerToken"],
             )
@@ -167,7 +205,8 @@ class PodApi:
                 raise ApiError("unreachable", "it is no longer asked")
             if response.status != 200:
                 with _in_words():
-                    raise _refusal(response.status, response.read(_MAX_REFUSAL_BYTES), self.namespace)
+                    body = response.read(_MAX_REFUSAL_BYTES)
+                    raise _refusal(response.status, body, self._access.resource, self.namespace)
             yield response
         finally:
             self._response = None
@@ -213,12 +252,16 @@ def _in_words() -> Iterator[None]:
         raise ApiError(cause, f"{name}: {error}".replace("\n", " ")[:300]) from error
 
 
-def _refusal(status: int, body: bytes, namespace: str) -> ApiError:
+def _refusal(status: int, body: bytes, resource: Resource, namespace: str) -> ApiError:
     if status == 401:
         return ApiError("unauthorized", "401: the API server does not know the credentials; it is asked again with new")
     if status == 403:
-        rule = "bind a role with get, list and watch on pods (templates/rbac.yaml of deploy/chart)"
-        return ApiError("forbidden", f"403: may not list and watch pods in namespace {namespace}; {rule}")
+        name = resource.full_name
+        rule = f"bind a role with get, list and watch on {name} (templates/rbac.yaml of deploy/chart)"
+        return ApiError("forbidden", f"403: may not list and watch {name} in namespace {namespace}; {rule}")
+    if status == 404 and resource.remedy:
+        known = f"404: the cluster does not know {resource.full_name} in version {resource.version.rpartition('/')[2]}"
+        return ApiError("absent", f"{known}; {resource.remedy}")
     if status == 410:
         return ApiError("expired", "410: the resource version is too old")
     return ApiError("server", f"HTTP status {status}: {body[:200]!r}")
@@ -239,14 +282,14 @@ def _lines(response: Any) -> Iterator[bytes]:
 
 
 def _event(found: Mapping[str, Any]) -> WatchEvent:
-    kind, pod = found.get("type"), _mapping(found.get("object"))
+    kind, told = found.get("type"), _mapping(found.get("object"))
     if kind == "ERROR":
-        if pod.get("code") == 410:
+        if told.get("code") == 410:
             raise ApiError("expired", "410: the resource version is too old")
-        raise ApiError("server", f"the watch ended: {pod.get('code')} {str(pod.get('message'))[:200]!r}")
+        raise ApiError("server", f"the watch ended: {told.get('code')} {str(told.get('message'))[:200]!r}")
     if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
         raise ApiError("invalid", f"the watch sent an event of type {str(kind)[:40]!r}")
-    return WatchEvent(kind, pod, _version(_mapping(pod.get("metadata"))))
+    return WatchEvent(kind, told, _version(_mapping(told.get("metadata"))))
 
 
 def _version(metadata: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from balancer.discovery.pods import api as pods_api
-from balancer.discovery.pods.api import Access, ApiError, PodApi
+from balancer.discovery.cluster import api as pods_api
+from balancer.discovery.cluster.api import Access, ApiError, ObjectApi
 
 pytest.importorskip(
     "kubernetes", reason="the package `kubernetes` is not installed: pip install 'balancer[kubernetes]'"
@@ -23,7 +23,7 @@ Respond = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 @contextlib.contextmanager
-def served(respond: Respond, folder: Path) -> Iterator[PodApi]:
+def served(respond: Respond, folder: Path) -> Iterator[ObjectApi]:
     """The client of a server that answers every GET by `respond`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def served(respond: Respond, folder: Path) -> Iterator[PodApi]:
         server.server_close()
 
 
-def client(port: int, folder: Path) -> PodApi:
+def client(port: int, folder: Path) -> ObjectApi:
     found = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -61,7 +61,7 @@ def client(port: int, folder: Path) -> PodApi:
         "current-context": "x",
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(found))
-    return PodApi(Access("app=triton", kubeconfig=folder / "kubeconfig"))
+    return ObjectApi(Access("app=triton", kubeconfig=folder / "kubeconfig"))
 
 
 def whole(status: int, body: bytes, **headers: str) -> Respond:
@@ -199,8 +199,8 @@ def test_a_watch_that_is_cut_ends_and_none_begins_later(tmp_path: Path) -> None:
 
 def test_credentials_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
-        PodApi(Access("a", kubeconfig=tmp_path / "none"))
+        ObjectApi(Access("a", kubeconfig=tmp_path / "none"))
     assert caught.value.cause == "config"
     with pytest.raises(ApiError) as caught:
-        PodApi(Access("a"))
+        ObjectApi(Access("a"))
     assert "Service host/port is not set" in str(caught.value)

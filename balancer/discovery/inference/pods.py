@@ -1,0 +1,131 @@
+"""The pods of an InferencePool: a watch of the pool, and one of the pods that it names."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from balancer.discovery.cluster.api import Access, ObjectApi
+from balancer.discovery.cluster.watch import ObjectWatch, WatchCounts
+from balancer.discovery.inference.pool import POOLS, Pool, PoolRefusedError, read_pool
+from balancer.discovery.pods.watch import PodCounts, PodsWanted, PodWatch
+from balancer.discovery.workers import Ports, WorkerSpec
+
+_POOL_FIELD = "inference_pool"
+"""Of metrics, and of the lines of the log."""
+
+
+class PoolCounts(WatchCounts):
+    """What the watch of a pool counts beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_followed = False
+        """Whether the pool in force is the one in the cluster."""
+        self.changes = 0
+        """Pools that were put in force."""
+
+
+class PoolWatch(ObjectWatch[Pool | PoolRefusedError]):
+    """Tells `publish` of the pool, first as it is and then after every change. One that is gone or cannot be used is no
+    change: the last good one stays in force."""
+
+    what: ClassVar[str] = "InferencePool"
+
+    def __init__(
+        self,
+        access: Access,
+        ports: Ports,
+        publish: Callable[[Pool], None],
+        counts: PoolCounts,
+        connect: Callable[[Access], ObjectApi] = ObjectApi,
+    ) -> None:
+        """`access`: the pool's; `ports` as of `read_pool`."""
+        super().__init__(access, 1, counts, connect)
+        self._name = access.name
+        self._ports = ports
+        self._publish = publish
+        self._published: Pool | None = None
+        self._pool_counts = counts
+
+    def _read(self, found: Any) -> Pool | PoolRefusedError:
+        try:
+            return read_pool(found, self._ports)
+        except PoolRefusedError as error:
+            return error
+
+    def _replace(self, items: list[Pool | PoolRefusedError], beyond: bool) -> None:
+        del beyond  # there is one of a name
+        if items:
+            self._take(items[0])
+        else:
+            self._miss("it is not there; create it, or name another in inference_pool")
+
+    def _put(self, kind: str, item: Pool | PoolRefusedError) -> None:
+        if kind == "DELETED":
+            self._miss("it was deleted; create it anew, or name another in inference_pool")
+        else:
+            self._take(item)
+
+    def _has_room_again(self) -> bool:
+        return False
+
+    def _stays(self) -> str:
+        return "there is no pool yet" if self._published is None else "the pool known last stays in force"
+
+    def _take(self, pool: Pool | PoolRefusedError) -> None:
+        if isinstance(pool, PoolRefusedError):
+            self._miss(str(pool))
+            return
+        self._pool_counts.is_followed = True
+        if pool != self._published:
+            self._published = pool
+            self._pool_counts.changes += 1
+            self._say(logging.INFO, f"the pods of InferencePool {self._name} are those with {pool.label_selector}")
+            self._publish(pool)
+
+    def _miss(self, why: str) -> None:
+        self._pool_counts.is_followed = False
+        self._complain(_POOL_FIELD, f"InferencePool {self._name}", f"{why}; until then {self._stays()}")
+
+
+class PoolPods:
+    """The workers of a pool, for `publish`: by a watch of the pool, and from the first pool on by one of its pods."""
+
+    def __init__(
+        self,
+        wanted: PodsWanted,
+        publish: Callable[[tuple[WorkerSpec, ...]], None],
+        counts: PodCounts,
+        of_pool: PoolCounts,
+        connect: Callable[[Access], ObjectApi] = ObjectApi,
+    ) -> None:
+        self._pods = PodWatch(wanted, publish, counts, connect)
+        access = replace(wanted.access, label_selector="", resource=POOLS, name=wanted.pool)
+        self._pool = PoolWatch(access, wanted.ports, self._follow, of_pool, connect)
+        self._lock = threading.Lock()
+        self._begun = self._stopped = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._pool.start()
+
+    def stop(self) -> None:
+        """End; does not wait for the threads."""
+        with self._lock:
+            self._stopped = True
+        self._pool.stop()
+        self._pods.stop()
+
+    def _follow(self, pool: Pool) -> None:
+        """In the pool's thread."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._pods.follow_pool(pool.label_selector, pool.ports)
+            if not self._begun:
+                self._begun = True
+                self._pods.start()

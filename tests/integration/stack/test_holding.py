@@ -1,0 +1,123 @@
+"""Requests that wait for room, through a real Envoy to a real Triton."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton_grpc
+from support.stack import Stack
+from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+MODEL = "emulated_bert_large"
+FULL_BATCH = 16
+"""Rows of each request: the server executes one after the other."""
+_KNOWN = 40
+HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 60, "weights": {"gold": 3}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "proxy"])
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    directory: Path = tmp_path_factory.mktemp("holding")
+    settings = {"holding": HOLDING, "envoy": {"frontend": request.param}}
+    stack = Stack(directory, workers=1, gpus=("A100",), settings=settings, models=(MODEL,))
+    try:
+        await stack.start()
+        # Shares are of service time, which has to be known.
+        async with triton_grpc.InferenceServerClient(stack.url) as client:
+            for _ in range(_KNOWN):
+                await infer(client, "")
+        yield stack
+    finally:
+        await stack.stop()
+
+
+async def infer(
+    client: triton_grpc.InferenceServerClient, tenant: str, timeout_s: float | None = None, **headers: str
+) -> None:
+    value = triton_grpc.InferInput("INPUT", [FULL_BATCH, 4], "FP32")
+    value.set_data_from_numpy(np.ones((FULL_BATCH, 4), np.float32))
+    sent = {"x-tenant": tenant, "x-batch-rows": str(FULL_BATCH)}
+    sent |= {name.replace("_", "-"): text for name, text in headers.items()}
+    await client.infer(MODEL, [value], headers=sent, client_timeout=timeout_s)
+
+
+async def shares(stack: Stack, waiting: dict[str, int], until: tuple[str, int]) -> Counter[str]:
+    """Requests served of each tenant, of which so many are always under way, from the moment in which one of each was
+    served until one of them has had so many."""
+    served: Counter[str] = Counter()
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def ask(client: triton_grpc.InferenceServerClient, tenant: str) -> None:
+        while not done.is_set():
+            await infer(client, tenant)
+            served[tenant] += 1
+            if not begun.is_set() and len(served) == len(waiting):
+                served.clear()
+                begun.set()
+            if begun.is_set() and served[until[0]] >= until[1]:
+                done.set()
+
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        askers = [ask(client, tenant) for tenant, count in waiting.items() for _ in range(count)]
+        going = asyncio.gather(*askers)
+        await done.wait()
+        found = served.copy()
+        await going
+    return found
+
+
+async def test_who_sends_ten_times_as_much_gets_no_more(stack: Stack) -> None:
+    found = await shares(stack, {"greedy": 40, "modest": 4}, ("modest", 60))
+    assert found["greedy"] == pytest.approx(60, abs=0.05 * 120)
+
+
+async def test_weights_are_kept(stack: Stack) -> None:
+    found = await shares(stack, {"silver": 12, "gold": 12}, ("silver", 30))
+    assert found["gold"] == pytest.approx(90, abs=0.05 * 120)
+
+
+async def test_one_that_is_given_up_waits_no_longer(stack: Stack) -> None:
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        others = [asyncio.create_task(infer(client, "a")) for _ in range(12)]
+        with pytest.raises(InferenceServerException):
+            await infer(client, "b", timeout_s=0.02)
+        await asyncio.gather(*others)
+
+    async def nobody_waits() -> bool:
+        return await stack.metric("balancer_held_requests") == 0
+
+    await eventually(nobody_waits)
+
+
+async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: Stack) -> None:
+    order: list[str] = []
+
+    async def ask(client: triton_grpc.InferenceServerClient, which: str, deadline_ms: int) -> None:
+        await infer(client, which, x_deadline_ms=str(deadline_ms))
+        order.append(which)
+
+    stack.write_config(stack.policy, holding={**HOLDING, "order": "deadline", "max_s": 60})
+
+    async def in_force() -> bool:
+        page = await stack.get(f"/explain?model={MODEL}")
+        return bool(page and page["held"]["order"] == "deadline")
+
+    await eventually(in_force)
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        calls = [asyncio.create_task(ask(client, "hours", 3_600_000)) for _ in range(60)]
+        await eventually(lambda: order)
+        calls += [asyncio.create_task(ask(client, "hopeless", 1)) for _ in range(3)]
+        calls += [asyncio.create_task(ask(client, "minutes", 60_000)) for _ in range(3)]
+        await asyncio.gather(*calls)
+    assert order[-3:] == ["hopeless"] * 3
+    # All of whom had come before the last ones of those with hours.
+    assert max(number for number, which in enumerate(order) if which == "minutes") < len(order) - 3 - 20
