@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback held-out docs dashboard proto clean
+.PHONY: help setup demo test lint bench fuzz wheel manifests lock newest soak scoreboard fidelity switchback held-out sealed docs dashboard proto clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -86,6 +86,9 @@ switchback: setup ## wlpr, expected_latency and learned in turns on the live sta
 
 held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
 	$(BIN)/python -m experiments.held_out --out docs/learned
+
+sealed: setup ## the shipped learned policy on scenarios that nobody has looked at, once, 5 minutes; writes docs/learned
+	$(BIN)/python -m experiments.sealed open
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site
 	$(BIN)/python -m balancer.config.page docs/config.md

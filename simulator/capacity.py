@@ -52,7 +52,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     for m, demand in enumerate(demands):
         if demand.share and m not in served:
             raise ValueError(f"model {fleet.models[m].name!r} gets requests, but no present worker has it: load it")
-    costs = [_seconds(fleet.models[m], kind, demands[m]) for kind, m in flows]
+    costs = [seconds_of(fleet.models[m], kind, demands[m]) for kind, m in flows]
     # One column a flow, and the capacity itself.
     balance = np.array([[*(float(to == m) for _, to in flows), -demand.share] for m, demand in enumerate(demands)])
     busy = np.array(
@@ -70,7 +70,7 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     return float(solved.x[-1])
 
 
-def _seconds(model: ModelSpec, worker: WorkerSpec, demand: Demand) -> tuple[float, float]:
+def seconds_of(model: ModelSpec, worker: WorkerSpec, demand: Demand) -> tuple[float, float]:
     """Seconds that a mean request occupies the device, and an instance, in the batch that is best for each."""
     service = model.service_on(worker.device)
     if service is None:

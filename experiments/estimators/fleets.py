@@ -6,14 +6,13 @@ import dataclasses
 
 import numpy as np
 
+from experiments.random_fleets import NETWORK, Ranges, random_parts
 from simulator.scenario import Scenario
-from simulator.spec import Batching, Device, FleetSpec, ModelSpec, Network, Noise, ServiceTime, WorkerSpec
-from simulator.workload.draws import ONE, Shares
+from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, ServiceTime, WorkerSpec
 from simulator.workload.times import Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
 from tools.load.arrivals import Bursts
 
-_NETWORK = Network(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 _PROCESSES: dict[str, Process] = {"Poisson": Poisson(), "bursts": Bursts(factor=2.0, mean_burst_s=0.3, mean_calm_s=0.9)}
 _STREAM = 13
 """Of the generators of random fleets."""
@@ -32,7 +31,7 @@ def three_models() -> list[Scenario]:
     )
     workers = tuple(WorkerSpec(f"w{i}", speed=speed) for i, speed in enumerate((1, 1, 1, 1, 2, 2, 4, 4)))
     traffic = tuple(ModelTraffic(name, share) for name, share in (("small", 20), ("medium", 5), ("large", 1)))
-    fleet = FleetSpec(models, workers, network=_NETWORK)
+    fleet = FleetSpec(models, workers, network=NETWORK)
     return [
         Scenario(f"{name}, load {load:g}", "", "train", fleet, Workload(1.0, traffic, process)).with_load(load)
         for load in (0.8, 0.9)
@@ -58,34 +57,8 @@ def random_fleet(seed: int) -> Scenario:
     """Two to four models of 3 to 90 ms with about equal shares of the work, on three to twelve workers of up to three
     kinds; one balancer. Nothing in it was chosen by what came out."""
     dice = np.random.default_rng([_STREAM, seed])
-    kinds = [(f"kind{i}", float(np.exp(dice.uniform(0, np.log(6))))) for i in range(dice.integers(1, 4))]
-    models, traffic = [], []
-    for i in range(dice.integers(2, 5)):
-        one, traffic_of_one = _model(dice, f"m{i}", kinds)
-        models.append(one)
-        traffic.append(traffic_of_one)
-    workers: list[WorkerSpec] = []
-    for kind, _ in kinds:
-        at_once, interference = int(dice.integers(2, 5)), float(dice.choice([1.0, 0.8, 0.5]))
-        sharing = Device(at_once, interference) if dice.random() < 0.3 else Device()
-        count = dice.integers(4 // len(kinds), 12 // len(kinds) + 1)
-        workers += [WorkerSpec(f"{kind}-{i}", device=kind, sharing=sharing) for i in range(count)]
+    parts = random_parts(dice, Ranges())
     load, process = float(dice.choice([0.6, 0.7, 0.8, 0.9])), str(dice.choice(list(_PROCESSES)))
-    fleet = FleetSpec(tuple(models), tuple(workers), network=_NETWORK)
-    workload = Workload(1.0, tuple(traffic), _PROCESSES[process])
+    fleet = FleetSpec(parts.models, parts.workers, network=NETWORK)
+    workload = Workload(1.0, parts.traffic, _PROCESSES[process])
     return Scenario(f"random {seed}", "", "train", fleet, workload).with_load(load)
-
-
-def _model(dice: np.random.Generator, name: str, kinds: list[tuple[str, float]]) -> tuple[ModelSpec, ModelTraffic]:
-    one_row_s = float(np.exp(dice.uniform(np.log(0.003), np.log(0.090))))
-    fixed, most = float(dice.uniform(0.3, 0.8)), int(dice.choice([1, 4, 8, 16]))
-    service = {}
-    for kind, speed in kinds:
-        here_s = one_row_s / speed * float(np.exp(dice.normal(0, 0.15)))
-        points = {1: here_s, most: here_s * (fixed + (1 - fixed) * most)}
-        service[kind] = ServiceTime(tuple(points), tuple(points.values()))
-    noise = Noise("lognormal", float(dice.choice([0.05, 0.2, 0.5])))
-    rows = ONE if dice.random() < 0.5 else Shares({1: 0.6, min(4, most): 0.4})
-    share = float(np.exp(dice.normal(0, 0.5)) / one_row_s)
-    instances = int(dice.integers(1, 3))
-    return ModelSpec(name, service, noise, Batching(max_batch_rows=most), instances), ModelTraffic(name, share, rows)

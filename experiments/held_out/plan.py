@@ -41,6 +41,7 @@ _SECONDS_A_DECISION: Mapping[Way, tuple[float, float]] = {
     "plain": (5e-6, 1e-7),
     "guarded": (1.6e-5, 4e-7),
     "clairvoyant": (1.7e-5, 3e-7),
+    "social": (1.7e-5, 3e-7),
 }
 """Without workers, and for each of them: a guess, for the time left."""
 

@@ -17,13 +17,15 @@ from policies.expected_latency import ExpectedLatency
 from simulator.run import run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
+from simulator.scoreboard.social import run_social
 from simulator.steered import BY_BASELINE, SteeredResult, run_steered
 
 _GUARD = Plan(guard=GuardSettings(), baseline=ExpectedLatency())
 """As production has it by default."""
 Arrays = dict[str, npt.NDArray[Any]]
-Way = Literal["plain", "guarded", "clairvoyant"]
-"""As it is; under production's guard; knowing every queue and the work in it."""
+Way = Literal["plain", "guarded", "clairvoyant", "social"]
+"""As it is; under production's guard; knowing every queue and the work in it; the reference that minds others, whatever
+the policy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +81,9 @@ def execute(task: Task) -> Run:
     if task.way == "guarded":
         guarded = run_steered(fleet, arrivals, task.policy, _GUARD, seeds=task.seeds)
         return Run(measure(guarded.result, task.warm_up_share), guarded.result.end_s, watched(guarded, fleet.balancers))
+    if task.way == "social":
+        result = run_social(task.scenario, arrivals, task.seeds)
+        return Run(measure(result, task.warm_up_share), result.end_s)
     knowledge: Literal["clairvoyant", "reports"] = "clairvoyant" if task.way == "clairvoyant" else "reports"
     result = run(fleet, arrivals, task.policy, seeds=task.seeds, knowledge=knowledge)
     return Run(measure(result, task.warm_up_share), result.end_s)

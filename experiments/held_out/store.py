@@ -7,17 +7,18 @@ import io
 import os
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from experiments.held_out import sources
-from experiments.held_out.runs import Run, Task, flat, from_flat
+from experiments.held_out.runs import Run, Task, Way, flat, from_flat
 from simulator.arrivals import Arrivals
 
 _ALWAYS = ("simulator.run", "simulator.scoreboard.metrics")
-_GUARD = "simulator.steered"
+_OF_WAY: Mapping[Way, str] = {"guarded": "simulator.steered", "social": "simulator.scoreboard.social"}
 
 
 class Store:
@@ -51,7 +52,7 @@ class Store:
 
     def _key(self, task: Task) -> str:
         policy = task.policy
-        code = sources.digest(*_ALWAYS, *([_GUARD] if task.way == "guarded" else []), type(policy).__module__)
+        code = sources.digest(*_ALWAYS, *filter(None, [_OF_WAY.get(task.way)]), type(policy).__module__)
         content = hashlib.sha256(self._fleet(task))
         # What is in a file counts, not where it lies.
         files = {field.name for field in fields(policy) if field.metadata.get("file")}

@@ -18,9 +18,12 @@ from simulator.run import Knowledge, run
 from simulator.scenario import Scenario
 from simulator.scoreboard.metrics import Metrics, environments, measure
 from simulator.scoreboard.pooled import Pooled, pooled
+from simulator.scoreboard.social import run_social
 
 REFERENCE = "expected_latency"
 """The policy, with its default options, that the references with more knowledge follow."""
+SOCIAL = "social"
+"""The clairvoyant reference that minds others, see `simulator.scoreboard.social`; as a job's policy, too."""
 
 _BURST_SHARE = 1 / 40
 _SAMPLES = 300
@@ -64,6 +67,7 @@ class Plan:
             if self.ladder:
                 jobs[Job(scenario.name, REFERENCE, "exact", (load,))] = None
                 jobs[Job(scenario.name, REFERENCE, "clairvoyant", (load,))] = None
+                jobs[Job(scenario.name, SOCIAL, "clairvoyant", (load,))] = None
         return list(jobs)
 
     def requests_of_job(self, job: Job) -> int:
@@ -114,7 +118,7 @@ class Board:
     exact: dict[str, Metrics]
     """The same policies where every queue is known without delay; empty without the ladder, as are the next two."""
     references: dict[str, Metrics]
-    """`clairvoyant` and `exact queues`: `REFERENCE` with that knowledge."""
+    """`clairvoyant` and `exact queues`: `REFERENCE` with that knowledge; and `SOCIAL`."""
     bound: Pooled | None
     sweep: dict[str, dict[float, Metrics]]
     """By policy and load."""
@@ -156,6 +160,9 @@ def _execute(plan: Plan, job: Job, advance: Callable[[int], None] | None = None)
     """By load, or the timeline of the first seed."""
     (scenario,) = (each for each in plan.scenarios if each.name == job.scenario)
     seeds = plan.seeds[:1] if job.timeline else plan.seeds
+    if job.policy == SOCIAL:
+        actual = _at(scenario, job.loads[0])
+        return [measure(run_social(actual, _arrivals(plan, actual, seeds), seeds, advance))]
     arrivals = [each for load in job.loads for each in _arrivals(plan, _at(scenario, load), seeds)]
     window = burst(arrivals[0]) if job.timeline else (0.0, 0.0)
     result = run(
@@ -213,7 +220,11 @@ def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, list[Metrics] | Ti
             timelines[job.policy] = results
         elif job.scenario == scenario.name and isinstance(results, list):
             found |= {(job.policy, job.knowledge, at): each for at, each in zip(job.loads, results, strict=True)}
-    knowing: dict[str, Knowledge] = {"clairvoyant": "clairvoyant", "exact queues": "exact"} if plan.ladder else {}
+    knowing: dict[str, tuple[str, Knowledge]] = {
+        SOCIAL: (SOCIAL, "clairvoyant"),
+        "clairvoyant": (REFERENCE, "clairvoyant"),
+        "exact queues": (REFERENCE, "exact"),
+    }
     return Board(
         scenario=actual,
         seeds=plan.seeds,
@@ -221,7 +232,7 @@ def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, list[Metrics] | Ti
         load=float("nan") if closed else actual.workload.rate_per_s / actual.capacity_per_s,
         policies={policy: found[policy, "reports", load] for policy in plan.policies},
         exact={policy: found[policy, "exact", load] for policy in plan.policies if plan.ladder},
-        references={name: found[REFERENCE, knowledge, load] for name, knowledge in knowing.items()},
+        references={name: found[(*job, load)] for name, job in knowing.items() if plan.ladder},
         bound=pooled(actual.fleet, _arrivals(plan, actual, plan.seeds)) if plan.ladder else None,
         sweep={
             policy: {each: found[policy, "reports", each] for each in plan.sweep}

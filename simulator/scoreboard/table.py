@@ -126,11 +126,28 @@ def markdown(report: Report) -> str:
             f"## {NAMES[figure]}, as a multiple of the best policy's",
             _markdown(["scenario", *report.policies], lines),
         ]
+    if report.boards[0].references:
+        parts += ["## The references, as a multiple of the best policy's", _markdown(*_reference_ratios(report))]
     parts.append(
         "Bold: not told apart from the best. †: answered fewer of the requests. "
         f"{len(report.boards[0].seeds)} seeds; made by `{report.command}`."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _reference_ratios(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells: of each scenario the references over the policy of the lowest mean, or p99."""
+    names = list(report.boards[0].references)
+    head = ["scenario", *(f"{NAMES[figure]}: {name}" for figure in FIGURES for name in names)]
+    lines = []
+    for board in report.boards:
+        cells = [board.scenario.name]
+        for figure in FIGURES:
+            best = summary.by_seed(board.policies[summary.ranked(board, figure)[0]], figure)
+            found = [statistics.ratio(summary.by_seed(board.references[name], figure), best) for name in names]
+            cells += [text.ratio(each.value) for each in found]
+        lines.append(cells)
+    return head, lines
 
 
 def _table(title: str, caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from policies import BUILTIN
 from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.result import Result
+from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
 
 
@@ -79,3 +81,14 @@ def fake_run(
         workers=tuple(worker.name for worker in fleet.workers),
         models=tuple(model.name for model in fleet.models),
     )
+
+
+def fake_social(
+    scenario: Scenario,
+    arrivals: Sequence[Arrivals],
+    seeds: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+) -> Result:
+    """In place of `simulator.scoreboard.social.run_social`: what the fake clairvoyant has."""
+    policy = BUILTIN["expected_latency"]()
+    return fake_run(scenario.fleet, arrivals, policy, seeds=seeds, knowledge="clairvoyant", progress=progress)

@@ -45,7 +45,7 @@ _SETTINGS: dict[Any, Any] = {
 _LABEL_GAP = 0.062
 _FEW = 4
 """Policies up to which bands of uncertainty do not hide each other."""
-_REFERENCE_MARKS = {"pooled": "1", "exact queues": "|", "clairvoyant": "d"}
+_REFERENCE_MARKS = {"pooled": "1", "exact queues": "|", "clairvoyant": "d", "social": "s"}
 
 
 def styles(policies: Sequence[str]) -> LineStyles:
@@ -205,7 +205,7 @@ def _rung(axes: Axes, y: int, board: Board, policy: str, name: summary.Figure, c
 
 def _reference(axes: Axes, name: str, value_ms: float) -> None:
     axes.axvline(value_ms, color=_INK, linewidth=1, linestyle=_DASHES[3], alpha=0.8)
-    place = {"pooled": 1.02, "clairvoyant": 1.08, "exact queues": 1.14}[name]
+    place = {"pooled": 1.02, "social": 1.08, "clairvoyant": 1.14, "exact queues": 1.2}[name]
     axes.annotate(
         f"{name} {text.milliseconds(value_ms / 1e3)}",
         (value_ms, place),

@@ -22,9 +22,10 @@ _MANY_WORKERS = 16
 _WORST_SHOWN = 4
 _LADDER = (
     "Each policy beside what is possible. Pooled: all devices as one, which bounds the mean of every policy that "
-    "answers all requests (for p99 a yardstick). Clairvoyant: expected_latency that knows the work left in every "
-    "queue. Exact queues: expected_latency that knows every queue without delay. From the hollow dot to the full one: "
-    "what old reports cost the policy."
+    "answers all requests (for p99 a yardstick). Social: knows the work left in every queue, and minds what a request "
+    "costs others. Clairvoyant: expected_latency that knows the work left in every queue. Exact queues: "
+    "expected_latency that knows every queue without delay. From the hollow dot to the full one: what old reports cost "
+    "the policy."
 )
 _TIMELINE = (
     "Requests at each worker through the largest burst of seed {}, of the policies with the lowest, a middle and the "

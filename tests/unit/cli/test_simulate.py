@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.results import fake_run
+from support.results import fake_run, fake_social
 
 from balancer import cli
 from policies import BUILTIN
@@ -25,6 +25,7 @@ CALM = ("--scenario", "homogeneous-steady")
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "run", fake_run)
+    monkeypatch.setattr(comparing, "run_social", fake_social)
 
 
 def run(*arguments: str) -> Result:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.results import fake_run
+from support.results import fake_run, fake_social
 
 from policies import BUILTIN
 from simulator.scenario import Scenario, load_scenario
@@ -20,6 +20,7 @@ POLICIES = {name: BUILTIN[name]() for name in ("wlpr", "power_of_two", "random")
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "run", fake_run)
+    monkeypatch.setattr(comparing, "run_social", fake_social)
 
 
 def scenario(name: str = "homogeneous-steady") -> Scenario:
@@ -30,17 +31,17 @@ def test_every_policy_and_reference_runs_once_and_progress_adds_up() -> None:
     plan = Plan((scenario(),), POLICIES, (0, 1, 2), requests=100, sweep=(0.5, 0.8), timelines=True)
     advanced: list[int] = []
     (board,) = compare(plan, advance=advanced.append)
-    # 3 policies as production sees the fleet, 3 exact, 2 references, 6 of the sweep; and 3 timelines of one seed.
-    assert sum(advanced) == plan.total() == 14 * 300 + 3 * 100
+    # 3 policies as production sees the fleet, 3 exact, 3 references, 6 of the sweep; and 3 timelines of one seed.
+    assert sum(advanced) == plan.total() == 15 * 300 + 3 * 100
     assert set(board.policies) == set(board.exact) == set(board.timelines) == set(POLICIES)
-    assert set(board.references) == {"exact queues", "clairvoyant"}
+    assert set(board.references) == {"exact queues", "clairvoyant", "social"}
     assert {policy: list(found) for policy, found in board.sweep.items()} == {each: [0.5, 0.8] for each in POLICIES}
     assert board.load == pytest.approx(0.7, abs=0.2)
 
 
 def test_a_reference_that_is_also_compared_runs_once() -> None:
     plan = Plan((scenario(),), {"expected_latency": BUILTIN["expected_latency"]()}, (0,), requests=100)
-    assert len(plan.jobs()) == 3
+    assert len(plan.jobs()) == 4
 
 
 def test_without_the_ladder_nothing_is_regretted() -> None:
@@ -53,7 +54,7 @@ def test_without_the_ladder_nothing_is_regretted() -> None:
 def test_regret_is_the_paired_difference_to_each_reference() -> None:
     (board,) = compare(Plan((scenario(),), POLICIES, (0, 1, 2, 3), requests=200))
     found = summary.regrets(board, "wlpr", "p99_s")
-    assert list(found) == ["pooled", "clairvoyant", "exact queues", "same policy, exact queues"]
+    assert list(found) == ["pooled", "social", "clairvoyant", "exact queues", "same policy, exact queues"]
     ours, exact = board.policies["wlpr"].latency.p99_s, board.exact["wlpr"].latency.p99_s
     assert found["same policy, exact queues"].value == pytest.approx(np.mean(ours - exact))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from support.results import fake_run
+from support.results import fake_run, fake_social
 
 from policies import BUILTIN
 from simulator.scenario import load_scenario
@@ -42,6 +42,7 @@ class Tags(html.parser.HTMLParser):
 def report() -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparing, "run", fake_run)
+        patch.setattr(comparing, "run_social", fake_social)
         scenarios = tuple(map(load_scenario, ("several-models", "big-fleet")))
         plan = Plan(
             scenarios,
@@ -93,12 +94,18 @@ def test_the_json_is_strict_and_has_every_number_by_seed(report: Report) -> None
     policy = scenario["policies"]["wlpr"]
     np.testing.assert_allclose(policy["p99_s"]["by_seed"], report.boards[0].policies["wlpr"].latency.p99_s, rtol=1e-5)
     assert policy["p99_s"]["low"] < policy["p99_s"]["value"] < policy["p99_s"]["high"]
-    assert set(policy["regret"]["mean_s"]) == {"pooled", "exact_queues", "clairvoyant", "same_policy_exact_queues"}
+    assert set(policy["regret"]["mean_s"]) == {
+        "pooled",
+        "social",
+        "exact_queues",
+        "clairvoyant",
+        "same_policy_exact_queues",
+    }
     assert scenario["policies"]["expected_latency"]["against_baseline"]["mean_s"]["ratio"]["value"] == 1.0
     assert [each["load"] for each in policy["sweep"]] == [0.5, 0.9]
     assert set(policy["models"]) == set(scenario["models"])
     assert len(policy["busy_share"]) == len(scenario["workers"])
-    assert set(scenario["references"]) == {"pooled", "exact_queues", "clairvoyant"}
+    assert set(scenario["references"]) == {"pooled", "social", "exact_queues", "clairvoyant"}
     assert set(found["aggregate"]) == set(POLICIES)
 
 
@@ -117,9 +124,11 @@ def test_tables_for_the_terminal_and_as_markdown(report: Report) -> None:
     assert all(policy in shown for policy in POLICIES)
     assert "pooled bound" in shown
     lines = table.markdown(report).splitlines()
-    (head,) = {line for line in lines if line.startswith("| scenario")}
-    assert [cell.strip() for cell in head.strip("|").split("|")] == ["scenario", *POLICIES]
-    assert sum(line.startswith("| big-fleet") for line in lines) == 2
+    *heads, references = [line for line in lines if line.startswith("| scenario")]
+    for head in heads:
+        assert [cell.strip() for cell in head.strip("|").split("|")] == ["scenario", *POLICIES]
+    assert "mean: social" in references
+    assert sum(line.startswith("| big-fleet") for line in lines) == 3
     assert "**1.00**" in table.markdown(report)
 
 

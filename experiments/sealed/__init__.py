@@ -1,0 +1,1 @@
+"""Policies on scenarios that nobody has looked at: drawn from a written distribution, by a seed that is opened once."""

@@ -1,0 +1,118 @@
+"""`python -m experiments.sealed`: see the package, and experiments/README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from experiments.held_out.__main__ import trained
+from experiments.held_out.plan import seconds
+from experiments.held_out.runs import Task
+from experiments.held_out.store import Store
+from experiments.sealed import numbers, opening, page, rivals, written
+from experiments.sealed.page import Told
+from policies.learned.policy import SHIPPED
+from simulator.training.checkpoint import write_whole
+
+PAGE = Path("docs/learned/sealed.md")
+DISTRIBUTION = Path("docs/learned/sealed_distribution.md")
+KEPT = Path("out/sealed/runs")
+SCENARIOS, SEEDS = 24, 8
+_JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
+_FILE = click.option(
+    "--file", "files", multiple=True, help="Weights, one file for each training seed; repeat. [default: the shipped]"
+)
+
+
+@click.group()
+def main() -> None:
+    """Judge `learned` on scenarios that nobody has looked at. Tune and rehearse first; then commit; then open, once."""
+    # Inherited by the processes that compute: each has a core, and many threads would fight for it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@main.command()
+@click.option(
+    "--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=DISTRIBUTION, show_default=True
+)
+def distribution(path: Path) -> None:
+    """Write the page of the distribution."""
+    write_whole(path, written.page().encode())
+
+
+@main.command()
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=rivals.TUNED, show_default=True)
+def tune(out: Path) -> None:
+    """Tune the rivals on the train scenarios, and keep what was found; two minutes."""
+    write_whole(out, rivals.written(rivals.tune(said=click.echo)).encode())
+
+
+@main.command()
+@click.option("--seed", type=click.IntRange(0, 9999), required=True, help="Of the scenarios: a small one.")
+@click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
+@click.option("--requests", type=click.IntRange(min=10), help="Of each run. [default: as the distribution says]")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/sealed"), show_default=True)
+@_FILE
+@_JOBS
+def rehearse(
+    seed: int, scenarios: int, seeds: int, requests: int | None, out: Path, files: tuple[str, ...], jobs: int
+) -> None:
+    """All of it on a seed of your own, which seals nothing."""
+    more = "" if requests is None else f" --requests {requests}"
+    command = f"python -m experiments.sealed rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
+    drawn = opening.draw(
+        seed, scenarios, seeds, rivals.read_tuned(), trained(files or (SHIPPED,)), requests
+    )  # fmt: skip
+    _judge(drawn, out / PAGE.name, Told(command, "a seed for trying it, so these were no secret"), jobs)
+
+
+@main.command("open")
+@click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=PAGE, show_default=True)
+@_FILE
+@_JOBS
+def open_sealed(path: Path, files: tuple[str, ...], jobs: int) -> None:
+    """Open them: the seed is a hash of the commit that this runs in, which must have all of it and no page yet."""
+    if path.exists():
+        raise click.ClickException(f"{path} is there: they were opened. Scenarios of other seeds: rehearse --seed N")
+    if changed := _git("status", "--porcelain"):
+        raise click.ClickException(f"not all is committed, so no commit seals it: commit or remove\n{changed}")
+    commit = _git("rev-parse", "HEAD")
+    seed = opening.seed_of(commit)
+    drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(files or (SHIPPED,)), None)
+    _judge(drawn, path, Told("python -m experiments.sealed open", f"the hash of commit {commit}"), jobs)
+
+
+def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
+    tasks = drawn.tasks()
+    found = opening.run(drawn, Store(KEPT), jobs, _said(tasks))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = json.dumps(numbers.as_json(drawn, found, told), indent=1, allow_nan=False) + "\n"
+    write_whole(path.with_suffix(".json"), whole.encode())
+    write_whole(path.with_suffix(".csv"), numbers.as_csv(drawn, found).encode())
+    write_whole(path, page.page(drawn, found, told).encode())
+    click.echo(page.summary(drawn, found))
+    click.echo(f"Written: {path}, and beside it .json and .csv")
+
+
+def _said(tasks: Sequence[Task]) -> Callable[[Task], None]:
+    total, done_s = sum(map(seconds, tasks)), [0.0]
+
+    def done(task: Task) -> None:
+        done_s[0] += seconds(task)
+        click.echo(f"{done_s[0] / total:4.0%} {task.name}")
+
+    return done
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m experiments.sealed")

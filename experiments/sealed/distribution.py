@@ -1,0 +1,225 @@
+"""The written distribution of scenarios: every number that is drawn stands here, and the page is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import simulator
+from experiments.random_fleets import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
+from simulator.scenario import Scenario
+from simulator.spec import Batching, Cache, Cold, Fault, FaultKind, FleetSpec, ModelSpec, Reports, WorkerSpec
+from simulator.workload.draws import Distribution, Lognormal, Sessions, Shares
+from simulator.workload.times import Diurnal, Poisson, Process
+from simulator.workload.trace import read_recorded
+from simulator.workload.workload import ModelTraffic, Workload
+from tools.load.arrivals import Bursts
+
+TRACES = ("azure_llm_2023_code.csv.gz", "azure_llm_2023_conv.csv.gz")
+_DATA = Path(simulator.__file__).parent / "data"
+_OF_SHARES = "shares"
+_FOR_GOOD: tuple[FaultKind, ...] = ("leave",)
+
+
+@dataclass(frozen=True)
+class Written(Ranges):
+    """All that a sealed scenario is drawn from."""
+
+    models: tuple[int, int] = drawn((1, 6), "whole, uniform", "models")
+    long: float = drawn(
+        0.2, "probability", "services are long: seconds and variation of the next two lines, and no model batches"
+    )
+    long_row_s: tuple[float, float] = drawn((0.05, 0.3), "log-uniform", "seconds of one row where services are long")
+    long_work_cv: float = drawn(2.0, "always", "variation of the hidden work where services are long (lognormal)")
+    hidden_work: float = drawn(0.2, "probability", "elsewhere, a model's requests have hidden work")
+    hidden_work_cv: float = drawn(1.0, "always", "variation of that (lognormal)")
+    placed: float = drawn(
+        0.25, "probability", "with several models, each is on half of the workers (at random, at least two) only"
+    )
+    arrivals: tuple[tuple[str, float], ...] = drawn(
+        (("poisson", 0.35), ("bursts", 0.3), ("trace", 0.25), ("diurnal", 0.1)),
+        _OF_SHARES,
+        f"arrivals; a trace is one of {', '.join(TRACES)}, times alone",
+    )
+    burst_factor: tuple[float, float] = drawn((1.5, 4.0), "uniform", "rate in a burst over that in the calm")
+    burst_s: tuple[float, float] = drawn((0.1, 1.0), "log-uniform", "mean seconds of a burst")
+    calm: tuple[float, float] = drawn((1.5, 6.0), "uniform", "mean seconds of the calm, over those of a burst")
+    day_s: tuple[float, float] = drawn((5.0, 20.0), "uniform", "seconds of a day (diurnal)")
+    day_amplitude: tuple[float, float] = drawn((0.2, 0.6), "uniform", "amplitude of a day, of the mean rate")
+    load: tuple[float, float] = drawn((0.5, 0.95), "uniform", "mean rate, of the capacity without faults and hits")
+    balancers: tuple[tuple[str, float], ...] = drawn(
+        (("1", 0.5), ("2", 0.2), ("3", 0.1), ("4", 0.2)), _OF_SHARES, "balancers"
+    )
+    report_s: tuple[float, ...] = drawn((0.05, 0.05, 0.2), "one of", "seconds between reports of a worker")
+    report_loss: tuple[float, ...] = drawn((0.0, 0.0, 0.02), "one of", "share of reports that are lost")
+    deadlines: tuple[tuple[str, float], ...] = drawn(
+        (("none", 0.3), ("one", 0.3), ("two", 0.4)), _OF_SHARES, "classes of deadlines"
+    )
+    deadline: tuple[float, float] = drawn(
+        (4.0, 15.0), "log-uniform", "a model's deadline (the tight one of two), over its time on the slowest kind"
+    )
+    loose: tuple[float, float] = drawn((3.0, 8.0), "uniform", "the loose deadline over the tight one")
+    tight_share: tuple[float, float] = drawn((0.2, 0.6), "uniform", "share of requests with the tight deadline")
+    keys: float = drawn(
+        0.2, "probability", "requests belong to sessions, which are cheaper where they were; policies place them"
+    )
+    saving: tuple[float, float] = drawn((0.3, 0.7), "uniform", "share of the work that a hit saves")
+    entries: tuple[int, int] = drawn((50, 300), "whole, uniform", "sessions that a worker remembers")
+    active: tuple[int, int] = drawn((100, 600), "whole, uniform", "sessions at any moment")
+    turns: tuple[float, float] = drawn((3.0, 10.0), "uniform", "mean requests of a session")
+    cold: float = drawn(0.5, "probability", "a worker that comes back is twice as slow for 20 executions")
+    faults: float = drawn(
+        0.3, "probability", "something happens to some workers: 1 to a quarter of them (rounded down), uniform"
+    )
+    fault_kinds: tuple[FaultKind, ...] = drawn(
+        ("slow", "slow", "stall", "crash", "errors", "silent", "leave"), "one of", "of each of these workers"
+    )
+    slowness: tuple[float, float] = drawn((1.5, 5.0), "uniform", "factor of a slow one's times")
+    errors: tuple[float, float] = drawn((0.3, 1.0), "uniform", "share of a failing one's requests that fail")
+    fault_at: tuple[float, float] = drawn((0.15, 0.8), "uniform", "when it begins, of the length of a run")
+    fault_lasts: tuple[float, float] = drawn(
+        (0.03, 0.2), "uniform", "how long it lasts, of that length; who leaves does so for good"
+    )
+    requests: int = drawn(12000, "always", "requests of a run, of which the first tenth is not counted")
+
+
+WRITTEN = Written()
+
+
+def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
+    """One of the scenarios of a seed, by its number from 0 on; equal arguments give equal ones."""
+    dice = np.random.default_rng([seed, number])
+    if _happens(dice, written.long):
+        ranges = replace(written, one_row_s=written.long_row_s, most_rows=(1,))
+        parts = random_parts(dice, ranges)
+        traffic = tuple(replace(each, work=Lognormal(written.long_work_cv)) for each in parts.traffic)
+    else:
+        parts = random_parts(dice, written)
+        traffic = tuple(_hidden(dice, written, each) for each in parts.traffic)
+    traffic = _due(dice, written, parts.models, traffic)
+    workers = _placed(dice, written, parts)
+    load, keyed = float(dice.uniform(*written.load)), _happens(dice, written.keys)
+    fleet = FleetSpec(
+        models=parts.models,
+        workers=workers,
+        balancers=int(_named(dice, written.balancers)),
+        reports=Reports(float(dice.choice(written.report_s)), loss=float(dice.choice(written.report_loss))),
+        network=NETWORK,
+        cold=Cold(20, 2.0) if _happens(dice, written.cold) else Cold(),
+        cache=Cache(whole(dice, written.entries), float(dice.uniform(*written.saving))) if keyed else Cache(),
+    )
+    # Policies place keys, rather than the router's hash, which is the same under all of them.
+    fleet = replace(fleet, settings=replace(fleet.settings, sticky_keys=not keyed))
+    sessions = Sessions(whole(dice, written.active), float(dice.uniform(*written.turns))) if keyed else None
+    made = Scenario(
+        f"s{number:02d}", "", "held-out", fleet, _arriving(dice, written, traffic, sessions), written.requests
+    ).with_load(load)
+    length_s = written.requests / made.workload.rate_per_s
+    faults = _faults(dice, written, workers, length_s) if _happens(dice, written.faults) else ()
+    return replace(made, fleet=replace(made.fleet, faults=faults))
+
+
+def _happens(dice: np.random.Generator, probability: float) -> bool:
+    return bool(dice.random() < probability)
+
+
+def _named(dice: np.random.Generator, shares: tuple[tuple[str, float], ...]) -> str:
+    names, weights = zip(*shares, strict=True)
+    return str(dice.choice(names, p=weights))
+
+
+def _hidden(dice: np.random.Generator, written: Written, traffic: ModelTraffic) -> ModelTraffic:
+    work: Distribution = Lognormal(written.hidden_work_cv)
+    return replace(traffic, work=work) if _happens(dice, written.hidden_work) else traffic
+
+
+def _due(
+    dice: np.random.Generator, written: Written, models: tuple[ModelSpec, ...], traffic: tuple[ModelTraffic, ...]
+) -> tuple[ModelTraffic, ...]:
+    classes = _named(dice, written.deadlines)
+    loose, share = float(dice.uniform(*written.loose)), float(dice.uniform(*written.tight_share))
+    found = []
+    for model, one in zip(models, traffic, strict=True):
+        slowest_s = max(service.device_s[0] for service in model.service.values())
+        tight_s = slowest_s * log_uniform(dice, written.deadline)
+        by_class: dict[str, float | Shares] = {
+            "none": np.inf,
+            "one": tight_s,
+            "two": Shares({tight_s: share, tight_s * loose: 1 - share}),
+        }
+        found.append(replace(one, deadline_s=by_class[classes]))
+    return tuple(found)
+
+
+def _placed(dice: np.random.Generator, written: Written, parts: Parts) -> tuple[WorkerSpec, ...]:
+    """The workers with the models that they hold; who was left without any holds all."""
+    if not _happens(dice, written.placed) or len(parts.models) == 1:
+        return parts.workers
+    held: list[list[str]] = [[] for _ in parts.workers]
+    for model in parts.models:
+        for place in dice.permutation(len(held))[: max(2, len(held) // 2)]:
+            held[int(place)].append(model.name)
+    return tuple(replace(worker, models=tuple(each)) for worker, each in zip(parts.workers, held, strict=True))
+
+
+def _arriving(
+    dice: np.random.Generator, written: Written, traffic: tuple[ModelTraffic, ...], sessions: Sessions | None
+) -> Workload:
+    kind = _named(dice, written.arrivals)
+    if kind == "trace":
+        recorded = read_recorded(_DATA / str(dice.choice(TRACES)))
+        return Workload(1.0, traffic, recorded=recorded, keys=sessions)
+    process: Process = Poisson()
+    if kind == "bursts":
+        factor, burst_s = float(dice.uniform(*written.burst_factor)), log_uniform(dice, written.burst_s)
+        process = Bursts(factor, burst_s, burst_s * float(dice.uniform(*written.calm)))
+    elif kind == "diurnal":
+        process = Diurnal(float(dice.uniform(*written.day_s)), float(dice.uniform(*written.day_amplitude)))
+    return Workload(1.0, traffic, process, keys=sessions)
+
+
+def _faults(
+    dice: np.random.Generator, written: Written, workers: tuple[WorkerSpec, ...], length_s: float
+) -> tuple[Fault, ...]:
+    chosen = dice.permutation(len(workers))[: whole(dice, (1, max(1, len(workers) // 4)))]
+    faults = []
+    for place in chosen:
+        kind: FaultKind = written.fault_kinds[int(dice.integers(len(written.fault_kinds)))]
+        amount = float(dice.uniform(*(written.slowness if kind == "slow" else written.errors)))
+        at_s, lasts_s = (length_s * float(dice.uniform(*each)) for each in (written.fault_at, written.fault_lasts))
+        faults.append(Fault(kind, workers[int(place)].name, at_s, np.inf if kind in _FOR_GOOD else lasts_s, amount))
+    return tuple(faults)
+
+
+SHARED, LONG, KEYED, DUE, BALANCERS, FAULTS, PLAIN = (
+    "several models on shared devices",
+    "long services",
+    "keys that save work",
+    "deadlines",
+    "several balancers",
+    "faults",
+    "none of the first four",
+)
+PLACES = (SHARED, LONG, KEYED, DUE)
+"""Where there is more to win than by placing requests of one model well."""
+
+
+def kinds(one: Scenario) -> tuple[str, ...]:
+    """What is in the scenario."""
+    fleet, traffic = one.fleet, one.workload.traffic
+    batching: set[Batching] = {model.batching for model in fleet.models}
+    found = {
+        SHARED: len(fleet.models) > 1,
+        LONG: batching == {Batching(max_batch_rows=1)} and all(_varies(each) for each in traffic),
+        KEYED: fleet.cache.entries > 0,
+        DUE: any(isinstance(each.deadline_s, Shares) or each.deadline_s < np.inf for each in traffic),
+    }
+    found[PLAIN] = not any(found.values())
+    found |= {BALANCERS: fleet.balancers > 1, FAULTS: bool(fleet.faults)}
+    return tuple(name for name, is_so in found.items() if is_so)
+
+
+def _varies(traffic: ModelTraffic) -> bool:
+    return isinstance(traffic.work, Lognormal) and traffic.work.cv >= WRITTEN.long_work_cv

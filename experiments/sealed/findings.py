@@ -1,0 +1,114 @@
+"""What sealed runs amount to: ratios, the verdict, and the gap to the social reference.
+
+A ratio of a scenario is the geometric mean, over weights and request seeds, of the ratio on equal arrivals. Over
+scenarios: the median. Its interval resamples scenarios, weights and request seeds together: what another draw of all
+three could have given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.sealed.opening import Found, Opening, unanswered
+from policies.base import FloatArray
+from simulator.scoreboard.compare import SOCIAL
+from simulator.scoreboard.statistics import CONFIDENCE, RESAMPLES, Estimate
+from simulator.scoreboard.summary import FIGURES, NAMES, Figure, by_seed
+
+AIMS: dict[Figure, float] = {"mean_s": 0.85, "p99_s": 0.90}
+"""Of the median ratio, at most."""
+MORE_FAILURES = 0.001
+"""Share of the requests by which the subject may fail more than the rival, in the mean over scenarios."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that is asked, and what was found."""
+
+    asked: str
+    found: str
+    met: bool
+
+
+def median_ratio(found: Sequence[Found], against: str, figure: Figure) -> Estimate:
+    """Over scenarios, with its interval."""
+    logs = np.stack([each.logs(against, figure) for each in found])
+    return interval_of_median(logs)
+
+
+def interval_of_median(logs: FloatArray) -> Estimate:
+    """The median over scenarios of the geometric means of `(scenarios, weights, seeds)` logarithms."""
+    dice = np.random.default_rng(0)
+    scenarios, weights, seeds = logs.shape
+    medians = []
+    for _ in range(RESAMPLES):
+        # The weights are the same in all scenarios, so one draw of them is, too; request seeds are each scenario's own.
+        some = dice.integers(scenarios, size=(scenarios, 1, 1))
+        files = dice.integers(weights, size=(1, weights, 1))
+        runs = dice.integers(seeds, size=(scenarios, 1, seeds))
+        medians.append(_median(logs[some, files, runs]))
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(_median(logs), float(low), float(high))
+
+
+def _median(logs: FloatArray) -> float:
+    return float(np.exp(np.median(logs.mean(axis=(1, 2)))))
+
+
+def ratio(found: Found, against: str, figure: Figure) -> float:
+    """Of one scenario."""
+    return float(np.exp(found.logs(against, figure).mean()))
+
+
+def verdict(opening: Opening, found: Sequence[Found]) -> list[Line]:
+    """What is asked of the subject, line by line; it is met where all of them are."""
+    lines = []
+    for figure, aim in AIMS.items():
+        estimate = median_ratio(found, opening.best, figure)
+        lines.append(
+            Line(
+                f"{NAMES[figure]}: median ratio at most {aim:.2f}, its interval below 1",
+                f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})",
+                estimate.value <= aim and estimate.high < 1,
+            )
+        )
+    more = float(np.mean([each.failed - unanswered(each.metrics[opening.best]) for each in found]))
+    asked = f"requests without an answer: at most {MORE_FAILURES:.1%} more than the rival, in the mean over scenarios"
+    lines.append(Line(asked, f"{more:+.2%}", more <= MORE_FAILURES))
+    return lines
+
+
+def best_in_hindsight(opening: Opening, found: Found, figure: Figure) -> str:
+    """The rival of the lowest latency in that scenario, chosen on the runs that it is judged by."""
+    means = {name: float(np.mean(by_seed(found.metrics[name], figure))) for name in opening.rivals}
+    return min(means, key=lambda name: np.nan_to_num(means[name], nan=np.inf))
+
+
+def hindsight(opening: Opening, found: Sequence[Found], figure: Figure) -> Estimate:
+    """The median ratio to each scenario's own best rival, which flatters the rivals."""
+    logs = np.stack([each.logs(best_in_hindsight(opening, each, figure), figure) for each in found])
+    return interval_of_median(logs)
+
+
+def to_social(found: Found, name: str, figure: Figure) -> float:
+    """A rival's latency over the social reference's: geometric mean over seeds."""
+    ours, best = (by_seed(found.metrics[each], figure) for each in (name, SOCIAL))
+    return float(np.exp(np.mean(np.log(ours) - np.log(best))))
+
+
+def median_to_social(found: Sequence[Found], name: str, figure: Figure) -> float:
+    """Over scenarios."""
+    return float(np.median([to_social(each, name, figure) for each in found]))
+
+
+def subject_to_social(found: Sequence[Found], figure: Figure) -> float:
+    """The same of the trained policy."""
+    return float(np.median([ratio(each, SOCIAL, figure) for each in found]))
+
+
+def pairs(found: Sequence[Found], against: str) -> list[Estimate]:
+    """Median ratios of mean and p99."""
+    return [median_ratio(found, against, figure) for figure in FIGURES]

@@ -1,0 +1,132 @@
+"""Who is compared: heuristics with their defaults, and each of them tuned on the train scenarios by a small grid."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.held_out.plan import with_weights
+from policies import BUILTIN
+from policies.base import FloatArray, Policy
+from simulator.run import run
+from simulator.scenario import Scenario, load_scenario, scenario_names
+from simulator.scoreboard.metrics import WARM_UP_SHARE
+from simulator.training.arena import counted_latency_s
+from simulator.training.validation import TAIL_WEIGHT
+
+DEFAULTS = ("expected_latency", "wlpr", "least_requests", "peak_ewma", "prequal", "power_of_two")
+BASELINE = DEFAULTS[0]
+TUNED = Path(__file__).parent / "tuned.json"
+GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "expected_latency": {"temperature": (0.0, 0.02, 0.05), "delayed_share": (0.0, 0.1, 0.2, 0.4, 0.8)},
+    "wlpr": {"count_self": (True, False), "told": (False, True)},
+    "least_requests": {"choices": (0, 2, 3)},
+    "peak_ewma": {"choices": (0, 2, 3, 5)},
+    "prequal": {"hot_quantile": (0.6, 0.84, 0.95), "pool": (2, 3, 5), "latency": ("observed", "expected")},
+    "power_of_two": {"choices": (2, 3, 5), "weighted": (False, True), "told": (False, True)},
+    "consistent_hash": {"balance_factor": (1.1, 1.25, 1.5), "floor": (2.0, 4.0, 8.0), "told": (False, True)},
+}
+"""By policy, the values of its options; every combination is tried. `told`: whether each worker's weight is its
+capacity for the mix of requests, as an operator sets it who has measured; else it is 1."""
+_SEEDS = tuple(range(7000, 7004))
+_REQUESTS = 4000
+_TOLD = "told"
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A heuristic with its options."""
+
+    policy: Policy
+    told: bool
+    """Whether weights are capacities."""
+
+    def scenario(self, given: Scenario) -> Scenario:
+        """The scenario as it is run."""
+        return with_weights(given) if self.told else given
+
+
+def rival(name: str, settings: Mapping[str, Any]) -> Rival:
+    """Of a point of the grid."""
+    options = {option: value for option, value in settings.items() if option != _TOLD}
+    return Rival(BUILTIN[name](**options), bool(settings.get(_TOLD, False)))
+
+
+def points(name: str) -> list[dict[str, Any]]:
+    """All that is tried of a policy."""
+    grid = GRIDS[name]
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def tune(
+    names: Sequence[str] = (),
+    requests: int = _REQUESTS,
+    seeds: Sequence[int] = _SEEDS,
+    said: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Of each policy the settings of the lowest loss on the train scenarios; `names`: on these alone.
+
+    The loss is the mean over scenarios of log(mean ratio) + `TAIL_WEIGHT` * log(p99 ratio) to `BASELINE` with its
+    defaults, on equal arrivals; failed requests count as at least a second, those never answered as 20 s.
+    """
+    scenarios = [load_scenario(name) for name in names or scenario_names("train")]
+    base = _latencies(scenarios, Rival(BUILTIN[BASELINE](), told=False), requests, seeds)
+    found: dict[str, Any] = {}
+    for name in GRIDS:
+        tried: list[dict[str, Any]] = []
+        for settings in points(name):
+            ratios = np.log(_latencies(scenarios, rival(name, settings), requests, seeds) / base)
+            mean, p99 = ratios.mean(axis=(1, 2))
+            tried.append({"settings": settings, "loss": round(float(mean + TAIL_WEIGHT * p99), 5)})
+        best = min(tried, key=lambda each: each["loss"])
+        said(f"{name}: {best['settings']}, loss {best['loss']:.4f} ({len(tried)} tried)")
+        found[name] = {"chosen": best, "tried": tried}
+    return {
+        "scenarios": [each.name for each in scenarios],
+        "seeds": list(seeds),
+        "requests": requests,
+        "best": min(found, key=lambda name: found[name]["chosen"]["loss"]),
+        "policies": found,
+    }
+
+
+def written(found: Mapping[str, Any]) -> str:
+    """As the file that is kept."""
+    return json.dumps(found, indent=1) + "\n"
+
+
+def read_tuned(path: Path = TUNED) -> dict[str, Any]:
+    """What was found by `tune`."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def tuned_name(name: str) -> str:
+    """What a tuned policy is called on the page."""
+    return f"{name}, tuned"
+
+
+def rivals(tuned: Mapping[str, Any]) -> dict[str, Rival]:
+    """All heuristics by the name to show, the defaults first."""
+    found = {name: Rival(BUILTIN[name](), told=False) for name in DEFAULTS}
+    for name, each in tuned["policies"].items():
+        found[tuned_name(name)] = rival(name, each["chosen"]["settings"])
+    return found
+
+
+def _latencies(scenarios: Sequence[Scenario], one: Rival, requests: int, seeds: Sequence[int]) -> FloatArray:
+    """Mean and p99 in seconds, `(2, scenarios, seeds)`."""
+    found = []
+    for given in scenarios:
+        scenario = one.scenario(given)
+        arrivals = [scenario.arrivals(seed, requests) for seed in seeds]
+        result = run(scenario.fleet, arrivals, one.policy, seeds=seeds)
+        latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]
+        found.append([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)])
+    return np.array(found).transpose(1, 0, 2)

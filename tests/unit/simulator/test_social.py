@@ -1,0 +1,65 @@
+"""The reference that minds others: its tolls where theory is exact, and what it does with them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.estimators.fleets import random_fleet
+from policies import BUILTIN
+from simulator.run import run
+from simulator.scenario import Scenario
+from simulator.scoreboard import social
+from simulator.scoreboard.metrics import measure
+from simulator.spec import Cache, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.workload.draws import UniformKeys
+from simulator.workload.workload import ModelTraffic, Workload
+
+
+def scenario(speeds: tuple[float, ...], rate_per_s: float) -> Scenario:
+    """One model, a second on a worker of speed 1."""
+    fleet = FleetSpec(
+        (ModelSpec("m", {"*": ServiceTime((1,), (1.0,))}),),
+        tuple(WorkerSpec(f"w{i}", speed=speed) for i, speed in enumerate(speeds)),
+    )
+    return Scenario("one", "", "train", fleet, Workload(rate_per_s, (ModelTraffic("m"),)))
+
+
+def test_equal_workers_have_the_toll_of_their_common_utilisation() -> None:
+    assert social.tolls(scenario((1.0, 1.0), 1.0)) == pytest.approx([2.0, 2.0], rel=0.01)  # 0.5 / 0.5^2
+
+
+def test_unequal_workers_have_that_of_the_best_split_by_the_square_root_rule() -> None:
+    speeds, rate = np.array([4.0, 1.0]), 3.5
+    spare = np.sqrt(speeds) * (speeds.sum() - rate) / np.sqrt(speeds).sum()
+    used = 1 - spare / speeds
+    assert social.tolls(scenario((4.0, 1.0), rate)) == pytest.approx(used / (1 - used) ** 2, rel=0.02)
+
+
+def test_a_slow_worker_that_the_best_split_leaves_out_has_none() -> None:
+    fast, slow = social.tolls(scenario((10.0, 1.0), 2.0))
+    assert fast == pytest.approx(0.2 / 0.64, rel=0.01)
+    assert slow == pytest.approx(0.0, abs=0.01)
+
+
+def test_more_than_can_be_served_and_an_unknown_rate_have_finite_tolls() -> None:
+    assert np.isfinite(social.tolls(scenario((1.0, 1.0), 5.0))).all()
+    closed = scenario((1.0, 1.0), 1.0)
+    assert not social.tolls(replace(closed, workload=replace(closed.workload, clients=3))).any()
+
+
+def test_where_models_of_unequal_sizes_share_devices_minding_others_is_better_than_knowing_all() -> None:
+    shared, seeds = random_fleet(14), (0, 1)
+    arrivals = [shared.arrivals(seed, 2000) for seed in seeds]
+    selfish = run(shared.fleet, arrivals, BUILTIN["expected_latency"](), seeds=seeds, knowledge="clairvoyant")
+    minding = social.run_social(shared, arrivals, seeds)
+    means_s = [measure(each).latency.mean_s.mean() for each in (minding, selfish)]
+    assert means_s[0] < 0.8 * means_s[1]
+
+
+def test_requests_that_keys_place_are_placed_by_the_router() -> None:
+    plain = scenario((1.0, 1.0, 1.0), 1.5)
+    keyed = replace(plain, workload=replace(plain.workload, keys=UniformKeys(1)))
+    keyed = replace(keyed, fleet=replace(keyed.fleet, cache=Cache(10, 0.9)))
+    result = social.run_social(keyed, [keyed.arrivals(0, 50)], (0,))
+    assert len(set(result.worker[0].tolist())) < 3
