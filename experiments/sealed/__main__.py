@@ -53,6 +53,15 @@ def tune(out: Path) -> None:
 
 
 @main.command()
+@_FILE
+def weigh(files: tuple[str, ...]) -> None:
+    """Say what files of weights make of the train scenarios, by the loss that rivals are tuned by."""
+    for name, policy in trained(files or (SHIPPED,)).items():
+        mean, p99, loss = rivals.loss_of(policy)
+        click.echo(f"{name}: mean x{mean:.4f}, p99 x{p99:.4f} of {rivals.BASELINE}'s, loss {loss:.4f}")
+
+
+@main.command()
 @click.option("--seed", type=click.IntRange(0, 9999), required=True, help="Of the scenarios: a small one.")
 @click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
