@@ -101,7 +101,7 @@ def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
     tasks = drawn.tasks()
     found = opening.run(drawn, Store(KEPT), jobs, _said(tasks))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(numbers.as_json(drawn, found, told), indent=1, allow_nan=False) + "\n"
+    whole = json.dumps(numbers.as_json(drawn, found, told), allow_nan=False) + "\n"
     write_whole(path.with_suffix(".json"), whole.encode())
     write_whole(path.with_suffix(".csv"), numbers.as_csv(drawn, found).encode())
     write_whole(path, page.page(drawn, found, told).encode())
