@@ -62,7 +62,9 @@ def weigh(files: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.option("--seed", type=click.IntRange(0, 9999), required=True, help="Of the scenarios: a small one.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), required=True, help="Of the scenarios; that of a page makes them again."
+)
 @click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
 @click.option("--requests", type=click.IntRange(min=10), help="Of each run. [default: as the distribution says]")
