@@ -87,7 +87,7 @@ switchback: setup ## wlpr, expected_latency and learned in turns on the live sta
 held-out: setup ## the shipped learned policy on held-out scenarios and other fleets, 10 minutes; writes docs/learned
 	$(BIN)/python -m experiments.held_out --out docs/learned
 
-sealed: setup ## the shipped learned policy on scenarios that nobody has looked at, once, 5 minutes; writes docs/learned
+sealed: setup ## the shipped learned policy on scenarios that nobody has looked at, once, 7 minutes; writes docs/learned
 	$(BIN)/python -m experiments.sealed open
 
 docs: setup ## the page of config fields, and all pages as a site with search, in site

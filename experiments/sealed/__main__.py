@@ -53,7 +53,18 @@ def tune(out: Path) -> None:
 
 
 @main.command()
-@click.option("--seed", type=click.IntRange(0, 9999), required=True, help="Of the scenarios: a small one.")
+@_FILE
+def weigh(files: tuple[str, ...]) -> None:
+    """Say what files of weights make of the train scenarios, by the loss that rivals are tuned by."""
+    for name, policy in trained(files or (SHIPPED,)).items():
+        mean, p99, loss = rivals.loss_of(policy)
+        click.echo(f"{name}: mean x{mean:.4f}, p99 x{p99:.4f} of {rivals.BASELINE}'s, loss {loss:.4f}")
+
+
+@main.command()
+@click.option(
+    "--seed", type=click.IntRange(min=0), required=True, help="Of the scenarios; that of a page makes them again."
+)
 @click.option("--scenarios", type=click.IntRange(min=1), default=SCENARIOS, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True, help="Of requests.")
 @click.option("--requests", type=click.IntRange(min=10), help="Of each run. [default: as the distribution says]")
@@ -92,7 +103,7 @@ def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
     tasks = drawn.tasks()
     found = opening.run(drawn, Store(KEPT), jobs, _said(tasks))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(numbers.as_json(drawn, found, told), indent=1, allow_nan=False) + "\n"
+    whole = json.dumps(numbers.as_json(drawn, found, told), allow_nan=False) + "\n"
     write_whole(path.with_suffix(".json"), whole.encode())
     write_whole(path.with_suffix(".csv"), numbers.as_csv(drawn, found).encode())
     write_whole(path, page.page(drawn, found, told).encode())

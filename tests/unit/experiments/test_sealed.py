@@ -84,6 +84,14 @@ def test_tuning_takes_what_is_better_on_the_scenarios(monkeypatch: pytest.Monkey
     assert found["policies"]["least_requests"]["chosen"]["settings"] == {"choices": 0}
 
 
+def test_a_policy_is_weighed_as_rivals_are() -> None:
+    mean, p99, loss = rivals.loss_of(BUILTIN["expected_latency"](), requests=60, seeds=(0,))
+    assert (mean, p99, loss) == pytest.approx((1.0, 1.0, 0.0))
+    mean, p99, loss = rivals.loss_of(BUILTIN["random"](), requests=60, seeds=(0,))
+    assert loss > 0
+    assert loss == pytest.approx(np.log(mean) + 0.5 * np.log(p99))
+
+
 def is_mixed(one: Scenario) -> bool:
     return len({worker.device for worker in one.fleet.workers}) > 1
 
