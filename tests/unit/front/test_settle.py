@@ -59,7 +59,7 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     wanted = [parts(line) for _, line in lines if line]
     assert [parts(line) for line in done.stdout.splitlines()] == wanted
     assert len({line[0] for line in wanted}) == 2
-    for record in ("queue", "service", "latency", "tokens"):
+    for record in ("queue", "service", "latency", "tokens", "caches"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
     # The lot of what is in flight is with the state, and what ended was told of.

@@ -150,7 +150,7 @@ def test_c_decides_and_counts_as_python_does(
     assert len({picked.worker for picked in picks if picked}) > WORKERS // 2
     # What C counted in, the fleet whose block it is has, without being told.
     assert shared.fleet.queue.in_flight.sum() == 40 + sum(picked is not None for picked in picks)
-    for record in ("queue", "service", "latency", "tokens"):
+    for record in ("queue", "service", "latency", "tokens", "caches"):
         for name, array in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), name), array, err_msg=name)
 
