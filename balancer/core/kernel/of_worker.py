@@ -92,11 +92,10 @@ def cached(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `FleetView`."""
     if not is_noted(x, e, ask):
         return 0.0
-    f, balancers = r // x.desk.mask.shape[1], x.queue.balancers[r]
-    found = warm(x.caches, f, key_and_model(ask), x.desk.name_hash[e, w], r, x.desk.settings[e, KEY_MEMORY])
-    if balancers > 1 and is_home(x, e, w, r, ask, now_s):
-        found = max(found, 1 - 1 / balancers)
-    return float(found)
+    if x.queue.balancers[r] > 1 and is_home(x, e, w, r, ask, now_s):
+        return 1.0
+    f = r // x.desk.mask.shape[1]
+    return float(warm(x.caches, f, key_and_model(ask), x.desk.name_hash[e, w], r, x.desk.settings[e, KEY_MEMORY]))
 
 
 def is_noted(x: Books, e: int, ask: Ask) -> bool:
