@@ -78,10 +78,10 @@ def test_requests_that_are_held(name: str, scenario: Scenario) -> None:
     compare(scenario, BUILTIN[name](), compiled=True)
 
 
-@pytest.mark.parametrize("balancers", [1, 2])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_savings_that_are_learned(balancers: int, compiled: bool) -> None:
+@pytest.mark.parametrize(("balancers", "requests", "compiled"), [(1, 2500, True), (1, 2500, False), (2, 8000, True)])
+def test_savings_that_are_learned(balancers: int, requests: int, compiled: bool) -> None:
     shipped = load_scenario("cache-affinity")
     scenario = dataclasses.replace(shipped, fleet=dataclasses.replace(shipped.fleet, balancers=balancers))
-    batch = compare((scenario.fleet, scenario.arrivals(1, 2500), 1), BUILTIN["expected_latency"](), compiled)
+    arrivals = scenario.arrivals(1, requests)
+    batch = compare((scenario.fleet, arrivals, 1), BUILTIN["expected_latency"](), compiled)
     assert batch.sim.caches.saved.any()

@@ -36,7 +36,7 @@ _MOST = 2.0
 """How many times as long as expected a report's executions count at most, so that one stall is no evidence."""
 _KEPT = 0.1
 """Of the share by which service times fade, how much the evidence on savings does: they are the model's, and last."""
-_LEAST_S = 1e-9
+_LEAST_S, _LEAST_SPREAD = 1e-9, 1e-9
 
 
 @dataclass
@@ -145,7 +145,7 @@ def observe(c: Caches, r: int, m: int, rows: float, took: float) -> None:
         hits, took = c.ended_hits[r, m] / ended_rows, min(took, _MOST)
         if c.reports[r, m] > 0:
             # Others' rows among them hit as often as ever.
-            dh = min(ended_rows / rows, 1.0) * (hits - c.mean_hits[r, m])
+            dh = min(ended_rows / max(rows, 1.0), 1.0) * (hits - c.mean_hits[r, m])
             dt = took - c.mean_took[r, m]
             c.hits_squared[r, m] += ended_rows * dh * dh
             c.took_squared[r, m] += ended_rows * dt * dt
@@ -195,8 +195,8 @@ def learn(c: Caches, s: Service, first: int, workers: int, share: float) -> None
 
 def saving(reports: float, hits_squared: float, took_squared: float, hits_took: float) -> float:
     """The slope of a least-squares line, with the sign turned, shrunk towards none by its standard error; 0 to 1."""
-    if reports < _LEAST_REPORTS or hits_squared <= 0 or hits_took >= 0:
+    if reports < _LEAST_REPORTS or hits_squared < _LEAST_SPREAD or hits_took >= 0:
         return 0.0
     slope = -hits_took / hits_squared
-    error_squared = max(took_squared / hits_squared - slope * slope, 0.0) / reports
-    return min(slope * max(1 - _SURE * _SURE * error_squared / (slope * slope), 0.0), 1.0)
+    doubt = _SURE * _SURE * max(took_squared / hits_squared - slope * slope, 0.0) / reports
+    return min(slope - doubt / slope, 1.0) if slope * slope > doubt else 0.0

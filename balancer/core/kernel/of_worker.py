@@ -120,10 +120,10 @@ def is_home(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> bool:
     # The chance of that, by this bid alone.
     if math.exp(-bid) < _HARDLY:
         return False
-    less = 0
-    for v in range(x.desk.mask.shape[1]):
-        less += bid_of(x, e, v, r - w + v, ask, now_s) < bid
-    return less == 0
+    workers, v = x.desk.mask.shape[1], 0
+    while v < workers and bid_of(x, e, v, r - w + v, ask, now_s) >= bid:
+        v += 1
+    return bool(v == workers)
 
 
 def bid_of(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:

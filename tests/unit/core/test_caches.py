@@ -111,6 +111,12 @@ def test_a_few_reports_tell_nothing() -> None:
     assert learned(observed(0.7, noise=0.1, reports=9)).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("sums", [(1e-300, 1.0, -1e-300), (1.0, 0.0, -1e-300), (1e-8, 1e15, -1e3), (1e15, 1e15, -1e15)])
+def test_a_saving_is_a_share_whatever_the_sums_are(sums: tuple[float, float, float]) -> None:
+    for reports in (0.0, 20.0, 1e9):
+        assert 0.0 <= caches.saving(reports, *sums) <= 1.0
+
+
 def test_parts_of_the_speed_are_those_of_workers_that_executed() -> None:
     c, s = allocate(Caches, 3, 1), allocate(Service, 3, 1)
     s.fixed_s[:], s.per_row_s[:], s.weight[:] = 0.0, [[0.001], [0.003], [0.001]], [[9.0], [9.0], [0.0]]
