@@ -137,6 +137,15 @@ class FleetView(Protocol):
     def report_age_s(self) -> FloatArray:
         """Seconds since the last report was received; infinite where none was."""
 
+    @property
+    def cached(self) -> FloatArray:
+        """The probability that the worker has the request's key warm, 0 to 1; 0 without a key."""
+
+    @property
+    def saving_s(self) -> FloatArray:
+        """Device seconds that a warm key saves there, from 0, as learned; 0 without a key. With several balancers, what
+        it saves all of them, as each pick counts in `completion_s` for the others' too."""
+
 
 def option(
     default: Any,

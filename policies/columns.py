@@ -38,6 +38,8 @@ class Columns:
     error_rate: FloatArray = column("share", of="moment")
     tokens: FloatArray = column("tokens", of="moment")
     report_age_s: FloatArray = column("s", of="moment")
+    cached: FloatArray = column("share", of="request")
+    saving_s: FloatArray = column("s", of="request")
 
 
 class Declared(NamedTuple):

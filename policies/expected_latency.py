@@ -26,6 +26,10 @@ class ExpectedLatency(CostPolicy):
     the worker just picked looks longer to the next request. The softmin therefore only needs to part near ties. A
     wider one buys nothing, even with many balancers and old reports, and costs where there are few: see README.md.
 
+    Where a worker's cache makes requests of a key cheaper, what that is expected to save counts `saving_factor` times:
+    who goes elsewhere takes those that follow with it, and drives another key out there. Where keys are not seen to
+    save anything, this is nothing.
+
     A worker that fails fast looks idle; what an error costs the client in seconds keeps it from being the best.
     """
 
@@ -45,6 +49,13 @@ class ExpectedLatency(CostPolicy):
         ge=0.0,
     )
 
+    saving_factor: float = option(
+        16.0,
+        "How many times the seconds count that a warm cache is expected to save, for the requests with the same key "
+        "that follow to the same worker; 0: caches do not matter",
+        ge=0.0,
+    )
+
     choice = softmin_of("temperature")
 
     @staticmethod
@@ -53,11 +64,15 @@ class ExpectedLatency(CostPolicy):
         backlog_s: FloatArray,
         pending: FloatArray,
         error_rate: FloatArray,
+        cached: FloatArray,
+        saving_s: FloatArray,
         error_penalty_s: float,
         delayed_share: float,
+        saving_factor: float,
     ) -> FloatArray:
-        """Expected seconds, errors and others' delay counted as such."""
+        """Expected seconds, errors and others' delay counted as such, less what a warm cache saves."""
         # Bounded, so that what is infinite or unknown makes the cost so, and no other.
         added_s = np.maximum(np.fmin(completion_s, WORST) - np.fmin(backlog_s, WORST), 0.0)
         others_s: FloatArray = delayed_share * np.fmin(pending, WORST) * added_s
-        return completion_s + others_s + error_penalty_s * error_rate
+        saved_s = saving_factor * np.fmin(cached * saving_s, WORST)
+        return completion_s + others_s + error_penalty_s * error_rate - saved_s

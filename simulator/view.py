@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.kernel.of_worker import fill_cached
+from balancer.core.kernel.state import Ask
 from balancer.core.settings import EstimatorSettings
 from balancer.core.view import View
 from policies.base import FloatArray, UintArray
+from policies.hashing import mix
 from simulator.engine.layout import Sim
 
 
@@ -18,7 +21,8 @@ class BatchView(View):
 
     def __init__(self, sim: Sim, settings: EstimatorSettings) -> None:
         self._sim = sim
-        states: Any = [_Lazy(record, self._of_balancer) for record in (sim.queue, sim.service, sim.latency, sim.tokens)]
+        records = sim.queue, sim.service, sim.latency, sim.tokens, sim.caches
+        states: Any = [_Lazy(record, self._of_balancer) for record in records]
         asked = sim.asked
         super().__init__(states, settings, sim.desk.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))
@@ -46,6 +50,24 @@ class BatchView(View):
     def report_age_s(self) -> FloatArray:
         """See `FleetView`."""
         return self._now_s - self._of_balancer(self._sim.desk.reported_s)
+
+    @cached_property
+    def cached(self) -> FloatArray:
+        """See `FleetView`."""
+        sim, workers = self._sim, self._sim.sizes.workers
+        found = np.zeros(sim.desk.mask.shape)
+        for e in np.flatnonzero(sim.asked.key).tolist():
+            ask = Ask(
+                int(sim.asked.model[e]), float(sim.asked.rows[e]), mix(int(sim.asked.key[e])), 1.0, np.inf, 0.0, 0
+            )
+            with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
+                fill_cached(sim, e, int(self._deciding[e]) * workers, ask, float(sim.asked.now_s[e]), found[e])
+        return found
+
+    @cached_property
+    def saving_s(self) -> FloatArray:
+        """See `FleetView`."""
+        return np.where(self._sim.asked.key[:, None] != 0, self._saving_s(), 0.0)
 
 
 class TrueView:

@@ -171,6 +171,9 @@ class EstimatorsSection(StrictModel):
     default_service_s: Positive = _ESTIMATORS.default_service_s
     """Service time, in seconds, assumed of a worker and model of which nothing is known yet, nor of the model
     elsewhere."""
+    key_memory: Positive = _ESTIMATORS.key_memory
+    """New routing keys sent to a worker after which 63% of those that its cache had are taken to be gone: about as many
+    as a worker's cache holds. Of no effect with `sticky_keys`."""
     tokens: TokensSection = TokensSection()
     """Token buckets."""
     profiles: tuple[ConfigFile, ...] = ()

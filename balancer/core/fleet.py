@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from balancer.core import bounds
-from balancer.core.estimators import columns
+from balancer.core.estimators import caches, columns
 from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.block import Block
 from balancer.core.kernel.books import Ledger
 from balancer.core.kernel.plain import Kernel
-from balancer.core.kernel.state import settings_row
+from balancer.core.kernel.state import KEY_MEMORY, settings_row
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
@@ -44,6 +44,7 @@ class Fleet:
         self._ledger = Ledger(self.kernel.memory, self.kernel.stamp)
         self.queue, self.service = self._ledger.queue, self._ledger.service
         self.latency, self.tokens = self._ledger.latency, self._ledger.tokens
+        self.caches = self._ledger.caches
         self._find_arrays()
         self.changes = 0
         """Of who there is, with what weight and on what device: counted, for whoever writes them down."""
@@ -129,7 +130,7 @@ class Fleet:
             if self.queue.own_rows[:, column].any():
                 continue
             del self.models[model], self._wanted_s[model]
-            for state in (self.queue, self.service):
+            for state in (self.queue, self.service, self.caches):
                 columns.clear_model(state, column)
             for worker in self.workers:
                 worker.batches = {key: value for key, value in worker.batches.items() if key[0] != model}
@@ -206,6 +207,7 @@ class Fleet:
         begins = event.incarnation != worker.incarnation
         if begins:
             worker.batches.clear()
+            caches.lose_all(self.caches, row, self.desk.settings[0, KEY_MEMORY])
         elif event.stream == worker.stream:
             self.reports["lost"] += event.number - worker.number - 1
         self.reports["accepted"] += 1
@@ -307,11 +309,11 @@ class Fleet:
         if row is not None:
             self.kernel.count_out(self, row, column, rows, now_s)
 
-    def finished(self, worker: str, column: int, rows: float, outcome: Finished, now_s: float) -> None:
-        """Count a request of ours out, and learn latency and error rate from its outcome."""
+    def finished(self, worker: str, column: int, rows: float, key: int | None, outcome: Finished, now_s: float) -> None:
+        """Count a request of ours out, and learn from its outcome."""
         row, by = self.index[worker], self.index.get(outcome.worker, -1)
         seconds = math.nan if outcome.latency_s is None else outcome.latency_s
-        self.kernel.finish(self, row, column, rows, by, seconds, outcome.ok, now_s)
+        self.kernel.finish(self, row, column, rows, key, by, seconds, outcome.ok, now_s)
 
     def outcome(self, served: str, latency_s: float | None, ok: bool, now_s: float) -> None:
         """Learn from the outcome of a request that is not known; nor need the worker be."""

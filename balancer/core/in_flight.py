@@ -13,6 +13,7 @@ class InFlight(NamedTuple):
     worker: str
     column: int
     rows: float
+    key: int | None
     at_s: float
     ticket: Ticket | None
     chosen: bool

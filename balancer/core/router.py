@@ -128,7 +128,7 @@ class Router:
             case Report():
                 self.fleet.report(event, now_s)
             case Sent():
-                sent = InFlight(event.worker, self.column(event.model), event.rows, now_s, None, True)
+                sent = InFlight(event.worker, self.column(event.model), event.rows, None, now_s, None, True)
                 self._count_in(event.number, sent)
             case Withdrawn():
                 drop(self._end(event.number, now_s))
@@ -214,9 +214,11 @@ class Router:
         if steering is not None and choice is not None and placed is policy:
             seconds = steering.stopwatch() - begun_s
             ticket = steering.answered(choice, seconds, request.model, float(request.deadline_s), now_s)
-        chosen = placed is policy and picked.among > 1
+        chosen, key = placed is policy and picked.among > 1, request.key
         decision = self._decision(number, placed, picked, now_s, request.sequence)
-        self._keep(number, new_tuple(InFlight, (decision.worker, column, float(request.rows), now_s, ticket, chosen)))
+        self._keep(
+            number, new_tuple(InFlight, (decision.worker, column, float(request.rows), key, now_s, ticket, chosen))
+        )
         return decision
 
     def _decide(
@@ -240,8 +242,11 @@ class Router:
         if self.witness is not None:
             self.witness.decided(answered, decision)
         chosen = answered.role != "hash" and picked.among > 1
-        column, rows = self.column(request.model), float(request.rows)
-        self._count_in(number, InFlight(decision.worker, column, rows, now_s, ticket, chosen))
+        column, rows, key = self.column(request.model), float(request.rows), request.key
+        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
+        self._count_in(number, InFlight(decision.worker, column, rows, key, now_s, ticket, chosen))
+        if key is not None:
+            fleet.kernel.remember(fleet, picked.worker, request, view)
         return decision
 
     def _decision(self, number: int, policy: Policy, picked: Picked, now_s: float, sequence: bool = False) -> Decision:
@@ -260,7 +265,7 @@ class Router:
             eligible = eligible & np.array([worker.name in subset for worker in fleet.workers], bool)
         if not np.count_nonzero(eligible):
             raise refusals.nobody(fleet, request)
-        view = LiveView(fleet, eligible, self.column(request.model), float(request.rows), now_s)
+        view = LiveView(fleet, eligible, self.column(request.model), float(request.rows), now_s, request.key)
         if request.sequence:
             self._check_limits_of_sequence(request, view)
             return view
@@ -381,7 +386,7 @@ class Router:
         elif sent is None:
             self.fleet.outcome(event.worker, event.latency_s, event.ok, now_s)
         else:
-            self.fleet.finished(sent.worker, sent.column, sent.rows, event, now_s)
+            self.fleet.finished(sent.worker, sent.column, sent.rows, sent.key, event, now_s)
 
     def _end(self, number: int, now_s: float) -> InFlight | None:
         """Count a request out; None where it was not counted in, or was so before."""

@@ -122,6 +122,9 @@ class EstimatorSettings:
     """Time constant with which service times are forgotten, so that a worker avoided as slow is tried again."""
     default_service_s: float = 0.010
     """Service time assumed of a worker and model of which nothing is known yet, nor of the model elsewhere."""
+    key_memory: float = 300.0
+    """New keys sent to a worker after which 63% of those that its cache had are taken to be gone. Of no
+    effect with `sticky_keys`."""
     tokens: TokenSettings = TokenSettings()
     profiles: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """By device kind and model, `fixed_s` and `per_row_s` as measured beforehand (`balancer profile`)."""

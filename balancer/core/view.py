@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators import latency, queue, service, tokens
+from balancer.core.estimators import caches, latency, queue, service, tokens
+from balancer.core.estimators.caches import Caches
 from balancer.core.estimators.columns import At
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
@@ -75,13 +76,13 @@ class View:
 
     def __init__(
         self,
-        states: tuple[Queue, Service, Latency, Tokens],
+        states: tuple[Queue, Service, Latency, Tokens, Caches],
         settings: EstimatorSettings,
         eligible: BoolArray,
         rows: float | FloatArray,
         now_s: float | FloatArray,
     ) -> None:
-        self._queue, self._service, self._latency, self._tokens = states
+        self._queue, self._service, self._latency, self._tokens, self._caches = states
         self._settings = settings
         self._rows = rows
         self._now_s = now_s
@@ -136,15 +137,29 @@ class View:
     def tokens(self) -> FloatArray:
         return tokens.level_now(self._tokens, ..., self._settings.tokens, self._now_s)
 
+    def _saving_s(self) -> FloatArray:
+        """As if all requests had keys."""
+        balancers = self._queue.balancers
+        return caches.saving_now_s(self._caches, self._service, self._of_model, self._rows, balancers)
+
 
 class LiveView(View):
     """One fleet, for one request; arrays have shape `(n,)`."""
 
-    def __init__(self, fleet: Fleet, eligible: BoolArray, column: int, rows: float, now_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        eligible: BoolArray,
+        column: int,
+        rows: float,
+        now_s: float,
+        key: int | UintArray | None = None,
+    ) -> None:
+        assert key is None or isinstance(key, int)  # arrays are for the simulator's views
         self._fleet, self._eligible = fleet, eligible
-        self.column, self.rows, self.at_s = column, rows, now_s
+        self.column, self.rows, self.at_s, self.key = column, rows, now_s, key
         self._queue, self._service = fleet.queue, fleet.service
-        self._latency, self._tokens = fleet.latency, fleet.tokens
+        self._latency, self._tokens, self._caches = fleet.latency, fleet.tokens, fleet.caches
         self._settings = fleet.settings.estimators
         self._of_model = (slice(None), column)
 
@@ -160,7 +175,9 @@ class LiveView(View):
 
     def of_one(self, worker: int) -> LiveView:
         """The same, with this one worker eligible."""
-        return LiveView(self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.rows, self.at_s)
+        return LiveView(
+            self._fleet, np.arange(len(self._eligible)) == worker, self.column, self.rows, self.at_s, self.key
+        )
 
     # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
     @part
@@ -186,3 +203,13 @@ class LiveView(View):
     @column
     def report_age_s(self) -> FloatArray:
         return self._now_s - self._fleet.reported_s
+
+    @column
+    def cached(self) -> FloatArray:
+        if self.key is None:
+            return np.zeros(len(self._eligible))
+        return self._fleet.kernel.look_up(self._fleet, self.column, self.rows, self.key, self.at_s)
+
+    @column
+    def saving_s(self) -> FloatArray:
+        return np.zeros(len(self._eligible)) if self.key is None else self._saving_s()

@@ -31,7 +31,7 @@ from balancer.front.layouts import VOIDS
 from balancer.front.module import Module
 from balancer.gateway.responses import ERRORS
 from balancer.native.shared import in_file
-from policies.base import FloatArray, Policy, Request, UintArray
+from policies.base import BoolArray, FloatArray, Policy, Request, UintArray
 from policies.columns import Columns, columns_of
 
 _NONE = 2**64 - 1
@@ -323,18 +323,32 @@ def _check(holds: bool, what: str) -> None:
 class _Seen(View):
     """What policies saw, of many decisions one after the other: `(decisions * n,)`."""
 
-    def __init__(self, seen: FloatArray, rows: FloatArray, now_s: FloatArray, estimators: EstimatorSettings) -> None:
+    def __init__(
+        self, seen: FloatArray, rows: FloatArray, keyed: BoolArray, now_s: FloatArray, estimators: EstimatorSettings
+    ) -> None:
         arrays = iter(seen)
         records: Any = [SimpleNamespace(**{name: next(arrays) for name in names}) for names in SEEN.values()]
         *states, self._desk = records
         super().__init__(tuple(states), estimators, np.empty(0, bool), rows, now_s)
         self._of_model = ...
+        self._keyed = keyed
 
     @column
     def report_age_s(self) -> FloatArray:
         """See `FleetView`."""
         age_s: FloatArray = self._now_s - self._desk.reported_s
         return age_s
+
+    @column
+    def cached(self) -> FloatArray:
+        """See `FleetView`."""
+        cached: FloatArray = self._desk.cached
+        return cached
+
+    @column
+    def saving_s(self) -> FloatArray:
+        """See `FleetView`."""
+        return np.where(self._keyed, self._saving_s(), 0.0)
 
 
 def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
@@ -347,7 +361,8 @@ def _decisions(asked: Sequence[_Asked], basis: Basis) -> Iterator[ToldDecision]:
     eligible = eligible.view(np.bool_)
     rows = np.repeat(np.array([each.request.rows for each in asked], np.float64), n)
     now_s = np.repeat(np.array([each.at_s for each in asked]), n)
-    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, now_s, basis.estimators)
+    keyed = np.repeat(np.array([each.request.key is not None for each in asked]), n)
+    view = _Seen(seen.reshape(_ARRAYS, count * n), rows, keyed, now_s, basis.estimators)
     columns = {name: getattr(view, name).reshape(count, n) for name in _COLUMNS}
     for place, each in enumerate(asked):
         policy, role = basis.deciders[each.decider]

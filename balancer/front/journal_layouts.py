@@ -36,12 +36,13 @@ JOURNAL_RING_BYTES = 16 * 2**20
 SEEN: dict[str, tuple[str, ...]] = {
     "queue": (
         *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
-        *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s"),
+        *("own_work_s", "executing_s", "progress_s", "waiting_rows", "waiting_model_s", "balancers"),
     ),
     "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
-    "desk": ("reported_s",),
+    "caches": ("saved",),
+    "desk": ("reported_s", "cached"),
 }
 """What the columns of a view are made of, in the journal's order: records of the books and their arrays, of which those
 with an axis of models are told of for the request's."""

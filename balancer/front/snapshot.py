@@ -47,7 +47,7 @@ class Snapshot:
         room = {f"desk.{name}" for name in ROOM}
         self._pairs = [(here[name], there) for name, there in block.arrays.items() if name not in room]
         self.desk, self.queue, self.service = ledger.desk, ledger.queue, ledger.service
-        self.latency, self.tokens = ledger.latency, ledger.tokens
+        self.latency, self.tokens, self.caches = ledger.latency, ledger.tokens, ledger.caches
         self.reported_s, self.weight, self.name_hash = self.desk.reported_s, self.desk.weight[0], self.desk.name_hash[0]
         self._of, self.generation = fleet.desk, block.generation
 
@@ -59,7 +59,7 @@ class Snapshot:
     def view(self, request: Request, column: int, eligible: BoolArray) -> LiveView | None:
         """As the policy is shown it; None where the limits leave nobody."""
         # Of the fleet a view reads what is here as well.
-        view = LiveView(cast(Fleet, self), eligible, column, float(request.rows), self.at_s)
+        view = LiveView(cast(Fleet, self), eligible, column, float(request.rows), self.at_s, request.key)
         # A slow start is left to each request's own lot.
         if self.settings.limits.any or self.settings.zones.own:
             found = self.kernel.keep_within_limits(self, request, view)

@@ -347,6 +347,8 @@ class Tables:
         found = {_READS[name] for name in object.__getattribute__(request, "seen") & _READS.keys()}
         if "_rows" in vars(view):
             found.add(Reads.READS_ROWS)
+        if {"cached", "saving_s"} & vars(view).keys():
+            found.add(Reads.READS_KEY)
         if self._snapshot.settings.limits.any:
             # Who is full differs by it.
             found.add(Reads.READS_PRIORITY)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel import counting, eligibility, picking, reports
+from balancer.core.kernel import counting, eligibility, of_worker, picking, reports
 from balancer.core.kernel.answers import PROGRAM, Compiler, answering, by_program
 from balancer.core.kernel.state import Ask, Books, Options
 from balancer.native.call import (
@@ -60,6 +60,8 @@ _mix = from_source(mix_array)
 _count_in, _count_out = from_source(counting.count_in), from_source(counting.count_out)
 _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(counting.fade)
 _finish = from_source(counting.finish)
+_remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
+_fill_cached = from_source(of_worker.fill_cached)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.uniform_of)
@@ -106,9 +108,16 @@ def count_in(x: Books, options: Options, call: Call) -> int:
 
 
 def finish(x: Books, options: Options, call: Call) -> int:
-    """Count a request out, and learn from its outcome."""
+    """Count a request out, and learn from its outcome. Its key is the one that it was picked with."""
     f, i = call.numbers, call.wholes
     _finish(x, 0, i[PICKED], i[MODEL], f[ROWS], i[SERVED], f[LATENCY_S], f[OK] != 0, f[NOW_S])
+    _remember_outcome(x, 0, 0, i[PICKED], i[SERVED], _ask(call), f[OK] != 0, f[NOW_S])
+    return 0
+
+
+def look_up(x: Books, options: Options, call: Call) -> int:
+    """Write `cached` of all workers for the request to `Desk.cached`."""
+    _fill_cached(x, 0, 0, _ask(call), call.numbers[NOW_S], x.desk.cached[0])
     return 0
 
 
@@ -169,7 +178,7 @@ PUBLISHED = symbol_of("published")
 """By probabilities that another process computed, see `balancer.front.tables`."""
 FIXED: tuple[Entry, ...] = (
     *(keep_fresh, fresh_until_s, keep_within_limits, pick),
-    *(count_in, count_out, finish, learn_of_pick, fade, take_report, bid),
+    *(count_in, count_out, finish, learn_of_pick, fade, take_report, bid, look_up),
 )
 
 
@@ -261,6 +270,7 @@ def _entry(answer: Any) -> Any:
             return SHED
         if i[WHOLE] != STEP:
             _count_in(x, 0, w, i[MODEL], f[ROWS], f[NOW_S])
+            _remember(x, 0, w, w, _ask(call), f[NOW_S])
         return w
 
     return entry

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from balancer.core.estimators.caches import Caches
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
 from balancer.core.estimators.service import Service
@@ -24,7 +25,8 @@ from policies.learned.network import Network
 
 _C_TYPES = {"u8": "uint64_t", "i8": "int64_t", "S": "char", "q": "int64_t", "d": "double", "Q": "uint64_t"}
 _C_KINDS = {"f": "double", "u": "uint64_t", "b": "bool", "i": "int64_t"}
-_RECORDS = {"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "weights": Network}
+_RECORDS = {"desk": Desk, "queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches}
+_RECORDS["weights"] = Network
 _ANY = "{-1, 0, 0}"
 _CODES = ("STEP", "WHOLE_REQUEST", "WHOLE_SEQUENCE", "NOBODY", "FULL", "LATE", "SHED")
 
@@ -126,7 +128,8 @@ def docs_of(kind: type[Any]) -> dict[str, str]:
 def _of_books(name: str) -> str:
     record, field = name.split(".")
     axes, dtype, _ = FIELDS[name]
-    lengths = "".join(f"[{axis}]" for axis in axes.replace("r", "n", 1 if axes[0] == "r" else 0).split())
+    # There is one fleet here, which one balancer knows.
+    lengths = "".join(f"[{ {'r': 'n', 'f': 'e'}.get(axis, axis) }]" for axis in axes.split())
     says = docs_of(_RECORDS[record]).get(field, "")
     return f"{_C_KINDS[np.dtype(dtype).kind]} {lengths} {says}"
 

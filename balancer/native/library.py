@@ -29,7 +29,8 @@ _MOST_ANSWERS = 16
 _Function = Callable[[Any, Any, Any], int]
 # Slots in the order of `call`, those between them skipped.
 _COUNTED = struct.Struct(f"=qd{8 * (slots.NOW_S - slots.ROWS - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xq")
-_FINISHED = struct.Struct(f"{_COUNTED.format}qdd")
+_FINISHED = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd{8 * (slots.PICKED - slots.NOW_S - 1)}xqqdd")
+_LOOKED_UP = struct.Struct(f"=qdQd{8 * (slots.NOW_S - slots.KEYED - 1)}xd")
 _PICKED = tuple([struct.Struct(f"=dqq{named}q").unpack_from for named in range(MAX_FALLBACKS + 1)])
 """By how many fallbacks there are."""
 _PROPENSITY_AT = 8 * slots.PROPENSITY
@@ -136,7 +137,7 @@ class Compiled(Kernel):
         self._pick = self._fixed("pick")
         self._count_in, self._count_out = self._fixed("count_in"), self._fixed("count_out")
         self._finish = self._fixed("finish")
-        self._take_report = self._fixed("take_report")
+        self._take_report, self._look_up_key = self._fixed("take_report"), self._fixed("look_up")
         self._learn, self._fade = self._fixed("learn_of_pick"), self._fixed("fade")
 
     def memory(self, size_bytes: int) -> Any:
@@ -277,13 +278,33 @@ class Compiled(Kernel):
         _COUNTED.pack_into(self._slots, 0, column, rows, now_s, row)
         self._count_out(self._of_books, self._of_none, self._of_call)
 
+    def look_up(self, x: Books, column: int, rows: float, key: int, now_s: float) -> FloatArray:
+        """See `Kernel`."""
+        self._bind(x)
+        _LOOKED_UP.pack_into(self._slots, 0, column, rows, key, 1.0, now_s)
+        self._look_up_key(self._of_books, self._of_none, self._of_call)
+        found: FloatArray = x.desk.cached[0].copy()
+        return found
+
     def finish(
-        self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+        self,
+        x: Books,
+        row: int,
+        column: int,
+        rows: float,
+        key: int | None,
+        served: int,
+        latency_s: float,
+        ok: bool,
+        now_s: float,
     ) -> None:
         """See `Kernel`."""
         if x.desk is not self._desk:
             self._bind(x)
-        _FINISHED.pack_into(self._slots, 0, column, rows, now_s, row, served, latency_s, ok)
+        if key is None:
+            _FINISHED.pack_into(self._slots, 0, column, rows, 0, 0.0, now_s, row, served, latency_s, ok)
+        else:
+            _FINISHED.pack_into(self._slots, 0, column, rows, key, 1.0, now_s, row, served, latency_s, ok)
         self._finish(self._of_books, self._of_none, self._of_call)
 
     def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:

@@ -157,7 +157,9 @@ def _refused(
     """The part of the page where nobody may serve the request."""
     fleet = router.fleet
     column = fleet.models.get(request.model, fleet.models[ANY_MODEL])
-    columns = _columns(LiveView(fleet, np.zeros(len(fleet.workers), bool), column, float(request.rows), now_s))
+    columns = _columns(
+        LiveView(fleet, np.zeros(len(fleet.workers), bool), column, float(request.rows), now_s, request.key)
+    )
     workers = [
         {
             "worker": name,

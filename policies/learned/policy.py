@@ -31,7 +31,7 @@ def shipped() -> Artifact:
 @dataclasses.dataclass(frozen=True)
 class Learned(Policy):
     """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`
-    with `delayed_share: 0`.
+    with `delayed_share: 0` and `saving_factor: 0`.
 
     The expected cost is what routing knows for sure; the term is what training found to be missing: what a request
     does to those behind it, how far estimates are to be trusted, what other balancers do. It is an equivariant network

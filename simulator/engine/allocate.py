@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.estimators.caches import PLACES
 from balancer.core.estimators.columns import Fields, declared
 from balancer.core.holding.state import Held, lengths_of_held
 from balancer.core.kernel.books import KINDS
@@ -83,7 +84,9 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     return {
         **lengths_of(n, m),
         **lengths_of_held(z.requests, holds),
-        **{"e": e, "b": b, "g": e * n, "r": e * b * n, "em": e * m, "ebm": e * b * m},
+        # Nobody reads the tables of keys where a hash places all of them.
+        "places": 1 if all(fleet.settings.sticky_keys for fleet in fleets) else PLACES,
+        **{"e": e, "b": b, "g": e * n, "r": e * b * n, "f": e * b, "em": e * m, "ebm": e * b * m},
         **{"k": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
@@ -103,6 +106,7 @@ def check_fits(sim: Sim, fleet: FleetSpec, requests: int) -> None:
         "rows": sim.plan.device_s.shape[1],
         "samples": sim.state.sample_s.shape[1],
         "entries": sim.state.cache.shape[1],
+        "places": sim.caches.key.shape[1],
         "faults": sim.plan.fault_kind.shape[1],
         "fallbacks": sim.state.fallback.shape[2],
     }
@@ -173,7 +177,7 @@ def allocate(fleets: Sequence[FleetSpec], requests: int, timeline: int = 0) -> S
 def reset(sim: Sim, e: int) -> None:
     """Everything that changes in a run back to its start, for one environment."""
     z, x = sim.sizes, sim.state
-    of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "ebm": z.balancers * z.models}
+    of_one = {"e": 1, "g": z.workers, "r": z.balancers * z.workers, "f": z.balancers, "ebm": z.balancers * z.models}
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}
     for record in ("state", "known", "held", *KINDS):
         for name, (axes, _, start) in _RECORDS[record].items():

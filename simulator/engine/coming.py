@@ -111,7 +111,10 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     sim.state.picked[e, k] = w
     if sim.plan.env[e, at.E_FALLIBLE]:
         _name_those_after(sim, e, k, w, now_s)
-    knowledge.count_in(sim, e, knowledge.row(sim, e, d.balancer[e, k], w), d.model[e, k], d.rows[e, k], now_s)
+    r = knowledge.row(sim, e, d.balancer[e, k], w)
+    knowledge.count_in(sim, e, r, d.model[e, k], d.rows[e, k], now_s)
+    if d.key[e, k] != 0:
+        knowledge.remember(sim, e, w, r, ask_of(sim, e, k, now_s), now_s)
     send(sim, e, k, w, now_s)
 
 

@@ -7,12 +7,21 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.core.kernel import counting, eligibility
-from balancer.core.kernel.state import REPORTS_REQUIRED
+from balancer.core.kernel.state import REPORTS_REQUIRED, Ask
 from simulator.engine import layout as at
-from simulator.engine.compiled import batch_work_s, from_source, inlined, outlined, queue_reported, rows_per_request
+from simulator.engine.compiled import (
+    batch_work_s,
+    from_source,
+    inlined,
+    mix,
+    outlined,
+    queue_reported,
+    rows_per_request,
+)
 from simulator.engine.layout import Sim
 
 count_in, finish, refill, fade = map(from_source, (counting.count_in, counting.finish, counting.refill, counting.fade))
+remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 
 
@@ -34,7 +43,11 @@ def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s:
     x, b = sim.state, sim.demand.balancer[e, k]
     picked = row(sim, e, b, x.picked[e, k])
     served = row(sim, e, b, x.server[e, k])
-    finish(sim, e, picked, sim.demand.model[e, k], sim.demand.rows[e, k], served, latency_s, ok, now_s)
+    model, rows, key = sim.demand.model[e, k], sim.demand.rows[e, k], sim.demand.key[e, k]
+    finish(sim, e, picked, model, rows, served, latency_s, ok, now_s)
+    if key != 0:
+        ask = Ask(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0)
+        _remember_outcome(sim, e, row(sim, e, b, 0), x.picked[e, k], x.server[e, k], ask, ok, now_s)
 
 
 @outlined

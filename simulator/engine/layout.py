@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.estimators.caches import Caches
 from balancer.core.estimators.columns import array
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
@@ -275,3 +276,4 @@ class Sim(NamedTuple):
     service: Service
     latency: Latency
     tokens: Tokens
+    caches: Caches

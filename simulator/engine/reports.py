@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from balancer.core.estimators.caches import lose_all
 from balancer.core.kernel import eligibility, reports
 from balancer.core.kernel.reports import (
     EXECUTED_ROWS,
@@ -18,6 +19,7 @@ from balancer.core.kernel.reports import (
     SECONDS,
     SUCCEEDED,
 )
+from balancer.core.kernel.state import KEY_MEMORY
 from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, from_source, inlined, outlined
 from simulator.engine.heap import push
@@ -27,6 +29,7 @@ from simulator.engine.requests import uniform
 
 take_report, is_warm = map(from_source, (reports.take_report, reports.is_warm))
 is_fresh, heard = map(from_source, (eligibility.is_fresh, eligibility.heard))
+_lose_all = from_source(lose_all)
 
 
 @inlined
@@ -185,6 +188,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         known.executions[r], known.seconds[r] = 0.0, 0.0
         known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
         known.executions_all[r] = known.executed_rows[r] = known.answered[r] = 0.0
+        _lose_all(sim.caches, r, sim.desk.settings[e, KEY_MEMORY])
     known.report_number[r] = number
     for entry in range(max(known.position[r], x.whole[g, at.LOGGED] - sim.sizes.log), position):
         _count_execution(sim, r, g, entry % sim.sizes.log)

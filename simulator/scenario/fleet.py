@@ -38,7 +38,7 @@ _AT_LEAST = {
     "priority_levels": 1,
     **dict.fromkeys(("timeout_s", "stale_after_s", "outcome_timeout_s", "max_pending_per_worker"), 1e-6),
     **dict.fromkeys(("sheddable_max_pending_per_worker", "latency_decay_s", "error_decay_s"), 1e-6),
-    **dict.fromkeys(("service_memory", "service_memory_s", "default_service_s"), 1e-6),
+    **dict.fromkeys(("service_memory", "service_memory_s", "default_service_s", "key_memory"), 1e-6),
     **dict.fromkeys(("refill_per_s", "target_pending", "factor", "amount"), 1e-6),
     "period_s": 1e-3,
 }

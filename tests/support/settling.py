@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
 from balancer.core.events import Finished, WorkerAdded
 from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings, ZoneSettings
+from balancer.core.settings import EstimatorSettings, Limits, Settings, ZoneSettings
 from policies.base import Request
 from support.busy import MODELS, busy_report
 
@@ -22,6 +22,7 @@ SETTINGS = {
     ),
     "late": Settings(limits=Limits(shed_late=True)),
     "sticky": Settings(sticky_keys=True, max_fallbacks=5),
+    "keys that the policy places": Settings(sticky_keys=False, estimators=EstimatorSettings(key_memory=20.0)),
     "zones": Settings(zones=ZoneSettings("a", 0.005), slow_start_s=5.0),
     "zones in order": Settings(zones=ZoneSettings("b", 0.002, ("a", "b", "c")), sticky_keys=True),
 }
@@ -93,13 +94,13 @@ def script(own: Router, began_ns: int) -> Iterator[tuple[str, str]]:
         line, worker = expected(own, request, grpc, now_s)
         yield line_of(request, grpc, at_ns), line
         served.append((number, worker, grpc))
-        if k % 3 == 2 and served[k // 2][1]:
-            number, worker, grpc = served[k // 2]
-            served[k // 2] = (number, "", grpc)
+        if k % 3 == 2 and served[2 * k // 3][1]:
+            number, worker, grpc = served[2 * k // 3]
+            served[2 * k // 3] = (number, "", grpc)
             status, latency_s = (0, 14, 13, 3, 4)[k % 5], 0.001 * (1 + k % 7)
             by = worker if k % 4 else f"w{(int(worker[1:]) + 1) % WORKERS}"
             ok, void = {0: (True, ""), 14: (False, ""), 13: (False, "request"), 3: (False, "client")}.get(
                 status, (False, "deadline")
             )
             own.observe(Finished(number, by, latency_s, ok, void), now_s)  # type: ignore[arg-type]  # of a table
-            yield f"end {at_ns} {k // 2} {latency_s!r} {status} {endpoint(by, grpc)}", ""
+            yield f"end {at_ns} {2 * k // 3} {latency_s!r} {status} {endpoint(by, grpc)}", ""

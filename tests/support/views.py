@@ -38,6 +38,8 @@ _DEFAULTS: dict[str, object] = {
     "error_rate": 0.0,
     "tokens": 32.0,
     "report_age_s": 0.0,
+    "cached": 0.0,
+    "saving_s": 0.0,
 }
 
 

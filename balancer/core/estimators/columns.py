@@ -28,19 +28,25 @@ def exp(x: Any) -> Any:
     return np.array([math.exp(one) for one in x.tolist()]) if np.ndim(x) else math.exp(x)
 
 
+def along(axes: str, kind: type[Any] = float, fill: float = 0.0) -> Any:
+    """Declare an array of a state by its axes, see `Fields`."""
+    return dataclasses.field(metadata={"axes": axes, "kind": kind, "fill": fill})
+
+
 def per_worker(fill: float = 0.0) -> Any:
     """Declare an array of shape `(..., n)`; a new worker starts at `fill`."""
-    return dataclasses.field(metadata={"fill": fill, "model_axis": False})
+    return along("r", fill=fill)
 
 
 def per_model(fill: float = 0.0) -> Any:
     """Declare an array of shape `(..., n, m)`; a new worker or model starts at `fill`."""
-    return dataclasses.field(metadata={"fill": fill, "model_axis": True})
+    return along("r m", fill=fill)
 
 
 Fields = dict[str, tuple[str, type, Any]]
 """Arrays of a record, declared: their axes, type, and value at the start. One letter of an axis has one meaning
-everywhere: `e` a fleet, `n` its workers, `r` workers as one balancer knows them, `m` models."""
+everywhere: `e` a fleet, `f` a fleet as one balancer knows it, `n` its workers, `r` workers as one balancer knows them,
+`m` models."""
 
 
 def array(axes: str, kind: type[Any] = float, start: Any = 0) -> Any:
@@ -53,14 +59,11 @@ def declared(kind: type[Any]) -> Fields:
     if issubclass(kind, tuple):
         found: Fields = vars(kind)["_field_defaults"]
         return found
-    return {
-        f.name: ("r m" if f.metadata["model_axis"] else "r", float, f.metadata["fill"])
-        for f in dataclasses.fields(kind)
-    }
+    return {f.name: (f.metadata["axes"], f.metadata["kind"], f.metadata["fill"]) for f in dataclasses.fields(kind)}
 
 
 def clear_model(state: Any, model: int) -> None:
     """Set a column of every per-model array back to its fill value."""
     for f in dataclasses.fields(state):
-        if f.metadata["model_axis"]:
+        if f.metadata["axes"].endswith(" m"):
             getattr(state, f.name)[..., model] = f.metadata["fill"]

@@ -204,7 +204,7 @@ class Waiting:
         """Whom the policy in force picks of those in the desk's mask."""
         router, policy = self.router, self._policy
         request = self._request_now(self.waiters[place], now_s, ask.number)
-        view = LiveView(router.fleet, router.fleet.desk.mask[0].copy(), ask.model, ask.rows, now_s)
+        view = LiveView(router.fleet, router.fleet.desk.mask[0].copy(), ask.model, ask.rows, now_s, request.key)
         if self._rather_waits(policy, request, view):
             return WAITS
         shares = router.answer_of(policy, request, view)[0].tolist()

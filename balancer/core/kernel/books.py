@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from balancer.core.estimators.caches import Caches
 from balancer.core.estimators.columns import declared
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
@@ -19,7 +20,7 @@ from balancer.core.kernel.state import ROOM, AnyArray, Desk, Options, lengths_of
 
 KINDS: dict[str, type[Any]] = {
     "desk": Desk,
-    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens},
+    **{"queue": Queue, "service": Service, "latency": Latency, "tokens": Tokens, "caches": Caches},
 }
 """Of the records, by the fields of `Books`."""
 RECORDS = {name: declared(kind) for name, kind in KINDS.items()}
@@ -51,6 +52,7 @@ class Ledger:
     service: Service
     latency: Latency
     tokens: Tokens
+    caches: Caches
 
     def __init__(self, memory: Memory = ordinary_memory, stamp: str = "") -> None:
         self._memory, self._stamp = memory, stamp

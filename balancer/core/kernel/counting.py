@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+from balancer.core.estimators.caches import learn as learn_savings
+from balancer.core.estimators.caches import note, take_back
+from balancer.core.estimators.caches import served as served_with_key
 from balancer.core.estimators.latency import observe
 from balancer.core.estimators.queue import ended, recount_worker, sent
 from balancer.core.estimators.service import fade as forget_some
 from balancer.core.estimators.tokens import advance, take
-from balancer.core.kernel.of_worker import token_limits
-from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, LATENCY_DECAY_S, Books
+from balancer.core.kernel.of_worker import is_noted, key_and_model, token_limits
+from balancer.core.kernel.state import DEFAULT_SERVICE_S, ERROR_DECAY_S, KEY_MEMORY, LATENCY_DECAY_S, Ask, Books
 
 
 def refill(x: Books, e: int, r: int, now_s: float) -> None:
@@ -22,6 +25,30 @@ def count_in(x: Books, e: int, r: int, model: int, rows: float, now_s: float) ->
     sent(x.queue, x.service, r, model, rows, now_s)
     refill(x, e, r, now_s)
     take(x.tokens, r)
+
+
+def remember(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> None:
+    """Note that a request of ours goes to worker `w`, in row `r`, where it has a key."""
+    if not is_noted(x, e, ask):
+        return
+    f, memory = r // x.desk.mask.shape[1], x.desk.settings[e, KEY_MEMORY]
+    note(x.caches, f, key_and_model(ask), x.desk.name_hash[e, w], r, memory, now_s)
+
+
+def remember_outcome(x: Books, e: int, first: int, picked: int, served: int, ask: Ask, ok: bool, now_s: float) -> None:
+    """A request of ours that went to worker `picked` ended, at worker `served`; where it has a key. -1: nobody.
+
+    `first` is the row of the first worker.
+    """
+    if not is_noted(x, e, ask):
+        return
+    f, key, names = first // x.desk.mask.shape[1], key_and_model(ask), x.desk.name_hash
+    if picked >= 0 and (served != picked or not ok):
+        take_back(x.caches, f, key, names[e, picked])
+    if served >= 0 and ok:
+        if served != picked:
+            note(x.caches, f, key, names[e, served], first + served, x.desk.settings[e, KEY_MEMORY], now_s)
+        served_with_key(x.caches, f, key, names[e, served], first + served, ask.model, ask.rows)
 
 
 def count_out(x: Books, e: int, r: int, model: int, rows: float, now_s: float) -> None:
@@ -58,3 +85,4 @@ def fade(x: Books, e: int, first: int, workers: int, share: float) -> None:
     forget_some(x.service, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])
     for r in range(first, first + workers):
         recount_worker(x.queue, x.service, r)
+    learn_savings(x.caches, x.service, first, workers, share)

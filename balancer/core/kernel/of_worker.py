@@ -5,10 +5,13 @@ Each takes the books, the fleet, the worker, its row as the deciding balancer kn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from balancer.core.estimators.caches import saving_now_s, warm
 from balancer.core.estimators.latency import error_rate_now, latency_now_s
 from balancer.core.estimators.queue import backlog_now_s, completion_now_s, others_left, pending_now
 from balancer.core.estimators.service import alone_s
@@ -16,14 +19,21 @@ from balancer.core.estimators.tokens import TokenLimits, level_now
 from balancer.core.kernel.state import (
     CAPACITY,
     ERROR_DECAY_S,
+    KEY_MEMORY,
     LATENCY_DECAY_S,
     REFILL_PER_S,
     TARGET_PENDING,
     Ask,
     Books,
 )
+from policies.base import FloatArray
 from policies.costs import LOT, ONE
 from policies.hashing import lot_of
+
+_ABOVE = np.uint64(51)
+"""By how many bits a model's column is moved up: beyond those that tell a key's place, with room for all models."""
+_HARDLY = 0.001
+"""A chance to be a key's home that is not looked into."""
 
 
 def pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
@@ -78,6 +88,57 @@ def lot(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     return float(lot_of(x.desk.name_hash[e, w], np.uint64(ask.mixed_key)))
 
 
+def cached(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    if not is_noted(x, e, ask):
+        return 0.0
+    if x.queue.balancers[r] > 1 and is_home(x, e, w, r, ask, now_s):
+        return 1.0
+    f = r // x.desk.mask.shape[1]
+    return float(warm(x.caches, f, key_and_model(ask), x.desk.name_hash[e, w], r, x.desk.settings[e, KEY_MEMORY]))
+
+
+def is_noted(x: Books, e: int, ask: Ask) -> bool:
+    """Whether anybody is to know where the request's key is warm."""
+    return bool(ask.keyed != 0 and x.desk.settings[e, KEY_MEMORY] > 0)
+
+
+def fill_cached(x: Books, e: int, first: int, ask: Ask, now_s: float, out: FloatArray) -> None:
+    """Write `cached` of all workers, the first of which is in row `first`."""
+    for w in range(len(out)):
+        out[w] = cached(x, e, w, first + w, ask, now_s)
+
+
+def key_and_model(ask: Ask) -> Any:
+    """Of a request with a key, what caches know it by: models have their own. The key alone tells its place."""
+    return np.uint64(ask.mixed_key) ^ (np.uint64(ask.model) << _ABOVE)
+
+
+def is_home(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> bool:
+    """Whether the worker has the least bid for the key: the one that balancers agree on which know nothing of it."""
+    bid = bid_of(x, e, w, r, ask, now_s)
+    # The chance of that, by this bid alone.
+    if math.exp(-bid) < _HARDLY:
+        return False
+    workers, v = x.desk.mask.shape[1], 0
+    while v < workers and bid_of(x, e, v, r - w + v, ask, now_s) >= bid:
+        v += 1
+    return bool(v == workers)
+
+
+def bid_of(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """What a worker bids for the key, so that each is home to as many as it has of the fleet's speed."""
+    part = x.caches.part[r, ask.model]
+    return -math.log(1.0 - lot(x, e, w, r, ask, now_s)) / part if part > 0 else np.inf
+
+
+def saving_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`."""
+    if ask.keyed == 0:
+        return 0.0
+    return float(saving_now_s(x.caches, x.service, (r, ask.model), ask.rows, x.queue.balancers[r]))
+
+
 OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "weight": lambda x, e, w, r, ask, now_s: float(x.desk.weight[e, w]),
     "in_flight": lambda x, e, w, r, ask, now_s: float(x.queue.in_flight[r]),
@@ -90,6 +151,8 @@ OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "error_rate": error_rate,
     "tokens": tokens,
     "report_age_s": lambda x, e, w, r, ask, now_s: float(now_s - x.desk.reported_s[r]),
+    "cached": cached,
+    "saving_s": saving_s,
     LOT: lot,
     ONE: lambda x, e, w, r, ask, now_s: 1.0,
 }

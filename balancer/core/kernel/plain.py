@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from balancer.core.kernel import counting, eligibility, picking, reports
+from balancer.core.kernel import counting, eligibility, of_worker, picking, reports
 from balancer.core.kernel.answers import is_shipped
 from balancer.core.kernel.block import ordinary_memory
 from balancer.core.kernel.state import MAX_FALLBACKS, Ask, Books
@@ -134,11 +135,35 @@ class Kernel:
         """See `counting`."""
         counting.count_out(x, 0, row, column, rows, now_s)
 
+    def look_up(self, x: Books, column: int, rows: float, key: int, now_s: float) -> FloatArray:
+        """`cached` of all workers for a request with that key, `(n,)`."""
+        ask = Ask(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
+        with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
+            of_worker.fill_cached(x, 0, 0, ask, now_s, x.desk.cached[0])
+        found: FloatArray = x.desk.cached[0].copy()
+        return found
+
+    def remember(self, x: Books, row: int, request: Request, view: Sight) -> None:
+        """Note where a request with a key goes, see `counting`; `decide` does so by itself."""
+        counting.remember(x, 0, row, row, ask_of(request, view), view.at_s)
+
     def finish(
-        self, x: Books, row: int, column: int, rows: float, served: int, latency_s: float, ok: bool, now_s: float
+        self,
+        x: Books,
+        row: int,
+        column: int,
+        rows: float,
+        key: int | None,
+        served: int,
+        latency_s: float,
+        ok: bool,
+        now_s: float,
     ) -> None:
         """See `counting`."""
         counting.finish(x, 0, row, column, rows, served, latency_s, ok, now_s)
+        if key is not None:
+            ask = Ask(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
+            counting.remember_outcome(x, 0, 0, row, served, ask, ok, now_s)
 
     def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
         """See `counting`."""

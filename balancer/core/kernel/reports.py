@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer.core.estimators.caches import SETTLED
+from balancer.core.estimators.caches import observe as observe_hits
 from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request, settle
 from balancer.core.estimators.service import batch_s, observe
 from balancer.core.kernel.counting import refill
@@ -49,6 +51,9 @@ def learn_executed(
         return first
     worked = settle(x.queue, r, m, all_rows, all_executions, took_s, expected_s)
     waited = balancers > 1 or worked == np.inf
+    if s.weight[r, m] >= SETTLED:
+        took = took_s / expected_s
+        observe_hits(x.caches, r, m, all_rows, took if waited else min(worked, took))
     for i in range(first, after):
         rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS]
         if not waited:

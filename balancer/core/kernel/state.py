@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from balancer.core.estimators.caches import PLACES, WAYS
 from balancer.core.estimators.columns import array
 from balancer.core.settings import Settings
 from policies.base import FloatArray
@@ -24,8 +25,8 @@ AnyArray = npt.NDArray[Any]
 (
     STALE_AFTER_S, REPORTS_REQUIRED, MAX_PENDING, SHEDDABLE_PRIORITY, SHEDDABLE_PENDING, SHED_LATE, MAX_FALLBACKS,
     LATENCY_DECAY_S, ERROR_DECAY_S, SERVICE_MEMORY, DEFAULT_SERVICE_S, CAPACITY, REFILL_PER_S, TARGET_PENDING,
-    SLOW_START_S, ZONE_BOUND_S, SETTING_COLUMNS,
-) = range(17)  # fmt: skip
+    SLOW_START_S, ZONE_BOUND_S, KEY_MEMORY, SETTING_COLUMNS,
+) = range(18)  # fmt: skip
 
 
 def settings_row(settings: Settings) -> list[float]:
@@ -47,6 +48,8 @@ def settings_row(settings: Settings) -> list[float]:
         REFILL_PER_S: tokens.refill_per_s,
         TARGET_PENDING: tokens.target_pending,
         SLOW_START_S: settings.slow_start_s,
+        # 0: a hash places keys, so nobody is to know where they are warm.
+        KEY_MEMORY: 0.0 if settings.sticky_keys else estimators.key_memory,
         ZONE_BOUND_S: settings.zones.bound_s if settings.zones.own else -1.0,
     }
     return [float(values[column]) for column in range(SETTING_COLUMNS)]
@@ -96,19 +99,21 @@ class Desk(NamedTuple):
     """The policy's answer, `(e, n)`."""
     pending: FloatArray = array("e n")
     """Room for a number of each worker, `(e, n)`: its `completion_s`, for zones; its pending, for fallbacks."""
+    cached: FloatArray = array("e n")
+    """Room for a number of each worker, `(e, n)`: its `cached`, where somebody asks for all of them."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
-ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "scratch")
+ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "scratch")
 """Those of the desk's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
 def lengths_of(workers: int, models: int) -> dict[str, int]:
     """How long axes are, for one fleet as one balancer knows it."""
-    axes = {"e": 1, "n": workers, "r": workers, "m": models}
+    axes = {"e": 1, "f": 1, "n": workers, "r": workers, "m": models, "places": PLACES, "ways": WAYS}
     return axes | {
         "settings": SETTING_COLUMNS,
         "columns": MOST_COLUMNS,
@@ -153,3 +158,7 @@ class Books(Protocol):
     @property
     def tokens(self) -> Any:
         """See `balancer.core.estimators.tokens.Tokens`."""
+
+    @property
+    def caches(self) -> Any:
+        """See `balancer.core.estimators.caches.Caches`."""

@@ -12,7 +12,7 @@
 
 /* Functions of the library. */
 struct kernel {
-  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published, *bid;
+  balancer_function *keep_fresh, *count_out, *finish, *learn_of_pick, *published, *bid, *look_up;
   void *library;
 };
 

@@ -384,6 +384,8 @@ static bool learn(struct attached *attached, const struct ask *ask, const struct
   call->latency_s = ending->latency_s;
   call->model = 0;
   call->rows = 0;
+  call->key = ask->key;
+  call->keyed = ask->keyed;
   if (decision && decision->slot < SLOTS) {
     struct slot *slot = &attached->control->slots[decision->slot];
     if (slot->ticket == attached->ticket && slot->number == decision->number) {

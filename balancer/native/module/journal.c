@@ -144,6 +144,7 @@ void journal_asks(struct attached *attached, const struct ask *ask, const struct
   asked->record.decider = (uint8_t)decision->decider;
   if (decision->table) asked->record.flags |= RECORD_PUBLISHED;
   asked->workers = (uint32_t)n;
+  attached->kernel->look_up(attached->of_books, attached->options[STICKY].words, attached->of_call);
   double *out = (double *)behind;
   uint64_t models = attached->models, column = (uint64_t)decision->column;
   for (int i = 0; i < JOURNAL_SEEN; i++, out += n) {

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.operate.decision_log.files import SUFFIX, number_of
-from balancer.operate.decision_log.lines import COLUMNS, FORMAT, VERSION
+from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE_3, FORMAT, VERSION
 from balancer.operate.decision_log.recorded import (
     DecisionLog,
     DecisionLogError,
@@ -28,9 +28,10 @@ from balancer.operate.decision_log.recorded import (
     Run,
     Workers,
 )
-from policies.base import Request
+from policies.base import FloatArray, Request
 
-_VERSIONS = (1, VERSION)
+_COLUMNS = {1: COLUMNS[: -len(COLUMNS_SINCE_3)], 2: COLUMNS[: -len(COLUMNS_SINCE_3)], VERSION: COLUMNS}
+"""By format version."""
 
 
 def read_log(path: Path) -> DecisionLog:
@@ -110,7 +111,7 @@ class _FileReader:
         )
 
     def _header(self, content: Mapping[str, Any]) -> None:
-        if content["version"] not in _VERSIONS or tuple(content["columns"]) != COLUMNS:
+        if _COLUMNS.get(content["version"]) != tuple(content["columns"]):
             raise DecisionLogError(
                 f"{self._file}: line 1: format version {content['version']} with the columns "
                 f"{', '.join(content['columns'])}; this balancer reads 1 to {VERSION} with {', '.join(COLUMNS)}: "
@@ -163,7 +164,7 @@ class _FileReader:
             at_s=content["at_s"],
             subset=None if subset is None else tuple(subset),
             workers=workers,
-            columns=_array(content["columns"], "<f8").reshape(len(COLUMNS), len(workers.names)),
+            columns=_with_all_columns(_array(content["columns"], "<f8"), len(workers.names)),
             eligible=_array(content["eligible"], "?"),
             policy=self._policies[content["policy"]],
             valid=content["valid"],
@@ -203,6 +204,16 @@ def _request(content: Mapping[str, Any]) -> Request:
         tenant=content["tenant"],
         sequence=content["sequence"],
     )
+
+
+def _with_all_columns(recorded: FloatArray, workers: int) -> FloatArray:
+    """`(columns, n)`; those that an older log does not have are 0."""
+    columns = recorded.reshape(-1, workers)
+    if len(columns) == len(COLUMNS):
+        return columns
+    if len(columns) != len(COLUMNS) - len(COLUMNS_SINCE_3):
+        raise ValueError(f"{len(columns)} columns")
+    return _frozen(np.concatenate([columns, np.zeros((len(COLUMNS_SINCE_3), workers))]))
 
 
 def _array(text: str, kind: str) -> npt.NDArray[Any]:

@@ -152,7 +152,8 @@ class Host:
             model=(*7 * MODELS, "", "unknown")[draw % 16],
             version=("", "", "", "1", "1", "1", "10")[draw // 8 % 7],
             rows=float(1 + draw % 5),
-            key=draw if draw % 7 == 0 else None,
+            # Some come again.
+            key=(draw % 42 if draw % 5 else draw) if draw % 7 == 0 else None,
             sequence=draw % 21 == 0,
             deadline_s=(0.02, 0.1)[draw % 2] if draw % 11 < 3 else float("inf"),
             priority=draw % 3,
@@ -221,7 +222,7 @@ class Host:
 
     def state(self) -> dict[str, np.ndarray]:
         fleet = self.router.fleet
-        parts = fleet.queue, fleet.service, fleet.latency, fleet.tokens
+        parts = fleet.queue, fleet.service, fleet.latency, fleet.tokens, fleet.caches
         return {f"{type(part).__name__}.{name}": array for part in parts for name, array in vars(part).items()}
 
 

@@ -192,6 +192,7 @@ def test_everything_reaches_the_core() -> None:
           service_memory: 3
           service_memory_s: 4
           default_service_s: 1e-3
+          key_memory: 9
           tokens: {capacity: 4, refill_per_s: 5, target_pending: 6}
         requests: {sticky_keys: false, max_fallbacks: 0, outcome_timeout_s: 7}
         telemetry: {required: false, stale_after_s: 8}
@@ -201,7 +202,7 @@ def test_everything_reaches_the_core() -> None:
     assert parsed.settings() == Settings(
         models={"a": ModelSettings(3 * 2**29, ("A100",), ("1", "2"))},
         limits=Limits(9, 2, 3, True),
-        estimators=EstimatorSettings(1, 2, 3, 4, 1e-3, TokenSettings(4, 5, 6)),
+        estimators=EstimatorSettings(1, 2, 3, 4, 1e-3, 9, TokenSettings(4, 5, 6)),
         reports_required=False,
         stale_after_s=8,
         sticky_keys=False,

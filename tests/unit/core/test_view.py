@@ -54,7 +54,7 @@ def state(router: Router) -> dict[str, np.ndarray]:
     """All arrays of the fleet, copied."""
     fleet = router.fleet
     found = {"weight": fleet.weight, "name_hash": fleet.name_hash, "reported_s": fleet.reported_s}
-    for part in (fleet.queue, fleet.service, fleet.latency, fleet.tokens):
+    for part in (fleet.queue, fleet.service, fleet.latency, fleet.tokens, fleet.caches):
         found |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     return copy.deepcopy(found)
 

@@ -60,6 +60,6 @@ def test_it_decides_counts_and_learns_as_here(emulated: Path, tmp_path: Path, na
     done = subprocess.run(program, input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [parts(line) for line in done.stdout.splitlines()] == [parts(line) for _, line in lines if line]
-    for record in ("queue", "service", "latency", "tokens"):
+    for record in ("queue", "service", "latency", "tokens", "caches"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)

@@ -59,9 +59,10 @@ def test_it_decides_counts_and_learns_as_the_router_does(settle: Path, tmp_path:
     wanted = [parts(line) for _, line in lines if line]
     assert [parts(line) for line in done.stdout.splitlines()] == wanted
     assert len({line[0] for line in wanted}) == 2
-    for record in ("queue", "service", "latency", "tokens"):
+    for record in ("queue", "service", "latency", "tokens", "caches"):
         for array, there in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), array), there, err_msg=array)
+    assert shared.fleet.caches.key.any() == shared.fleet.caches.ended_rows.any() == (not SETTINGS[how].sticky_keys)
     # The lot of what is in flight is with the state, and what ended was told of.
     ended = sum(line.startswith("end") for line, _ in lines)
     taken = sum(line[0] == str(TAKEN) for line in wanted)

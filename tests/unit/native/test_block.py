@@ -18,7 +18,7 @@ from balancer.core.answering import answer
 from balancer.core.events import Finished, WorkerAdded
 from balancer.core.kernel.answers import Compiler, answering
 from balancer.core.kernel.block import ENTRY, HEADER
-from balancer.core.kernel.books import options_block
+from balancer.core.kernel.books import FIELDS, options_block
 from balancer.core.kernel.plain import Kernel, Picked
 from balancer.core.router import Router
 from balancer.core.settings import Settings
@@ -150,7 +150,7 @@ def test_c_decides_and_counts_as_python_does(
     assert len({picked.worker for picked in picks if picked}) > WORKERS // 2
     # What C counted in, the fleet whose block it is has, without being told.
     assert shared.fleet.queue.in_flight.sum() == 40 + sum(picked is not None for picked in picks)
-    for record in ("queue", "service", "latency", "tokens"):
+    for record in ("queue", "service", "latency", "tokens", "caches"):
         for name, array in vars(getattr(own.fleet, record)).items():
             np.testing.assert_array_equal(getattr(getattr(shared.fleet, record), name), array, err_msg=name)
 
@@ -212,7 +212,7 @@ def test_c_refuses_arrays_that_leave_the_block(decide: Path, tmp_path: Path, kin
     books, shared, _ = fleets(tmp_path, Kernel())
     options = write_options(tmp_path, BUILTIN["learned"](), shared)
     # An array of two axes in each.
-    place, path = (15, books) if kind == "books" else (1, options)
+    place, path = (list(FIELDS).index("queue.own_rows"), books) if kind == "books" else (1, options)
     change(path, ENTRY, HEADER.itemsize + place * ENTRY.itemsize, **fields)
     done = run(decide, PATH, books, options)
     assert done.returncode == 3

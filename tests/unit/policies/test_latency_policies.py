@@ -112,6 +112,17 @@ def test_expected_latency_minds_those_whom_it_delays() -> None:
     assert probabilities(ExpectedLatency(temperature=0.0, delayed_share=0.1), view) == [0, 1]
 
 
+def test_expected_latency_waits_for_a_warm_cache_as_long_as_it_is_worth_it() -> None:
+    # At 1 the key is warm by half, which saves 0.01 s: 0.5 * 0.01 * 4 = 0.02 s are less than the 0.03 s more there.
+    view = make_view(completion_s=[0.05, 0.08], cached=[0, 0.5], saving_s=[0.01, 0.01])
+    assert probabilities(ExpectedLatency(temperature=0.0, saving_factor=0.0), view) == [1, 0]
+    assert probabilities(ExpectedLatency(temperature=0.0, saving_factor=4.0), view) == [1, 0]
+    assert probabilities(ExpectedLatency(temperature=0.0, saving_factor=8.0), view) == [0, 1]
+    # Where nothing is saved, it is worth nothing.
+    view = make_view(completion_s=[0.05, 0.08], cached=[0, 1])
+    assert probabilities(ExpectedLatency(temperature=0.0, saving_factor=1e6), view) == [1, 0]
+
+
 def test_expected_latency_of_a_request_that_adds_little_minds_its_own_completion() -> None:
     # As above, but it joins batches that wait anyway: 0.021 + 0.2 * 10 * 0.001 = 0.023.
     view = make_view(completion_s=[0.021, 0.031], backlog_s=[0.02, 0.03], pending=[10, 0])

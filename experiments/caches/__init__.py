@@ -1,0 +1,1 @@
+"""What it is worth to know which worker has a key warm."""
