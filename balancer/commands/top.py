@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 import sys
 from typing import Any
@@ -19,7 +21,6 @@ from balancer.commands.admin_client import AnswerError, Balancers
 from balancer.commands.admin_options import admin_options, balancers_of
 from balancer.operate.page.document import DOCUMENT, Document, Number
 
-_CTRL_C = (signal.SIGINT,)
 _PERIOD_S = 1.0
 _EVENTS = 5
 _PIPE_COLUMNS = 160
@@ -53,12 +54,14 @@ def top(model: str, once: bool, **where: Any) -> None:
     if once:
         console.print(drawn(_document(balancer, model), sys.maxsize))
         return
-    # Ctrl-C is how it ends: waited for, as it would be lost where it cut a request short.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
+    # Ctrl-C is how it ends. As an exception it could be lost where it cuts a request short; to be waited for as a signal,
+    # all threads would have to block it, those of libraries too.
+    pressed, note = os.pipe()
+    signal.signal(signal.SIGINT, lambda *_: os.write(note, b"."))
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             live.update(_now(balancer, model, console.height), refresh=True)
-            if signal.sigtimedwait(_CTRL_C, _PERIOD_S):
+            if select.select([pressed], [], [], _PERIOD_S)[0]:
                 return
 
 

@@ -121,7 +121,9 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
         cache=Cache(entries=max(fleet.cache.entries for fleet in fleets)),
         retries=max(fleet.retries for fleet in fleets),
         settings=dataclasses.replace(
-            fleets[0].settings, max_fallbacks=max(fleet.settings.max_fallbacks for fleet in fleets)
+            fleets[0].settings,
+            max_fallbacks=max(fleet.settings.max_fallbacks for fleet in fleets),
+            sticky_keys=all(fleet.settings.sticky_keys for fleet in fleets),
         ),
     )
 
