@@ -54,8 +54,8 @@ def top(model: str, once: bool, **where: Any) -> None:
     if once:
         console.print(drawn(_document(balancer, model), sys.maxsize))
         return
-    # Ctrl-C is how it ends. As an exception it could be lost where it cuts a request short; to be waited for as a signal,
-    # all threads would have to block it, those of libraries too.
+    # Ctrl-C is how it ends. As an exception it could be lost where it cuts a request short; to be waited for as a
+    # signal, all threads would have to block it, those of libraries too.
     pressed, note = os.pipe()
     signal.signal(signal.SIGINT, lambda *_: os.write(note, b"."))
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
