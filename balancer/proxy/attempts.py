@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -41,6 +41,9 @@ _UNREACHED = "no connection to a worker; retry later"
 _SLOW_SHARE = 0.95
 _HEDGE_BURST = 10.0
 """Second copies that may go out together, as slow requests come together; on average the share holds."""
+
+
+Found = TypeVar("Found")
 
 
 class Witness(Protocol):
@@ -142,7 +145,7 @@ class Attempts:
                 decision = await self._outcome(arrived, future)
                 waited_s = self._clocks.stopwatch() - asked_s
             else:
-                decision = self.route(arrived, frozenset(tried))
+                decision = self._route(arrived, tried)
             return decision
         except RoutingError as error:
             refused = error
@@ -153,14 +156,8 @@ class Attempts:
 
     def _held(self, arrived: Arrived, holding: Holding) -> asyncio.Future[Decision | RoutingError]:
         """Who waits may go to workers whose breakers are closed as it begins to wait, if there are such."""
-        request = arrived.call.request
-        shut = self.breakers.shut(request.model, self._clocks.now())
-        try:
-            return holding.ask(request, self._but(shut), len(arrived.data))
-        except NoEligibleWorker:
-            if not shut:
-                raise
-            return holding.ask(request, None, len(arrived.data))
+        request, now_s = arrived.call.request, self._clocks.now()
+        return self._sparing(request, now_s, (), lambda among: holding.ask(request, among, len(arrived.data)))
 
     async def _outcome(self, arrived: Arrived, future: asyncio.Future[Decision | RoutingError]) -> Decision:
         try:
@@ -176,19 +173,27 @@ class Attempts:
         self.breakers.sent(arrived.call.request.model, outcome.worker, outcome.number)
         return outcome
 
-    def route(self, arrived: Arrived, tried: frozenset[str] = frozenset()) -> Decision:
+    def _route(self, arrived: Arrived, tried: Iterable[str]) -> Decision:
         """A worker that was not tried, and whose breaker is closed if there is one such; raises as the router does."""
         request, now_s = arrived.call.request, self._clocks.now()
+        decision = self._sparing(request, now_s, tried, lambda among: self._router.route(request, now_s, among))
+        self.breakers.sent(request.model, decision.worker, decision.number)
+        return decision
+
+    def _sparing(
+        self, request: Request, now_s: float, tried: Iterable[str], ask: Callable[[frozenset[str] | None], Found]
+    ) -> Found:
+        """What is found among the workers that were not tried and whose breakers are closed, if there are such; a
+        sequence has one worker, whatever its breaker."""
+        left_out = frozenset(tried)
         shut = frozenset() if request.sequence else self.breakers.shut(request.model, now_s)
         try:
-            decision = self._router.route(request, now_s, self._but(shut | tried))
+            return ask(self._but(shut | left_out))
         except NoEligibleWorker:
             if not shut:
                 raise
             # All have failed: then trying is no worse than refusing.
-            decision = self._router.route(request, now_s, self._but(tried))
-        self.breakers.sent(request.model, decision.worker, decision.number)
-        return decision
+            return ask(self._but(left_out))
 
     def expected_s(self, request: Request) -> float | None:
         """How long the best worker is expected to take; None: none may serve the request."""

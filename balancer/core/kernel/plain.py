@@ -137,7 +137,7 @@ class Kernel:
 
     def look_up(self, x: Books, column: int, rows: float, key: int, now_s: float) -> FloatArray:
         """`cached` of all workers for a request with that key, `(n,)`."""
-        ask = Ask(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
+        ask = _with_key(column, rows, key)
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
             of_worker.fill_cached(x, 0, 0, ask, now_s, x.desk.cached[0])
         found: FloatArray = x.desk.cached[0].copy()
@@ -162,7 +162,7 @@ class Kernel:
         """See `counting`."""
         counting.finish(x, 0, row, column, rows, served, latency_s, ok, now_s)
         if key is not None:
-            ask = Ask(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
+            ask = _with_key(column, rows, key)
             counting.remember_outcome(x, 0, 0, row, served, ask, ok, now_s)
 
     def learn_of_pick(self, x: Books, picked: int, served: int, latency_s: float, ok: bool, now_s: float) -> None:
@@ -178,6 +178,11 @@ class Kernel:
     def fade(self, x: Books, share: float) -> None:
         """See `counting`, for all workers."""
         counting.fade(x, 0, 0, x.desk.mask.shape[1], share)
+
+
+def _with_key(column: int, rows: float, key: int) -> Ask:
+    """As much of a request as caches go by."""
+    return Ask(column, rows, mix(key), 1.0, math.inf, 0.0, 0)
 
 
 def ask_of(request: Request, view: Sight) -> Ask:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support import chart
-from support.kubernetes_api import KubernetesApi, why_absent
+from support.kubernetes_api import KubernetesApi, Namespace, why_absent
 
 
 @pytest.fixture(scope="package")
@@ -28,3 +28,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
 async def kubernetes(server: KubernetesApi) -> AsyncIterator[KubernetesApi]:
     async with server.session():
         yield server
+
+
+@pytest.fixture
+async def namespace(kubernetes: KubernetesApi, request: pytest.FixtureRequest) -> Namespace:
+    """The test's own."""
+    name = request.node.name.replace("_", "-").removeprefix("test-")[:60].rstrip("-")
+    return await kubernetes.namespace(name)

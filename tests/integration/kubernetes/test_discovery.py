@@ -64,12 +64,6 @@ async def following(access: Access, **wanted: Any) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def namespace(kubernetes: KubernetesApi, request: pytest.FixtureRequest) -> Namespace:
-    name = request.node.name.replace("_", "-").removeprefix("test-")[:60].rstrip("-")
-    return await kubernetes.namespace(name)
-
-
-@pytest.fixture
 async def access(namespace: Namespace, tmp_path: Path) -> Access:
     """As the chart's service account."""
     await namespace.create_all(role(namespace.name))

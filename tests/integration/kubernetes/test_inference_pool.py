@@ -67,9 +67,10 @@ async def extended(bare: KubernetesApi) -> KubernetesApi:
 
 
 @pytest.fixture
-async def namespace(bare: KubernetesApi, request: pytest.FixtureRequest) -> Namespace:
-    name = request.node.name.replace("_", "-").removeprefix("test-")[:60].rstrip("-")
-    return await bare.namespace(name)
+async def namespace(bare: KubernetesApi, namespace: Namespace) -> Namespace:
+    """Of a cluster that is bare again afterwards."""
+    assert namespace.api is bare
+    return namespace
 
 
 @pytest.fixture

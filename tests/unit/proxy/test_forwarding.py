@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from support.fake_worker import FakeWorker, echoed
-from support.proxied import proxied, request
+from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
@@ -335,18 +335,23 @@ async def test_a_tenant_is_turned_away_beyond_its_share_and_others_are_not() -> 
         assert rig.metric("balancer_refusals_total", reason="tenant") == 2
 
 
+async def make_one_hang(rig: Rig, worker: FakeWorker) -> None:
+    """Once it is known how long requests take."""
+    for _ in range(60):
+        await rig.infer(request())
+
+    async def hangs(data: bytes, context: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    worker.infer = hangs
+
+
 async def test_a_slow_request_goes_to_a_second_worker_and_the_loser_is_cancelled() -> None:
     fleet = workers("a", "b")
     models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
     async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0}}) as rig:
-        for _ in range(60):
-            await rig.infer(request())
-
-        async def hangs(data: bytes, context: Any) -> bytes:
-            await asyncio.Event().wait()
-            return b""
-
-        fleet[0].infer = hangs
+        await make_one_hang(rig, fleet[0])
         answers = [service_pb2.ModelInferResponse.FromString(await rig.infer(request())) for _ in range(2)]
         assert {each.parameters["worker"].string_param for each in answers} == {"b"}
         await eventually(lambda: fleet[0].cancelled)
@@ -360,14 +365,7 @@ async def test_what_was_slow_counts_as_slow_although_its_copy_was_first() -> Non
     fleet = workers("a", "b")
     models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
     async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0, "min_s": 0.05}}) as rig:
-        for _ in range(60):
-            await rig.infer(request())
-
-        async def hangs(data: bytes, context: Any) -> bytes:
-            await asyncio.Event().wait()
-            return b""
-
-        fleet[0].infer = hangs
+        await make_one_hang(rig, fleet[0])
         for _ in range(20):
             await rig.infer(request())
         # More than 5% of all.

@@ -69,7 +69,7 @@ class Following:
 
     def __init__(self) -> None:
         self.api = FakeApi()
-        self.source = ObjectiveSource(Access("app=a", "here"), "triton", self._connect)  # type: ignore[arg-type]
+        self.source = ObjectiveSource(Access("app=a", "here"), "triton", self._connect)  # type: ignore[arg-type]  # a fake API
         self.told: list[Priorities] = []
         self.stop = asyncio.Event()
 
@@ -96,7 +96,7 @@ async def test_they_come_change_and_go() -> None:
         await following.until(batch=-1, chat=3)
         api.tell_of("MODIFIED", objective("batch", -9))
         await following.until(batch=-9, chat=3)
-        api.tell_of("MODIFIED", objective("chat", "much"))  # type: ignore[arg-type]
+        api.tell_of("MODIFIED", objective("chat", "much"))  # type: ignore[arg-type]  # what is no number
         await following.until(batch=-9)
         api.tell_of("DELETED", objective("batch", -9))
         await following.until()

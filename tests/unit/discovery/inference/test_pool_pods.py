@@ -27,7 +27,8 @@ class Cluster:
         self.pool = FakeApi()
         self.pods = {"app=a": FakeApi(), "app=b": FakeApi()}
         self.asked: list[Access] = []
-        self.source = PodSource(PodsWanted(Access("", "here"), pool="triton"), self._connect)  # type: ignore[arg-type]
+        wanted = PodsWanted(Access("", "here"), pool="triton")
+        self.source = PodSource(wanted, self._connect)  # type: ignore[arg-type]  # a fake API
         self.listed: list[dict[str, str]] = []
         self.stop = asyncio.Event()
 
