@@ -93,7 +93,8 @@ def read_request(body: bytes, json_bytes: int | None, model: str, version: str) 
         raise UnreadableError("inputs", f"unexpected additional input data for model {shown(model)}")
     outputs = _objects(_member(content, "outputs", list, "outputs", []), "outputs")
     wanted = Wanted(dict(_add_output(request, each) for each in outputs), others)
-    return request.SerializeToString(), wanted
+    # Equal requests have equal bytes, whatever the order of their parameters.
+    return request.SerializeToString(deterministic=True), wanted
 
 
 def _read_json(body: bytes, json_bytes: int | None) -> dict[str, Json]:
