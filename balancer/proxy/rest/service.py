@@ -11,7 +11,7 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import OutOfBoundsError
+from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.gateway.kserve import rest_call
 from balancer.gateway.names import PROXY_HEALTH_PATH
 from balancer.gateway.responses import HTTP_STATUSES
@@ -94,11 +94,18 @@ class Rest:
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         parts, size = [], 0
-        async for part in request.content.iter_any():
-            size += len(part)
-            if size > self._most_bytes:
-                raise UnreadableError("size", f"the request has more than {self._most_bytes} bytes; send a smaller one")
-            parts.append(part)
+        try:
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > self._most_bytes:
+                    words = f"the request has more than {self._most_bytes} bytes; send a smaller one"
+                    raise UnreadableError("size", words)
+                parts.append(part)
+        except web.RequestPayloadError as error:
+            encoding = request.headers.get("content-encoding", "none")
+            raise UnreadableError(
+                "encoding", f"the request's body is not of its encoding, {shown(encoding)}"
+            ) from error
         return b"".join(parts)
 
 
