@@ -86,5 +86,14 @@ def either(name: str, ours: str, workers: str) -> Node:
         "name": name,
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
+        # Until a process that died is known to be away, all its requests try again. By default three at a time may.
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    **dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 1_000_000),
+                    "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 1024},
+                }
+            ]
+        },
         "cluster_type": {"name": names.AGGREGATE, "typed_config": aggregate},
     }
