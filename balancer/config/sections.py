@@ -332,8 +332,8 @@ class EnvoySection(StrictModel):
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
     (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. `proxy`: the
-    balancer, which forwards gRPC inferences itself (section `proxy`); for all else it is asked. null: `native` in
-    `balancer up` with one process, else `pick`."""
+    balancer, which forwards inferences itself (section `proxy`): gRPC's, and with `listen.fleet` those of REST's
+    `infer`; for all else it is asked. null: `native` in `balancer up` with one process, else `pick`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in
     `/dev/shm`, by user and `listen.envoy`."""
