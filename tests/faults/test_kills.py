@@ -6,7 +6,6 @@ import os
 import signal
 from typing import Literal
 
-import aiohttp
 import pytest
 from support.load import steady_load
 from support.stack import Stack
@@ -36,27 +35,10 @@ def lost_with_a_balancer(frontend: str) -> int:
     return CLIENTS if frontend == "proxy" else 0
 
 
-async def clusters(stack: Stack) -> list[str]:
-    """What Envoy tells of them, in lines."""
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.envoy.admin_url}/clusters") as response:
-        return (await response.text()).splitlines()
-
-
-async def envoy_knows_the_workers(stack: Stack) -> None:
-    """A balancer that forwards is asked before Envoy has heard of workers, by whom it is replaced while it is away."""
-    wanted = {f"triton_http::{spec.http_endpoint}::health_flags::healthy" for spec in stack.specs}
-
-    async def known() -> bool:
-        return wanted <= {*await clusters(stack)}
-
-    await eventually(known, "Envoy knows the workers")
-
-
 @in_all_ways
 async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_again_when_it_is_back(
     stack: Stack, frontend: str, protocol: Literal["grpc", "http"]
 ) -> None:
-    await envoy_knows_the_workers(stack)
     async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
         load.marks.mark("dying")
         await stack.balancer.kill()
@@ -80,7 +62,6 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
 
 @in_all_ways
 async def test_a_balancer_that_stops_costs_no_request(stack: Stack, protocol: Literal["grpc", "http"]) -> None:
-    await envoy_knows_the_workers(stack)
     async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
         await load.more(100, "requests served")
         await stack.balancer.stop()
@@ -177,7 +158,7 @@ async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Lite
 
 async def unconnected(stack: Stack, endpoint: str) -> bool:
     """Whether Envoy has no connection to that worker."""
-    return f"triton_grpc::{endpoint}::cx_active::0" in await clusters(stack)
+    return f"triton_grpc::{endpoint}::cx_active::0" in await stack.clusters()
 
 
 @pytest.mark.parametrize("frontend", ["pick", "native"])
