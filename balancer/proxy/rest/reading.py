@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError, shown
+from balancer.proxy.rules import wire
 
 TEXT = "BYTES"
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -34,6 +35,7 @@ _REGION = "shared_memory_region"
 _IN_MEMORY = {_REGION: str, "shared_memory_byte_size": int, "shared_memory_offset": int}
 _CLASSES = "classification"
 _RESERVED = "triton_"
+_RAW = service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _LENGTH_BYTES = 4
 """Before each element of a text tensor."""
 _MISFIT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
@@ -87,14 +89,18 @@ def read_request(body: bytes, json_bytes: int | None, model: str, version: str) 
     others = _add_parameters(request, _member(content, "parameters", dict, "parameters", {}))
     at = len(body) if json_bytes is None else json_bytes
     inputs = _objects(_member(content, "inputs", list, "inputs"), "inputs")
+    tensors: list[bytes | memoryview] = []
     for given in inputs:
-        at = _add_input(request, given, body, at)
+        at = _add_input(request, given, memoryview(body), at, tensors)
     if at != len(body):
         raise UnreadableError("inputs", f"unexpected additional input data for model {shown(model)}")
     outputs = _objects(_member(content, "outputs", list, "outputs", []), "outputs")
     wanted = Wanted(dict(_add_output(request, each) for each in outputs), others)
-    # Equal requests have equal bytes, whatever the order of their parameters.
-    return request.SerializeToString(deterministic=True), wanted
+    # Equal requests have equal bytes, whatever the order of their parameters. Large tensors are copied once.
+    parts = [request.SerializeToString(deterministic=True)]
+    for tensor in tensors:
+        parts += (wire.head(_RAW, len(tensor)), tensor)
+    return b"".join(parts), wanted
 
 
 def _read_json(body: bytes, json_bytes: int | None) -> dict[str, Json]:
@@ -191,8 +197,14 @@ def _set(parameter: service_pb2.InferParameter, name: str, value: Json) -> None:
         raise UnreadableError("parameters", f"parameter {shown(name)}: {shown(value)} does not fit") from None
 
 
-def _add_input(request: service_pb2.ModelInferRequest, given: Mapping[str, Json], body: bytes, at: int) -> int:
-    """Add a tensor with its bytes; where those of the next one begin in the body."""
+def _add_input(
+    request: service_pb2.ModelInferRequest,
+    given: Mapping[str, Json],
+    body: memoryview,
+    at: int,
+    tensors: list[bytes | memoryview],
+) -> int:
+    """Add a tensor, and its bytes to `tensors`; where those of the next one begin in the body."""
     name, datatype = _member(given, "name", str, "inputs"), _member(given, "datatype", str, "inputs")
     shape = _shape(_member(given, "shape", list, "inputs"))
     own = _member(given, "parameters", dict, "inputs", {})
@@ -206,10 +218,10 @@ def _add_input(request: service_pb2.ModelInferRequest, given: Mapping[str, Json]
         if not 0 <= size <= len(body) - at:
             more = f"expecting {shown(size - (len(body) - at))} additional bytes for model {shown(request.model_name)}"
             raise UnreadableError("inputs", f"unexpected size for input {shown(name)}, {more}")
-        request.raw_input_contents.append(body[at : at + size])
+        tensors.append(body[at : at + size])
         return at + size
     data = _member(given, "data", list, "inputs")
-    request.raw_input_contents.append(_tensor(name, datatype, math.prod(shape), data))
+    tensors.append(_tensor(name, datatype, math.prod(shape), data))
     return at
 
 

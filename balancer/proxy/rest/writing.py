@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from balancer.core.bounds import shown
 from balancer.proxy.rest.reading import DTYPES, TEXT, As, Wanted
 
-_AT_ONCE = 16_384
+_AT_ONCE = 4096
 """Elements that are written in one piece: a few milliseconds."""
 _LENGTH_BYTES = 4
 
