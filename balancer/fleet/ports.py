@@ -12,16 +12,13 @@ from tritonclient.grpc import service_pb2
 
 from balancer.fleet.asking import FailedError, Failure
 from balancer.gateway.kserve import SERVICE
+from balancer.workers import restricted
 from balancer.workers.channels import Channels, UnknownWorkerError
 from balancer.workers.restricted import Headers
 
 _METHODS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 REQUESTS: Mapping[str, type[Message]] = {name: GetMessageClass(its.input_type) for name, its in _METHODS.items()}
 RESPONSES: Mapping[str, type[Message]] = {name: GetMessageClass(its.output_type) for name, its in _METHODS.items()}
-
-_RESTRICTION = "This protocol is restricted"
-"""Begins Triton's words to whoever has no such header."""
-_FORBIDDEN = 403
 
 
 def gone(worker: str) -> FailedError:
@@ -44,8 +41,6 @@ async def ask(channels: Channels, worker: str, method: str, request: Message, he
         raise gone(worker) from error
     except grpc.aio.AioRpcError as error:
         words = error.details() or ""
-        # Triton says UNAVAILABLE by gRPC where it says 403 by HTTP.
-        status = _FORBIDDEN if words.startswith(_RESTRICTION) else 0
-        raise FailedError(Failure(error.code(), words, status)) from error
+        raise FailedError(Failure(error.code(), words, restricted.status_of(words))) from error
     except DecodeError as error:
         raise FailedError(Failure(grpc.StatusCode.INTERNAL, f"{worker} answered what is no answer")) from error

@@ -20,6 +20,16 @@ _KEY = re.compile(r"[0-9a-z_.-]{1,64}")
 _VISIBLE = re.compile(r"[\x20-\x7e]{0,1024}")
 
 
+_REFUSAL = "This protocol is restricted"
+"""Begins Triton's words to whoever has no such header."""
+_FORBIDDEN = 403
+
+
+def status_of(words: str) -> int:
+    """What Triton says by HTTP where it says UNAVAILABLE with such words by gRPC; 0: these are others."""
+    return _FORBIDDEN if words.startswith(_REFUSAL) else 0
+
+
 def of_grpc(headers: Iterable[tuple[str, Any]]) -> Headers:
     """Those among the headers of a client of gRPC."""
     return tuple(sorted((name, value) for name, value in headers if name.startswith(_GRPC) and isinstance(value, str)))

@@ -152,7 +152,8 @@ async def _written(data: bytes, wanted: Wanted) -> web.Response:
 
 def _refused(answer: Answer) -> web.Response:
     """A failure as Triton writes it, with the time to come again where there is one."""
-    response = _error(HTTP_STATUSES.get(answer.code, HTTPStatus.INTERNAL_SERVER_ERROR), answer.details)
+    status = restricted.status_of(answer.details) or HTTP_STATUSES.get(answer.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    response = _error(status, answer.details)
     wait_ms = next((value for name, value in answer.trailing if name == PUSHBACK), None)
     if wait_ms is not None:
         response.headers["retry-after"] = str(math.ceil(int(wait_ms) / 1000))

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from balancer.core import bounds
 from balancer.gateway.names import PROXY_HEALTH_PATH
 
+WORDS = 'in "my" words: ü'
 BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
 
 
@@ -91,23 +92,26 @@ async def test_a_client_that_leaves_ends_the_workers_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "status", "words"),
     [
-        (grpc.StatusCode.INVALID_ARGUMENT, 400),
-        (grpc.StatusCode.NOT_FOUND, 404),
-        (grpc.StatusCode.UNIMPLEMENTED, 501),
-        (grpc.StatusCode.INTERNAL, 500),
-        (grpc.StatusCode.UNAVAILABLE, 503),
-        (grpc.StatusCode.UNKNOWN, 500),
+        (grpc.StatusCode.UNAVAILABLE, 403, "This protocol is restricted, expecting header 'triton-grpc-protocol-k'"),
+        (grpc.StatusCode.INVALID_ARGUMENT, 400, WORDS),
+        (grpc.StatusCode.NOT_FOUND, 404, WORDS),
+        (grpc.StatusCode.UNIMPLEMENTED, 501, WORDS),
+        (grpc.StatusCode.INTERNAL, 500, WORDS),
+        (grpc.StatusCode.UNAVAILABLE, 503, WORDS),
+        (grpc.StatusCode.UNKNOWN, 500, WORDS),
     ],
 )
-async def test_an_error_of_a_worker_is_the_clients_with_its_words(code: grpc.StatusCode, status: int) -> None:
+async def test_an_error_of_a_worker_is_the_clients_with_its_words(
+    code: grpc.StatusCode, status: int, words: str
+) -> None:
     async def fails(_: bytes, context: Any) -> bytes:
-        await context.abort(code, 'in "my" words: ü')
+        await context.abort(code, words)
         return b""
 
     async with proxied([FakeWorker("a", fails)]) as rig, served(rig) as rest:
-        assert (await rest.post(BODY))[:2] == (status, {"error": 'in "my" words: ü'})
+        assert (await rest.post(BODY))[:2] == (status, {"error": words})
 
 
 async def test_an_answer_that_is_none_is_a_bad_gateway() -> None:
