@@ -8,7 +8,7 @@ from balancer.config.config import Config
 def warnings(config: Config) -> list[str]:
     """One text for each promise that ends at this gateway, where its workers are found as other gateways find them."""
     found_by_others = config.discovery.kubernetes is not None or config.discovery.dns is not None
-    if config.envoy.frontend != "proxy" or not found_by_others:
+    if not config.forwards or not found_by_others:
         return []
     return [
         f"models.{name}.proxy.once_s: a request id is known to the gateway that got it and to no other; where several "

@@ -48,7 +48,7 @@ class ProxyFront:
         holding: Holding | None = None,
     ) -> None:
         """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`."""
-        self._forwards = config.envoy.frontend == "proxy"
+        self._forwards = config.forwards
         clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
         self.attempts = Attempts(recorder.router, channels, listener, clocks, holding)
         counts = self.attempts.counts

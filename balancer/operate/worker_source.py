@@ -63,7 +63,7 @@ def links_of(config: Config) -> Links:
     Raises:
         OperatorError: a certificate that is shown to workers cannot be used.
     """
-    calls = config.envoy.frontend == "proxy" or config.listen.fleet is not None
+    calls = config.forwards or config.listen.fleet is not None
     tls = config.envoy.triton_tls if calls else None
     trust = None if tls is None else tls.options()
     return Links(trust, trust if tls is not None and tls.rest else None)

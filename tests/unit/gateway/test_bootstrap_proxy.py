@@ -19,7 +19,7 @@ REST = f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}"
 
 
 def resources(**options: Any) -> Any:
-    return yaml.safe_load(render(BootstrapOptions(proxy=True, **options)))["static_resources"]
+    return yaml.safe_load(render(BootstrapOptions(**{"proxy": True, **options})))["static_resources"]
 
 
 def routes(**options: Any) -> list[Any]:
@@ -43,6 +43,28 @@ def test_what_is_not_converted_is_matched_before_what_is() -> None:
     headers = [header for route in picked for header in route["match"]["headers"]]
     ranges = [header["range_match"]["start"] for header in headers if "range_match" in header]
     assert ranges == [BootstrapOptions().request_buffer_limit_bytes + 1, bounds.MAX_JSON_BYTES + 1]
+
+
+def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
+    some = {"proxy": False, "forwarded": ("a.b", 'c"\\')}
+    first, second, *others = routes(**some)
+    for route in (first, second):
+        assert route["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
+        assert (route["name"], route["route"]["cluster"]) == (names.PROXIED, names.PROXY_CLUSTER)
+    assert names.PROXIED not in {route["name"] for route in others}
+    manager = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    filters = [each["name"] for each in manager["http_filters"]]
+    assert filters.index(names.FORWARDED_FILTER) == filters.index(names.PICKS_FILTER) - 1
+    code = manager["http_filters"][filters.index(names.FORWARDED_FILTER)]["typed_config"]["default_source_code"]
+    models, in_paths = code["inline_string"].splitlines()[0].removeprefix("local models, in_paths = ").split("}, {")
+    assert models == r'{["\097\046\098"] = true, ["\099\034\092"] = true'
+    assert in_paths == r'["\097\046\098"] = true, ["\099\037\050\050\037\053\067"] = true}'
+
+
+def test_of_some_models_rest_is_forwarded_where_it_is_marked() -> None:
+    some = routes(proxy=False, forwarded=("a.b", "c d"), fleet=FLEET)
+    (forwarded,) = [route for route in some if route.get("route", {}).get("cluster") == REST]
+    assert forwarded["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
