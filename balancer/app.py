@@ -45,7 +45,7 @@ from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recent import Recent
 from balancer.operate.recorder import Recorder
 from balancer.operate.routers import router_of
-from balancer.operate.worker_source import endpoint_states, follows_source, no_list_yet, source_of
+from balancer.operate.worker_source import endpoint_states, follows_source, links_of, no_list_yet, source_of
 from balancer.security import identity
 from balancer.security.listeners import AddressInUseError, Listeners
 from balancer.telemetry.collector import Collector
@@ -107,8 +107,15 @@ class App:
         self._native: NativeFront | None = None
         if isinstance(self.router, SharedRouter):
             self._native = NativeFront(self.router, self.metrics, self._recorder)
+        self._links = links_of(config)
         self._proxy = ProxyFront(
-            config, self._recorder, self._clock, lambda: self._names, self._may_pick, self._picker.holding
+            config,
+            self._recorder,
+            self._clock,
+            lambda: self._names,
+            self._may_pick,
+            self._links.channels,
+            self._picker.holding,
         )
         self._decision_log = KeptLog(self.router, self._recorder, self.metrics, number, self._seed)
         self._names = HeaderNames()
@@ -120,7 +127,7 @@ class App:
         """Whether Envoys are to get endpoints here: from the first readiness on, or once the agents had their time."""
         self._listener = ListenerProbe(config)
         self._listeners = Listeners(config, process, self.metrics)
-        self._fleet = FleetFront(config, process, self.router, self.metrics)
+        self._fleet = FleetFront(config, process, self.router, self.metrics, self._links, self._proxy.rest)
         self.admin = Admin(
             self.router,
             self.metrics,
@@ -188,8 +195,8 @@ class App:
             await self._proxy.finish()
             await self.admin.stop()
             await self._listeners.stop()
-            await self._proxy.close()
             await self._fleet.stop()
+            await self._links.close()
             self._decision_log.stop(_LAST_WRITE_S)
 
     async def _serve_grpc(self) -> None:
@@ -308,6 +315,7 @@ class App:
         self._picker.addresses = Addresses(workers)
         if self._native is not None:
             self._native.workers(workers)
+        self._links.update(workers)
         self._proxy.workers(workers)
         self._workers = workers
         self._fleet.workers(workers)
@@ -347,7 +355,7 @@ class App:
         self.metrics.forget_models(self.router.fleet.forgotten)
         self._news.tick(self.router.steering, now_s)
         self._lookout.tick(now_s)
-        self._proxy.tick(now_s)
+        self._links.tick(now_s)
         self._fleet.tick(now_s)
         self._tell_envoy()
         await self._announce_readiness()

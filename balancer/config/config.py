@@ -122,6 +122,13 @@ class Config(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _some_are_forwarded(self) -> Self:
+        if self.envoy.forwarded and self.envoy.frontend != "pick":
+            rule = "needs envoy.frontend: pick; with proxy all models are forwarded, and with native none can be"
+            raise field_error(("envoy", "forwarded"), ", ".join(self.envoy.forwarded), rule)
+        return self
+
+    @model_validator(mode="after")
     def _ids_are_known_to_one(self) -> Self:
         balancers = max(self.processes, len(self.envoy.balancers))
         for name, row in self.models.items():
@@ -235,6 +242,11 @@ class Config(StrictModel):
     def bootstrap_options(self) -> BootstrapOptions:
         """What Envoy's bootstrap is printed from."""
         return bootstrap_options(self)
+
+    @property
+    def forwards(self) -> bool:
+        """Whether the balancer forwards inferences, of all models or of some."""
+        return self.envoy.frontend == "proxy" or bool(self.envoy.forwarded)
 
     @property
     def shared_folder(self) -> Path | None:

@@ -80,6 +80,7 @@ def bootstrap_options(config: Config) -> BootstrapOptions:
         native=_native(config),
         fleet=_fleet(config),
         proxy=config.envoy.frontend == "proxy",
+        forwarded=config.envoy.forwarded,
     )
 
 

@@ -72,7 +72,8 @@ class ListenSection(StrictModel):
     fleet: SocketAddress | None = None
     """For Envoy: calls that concern the fleet and not one worker, answered as one Triton would. `host:port`: gRPC
     there, HTTP at this port + 1, shared by all processes. `unix:/path`: of process i at `/path.i` and `/path.i.rest`.
-    Its TLS is that of `listen.envoy`. null: Envoy sends what it can of them to one of the workers."""
+    Its TLS is that of `listen.envoy`. With `envoy.frontend: proxy` also what REST infers. null: Envoy sends what it
+    can of all this to one of the workers."""
     reports: SocketAddress = "127.0.0.1:9102"
     """For agents: their reports, and nothing else. Process i listens at this port + i, or at `unix:/path.i`."""
     admin: Annotated[str, AfterValidator(_host_and_port)] = "127.0.0.1:8090"

@@ -140,7 +140,7 @@ class ModelProxySection(StrictModel):
     once_s: Seconds = _MODEL.once_s
     """Seconds for which an id (`id` of the message) is remembered after its request has ended: whoever sends the same
     request again, of the same tenant and bytes, gets the first answer, or waits for it. 0: ids are not looked at. Needs
-    one balancer process."""
+    one balancer process: an id that comes to another gateway is executed there."""
     cache_ttl_s: Seconds = _MODEL.cache_ttl_s
     """Seconds for which an answer serves requests of the same caller that are equal but for their id; 0: answers are
     not kept. Not for models that answer the same request differently."""

@@ -33,7 +33,7 @@ from balancer.config.clients import (
 from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
-from balancer.config.proxy import ModelProxySection
+from balancer.config.proxy import ModelProxySection, Name
 from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
@@ -332,8 +332,11 @@ class EnvoySection(StrictModel):
     """Who decides: `pick`: the balancer, whom Envoy asks for each request; `native`: a module within Envoy, over what
     the balancer shares in memory, for one balancer process and Envoys of the same machine and user. Where it cannot
     (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. `proxy`: the
-    balancer, which forwards gRPC inferences itself (section `proxy`); for all else it is asked. null: `native` in
-    `balancer up` with one process, else `pick`."""
+    balancer, which forwards inferences itself (section `proxy`): gRPC's, and with `listen.fleet` those of REST's
+    `infer`; for all else it is asked. null: `native` in `balancer up` with one process, else `pick`."""
+    forwarded: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
+    """Models, and names of `proxy.cascades`, whose inferences the balancer forwards as with `frontend: proxy`, while it
+    is asked about all others; needs `frontend: pick`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in
     `/dev/shm`, by user and `listen.envoy`."""

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import grpc
 
+from balancer.gateway.responses import HTTP_STATUSES
+
 T = TypeVar("T")
 
 AT_ONCE = 64
@@ -17,18 +19,7 @@ AT_ONCE = 64
 MOST_ROUNDS = 256
 """Different questions under way at once; one more is refused."""
 
-# As Triton's HTTP server answers its own errors, and Envoy those of the way.
-_STATUSES = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.ALREADY_EXISTS: 409,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.UNIMPLEMENTED: 501,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-}
-_CODES = {status: code for code, status in _STATUSES.items()}
+_CODES = {HTTP_STATUSES[code.value[0]]: code for code in grpc.StatusCode if code.value[0] in HTTP_STATUSES}
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
@@ -56,7 +47,7 @@ class Failure:
     @property
     def http_status(self) -> int:
         """Of HTTP."""
-        return self.status or _STATUSES.get(self.code, 500)
+        return self.status or HTTP_STATUSES.get(self.code.value[0], 500)
 
 
 NOBODY = Failure(grpc.StatusCode.UNAVAILABLE, "no worker is listed")

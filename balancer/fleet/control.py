@@ -16,11 +16,12 @@ from balancer.fleet.asking import Asking, FailedError, Failure, said_of
 from balancer.fleet.counts import Counts
 from balancer.fleet.members import Members, on_this_machine
 from balancer.fleet.memory import Change, Memory, TooMuchError
-from balancer.fleet.ports import Headers, ask
+from balancer.fleet.ports import ask
 from balancer.fleet.settings import ControlSettings
 from balancer.gateway.picker import PER_SERVER
 from balancer.seldom import Seldom
 from balancer.workers.channels import Channels
+from balancer.workers.restricted import Headers
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from aiohttp import web
@@ -18,7 +18,6 @@ from balancer.config.config import Config
 from balancer.config.listen import is_unix
 from balancer.core.router import Router
 from balancer.discovery.workers import WorkerSpec
-from balancer.errors import OperatorError
 from balancer.files.schema import UNIX, split_address
 from balancer.fleet.asking import Asking
 from balancer.fleet.control import Control
@@ -33,15 +32,11 @@ from balancer.operate.mistakes import Mistakes
 from balancer.security import identity
 from balancer.security.certificates import Certificates
 from balancer.security.listeners import AddressInUseError
-from balancer.workers.channels import Channels
-from balancer.workers.rest import RestPorts
-
-logger = logging.getLogger(__name__)
+from balancer.workers.links import Links
 
 MAX_BODY_BYTES = 4 * 2**20
 """Of a call: a load may bring a configuration with it, though no large file."""
 _LOOK_EVERY_S = 1.0
-_RENEW_EVERY_S = 60.0
 _KEEPALIVE_S = 60.0
 _SOCKET_UMASK = 0o117
 _NO_LINES = logging.getLogger("balancer.fleet.http")
@@ -49,39 +44,46 @@ _NO_LINES = logging.getLogger("balancer.fleet.http")
 _NO_LINES.disabled = True
 
 
+class Forwards(Protocol):
+    """Answers what is no call about the fleet."""
+
+    def takes(self, path: str) -> bool:
+        """Whether it answers requests for this path."""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to one of them; cancelled where its client leaves."""
+
+
 class FleetFront:
     """Belongs to one process and its event loop. Without a listener it is told everything, and does nothing."""
 
-    def __init__(self, config: Config, process: int, router: Router, metrics: Metrics) -> None:
-        """Reads the certificates that Envoy shows to workers, so it blocks; OperatorError where one cannot be used."""
-        listens = config.listen.fleet is not None
-        tls = config.envoy.triton_tls if listens else None
-        trust = None if tls is None else tls.options()
+    def __init__(
+        self, config: Config, process: int, router: Router, metrics: Metrics, links: Links, forwards: Forwards
+    ) -> None:
+        """`links`: to the workers; whoever made them tells them who is listed."""
         self._address = (config.listen.fleet_addresses(process) or ("", ""))[1]
         self._shared = config.processes > 1
-        self._channels = Channels(trust)
-        self._rest_ports = RestPorts(trust if tls is not None and tls.rest else None)
+        self._forwards = forwards
         self._settings = settings_of(config)
         self._known = False
-        self._looked_s = self._renewed_s = 0.0
-        self._renewing: asyncio.Task[None] | None = None
+        self._looked_s = 0.0
         counts = Counts(metrics.registry)
         self._members = Members(router)
         self._questions = Questions(self._members, Asking(), lambda: self._settings, counts)
         # With places of its own: changes take minutes, and nobody's question is to wait for them.
         self._control = Control(
-            self._members, Asking(), self._channels, lambda: self._settings.control, counts, replays=process == 0
+            self._members, Asking(), links.channels, lambda: self._settings.control, counts, replays=process == 0
         )
 
         def known() -> bool:
             return self._known
 
-        self._grpc = GrpcCalls(self._questions, self._control, self._channels, counts, known)
+        self._grpc = GrpcCalls(self._questions, self._control, links.channels, counts, known)
         mistakes = Mistakes(metrics.handler_errors, time.monotonic)
         self._rest = RestCalls(
             self._questions,
             self._control,
-            self._rest_ports,
+            links.rest,
             counts,
             known,
             lambda error: mistakes.caught("fleet", error),
@@ -107,7 +109,10 @@ class FleetFront:
             shown = request.transport.get_extra_info("peercert") if request.transport is not None else None
             if role is not None and not identity.has_role(identity.names_of(shown), role):
                 return web.Response(status=403)
-            return await self._rest.answer(request)
+            if self._forwards.takes(request.rel_url.raw_path):
+                return await self._forwards.answer(request)
+            # Whoever asks about the fleet may leave, and what was begun goes on: a change, or an answer for others too.
+            return await asyncio.shield(self._rest.answer(request))
 
         loop = asyncio.get_running_loop()
 
@@ -116,7 +121,12 @@ class FleetFront:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES)
 
         self._handlers = web.Server(
-            answer, request_factory=bounded, keepalive_timeout=_KEEPALIVE_S, access_log=None, logger=_NO_LINES
+            answer,
+            request_factory=bounded,
+            handler_cancellation=True,
+            keepalive_timeout=_KEEPALIVE_S,
+            access_log=None,
+            logger=_NO_LINES,
         )
         tls = None if certificates is None else certificates.ssl_context()
         try:
@@ -146,8 +156,6 @@ class FleetFront:
         left = set(self._members.names) - {worker.name for worker in workers}
         self._members.listed = workers
         self._known = True
-        self._channels.update(workers)
-        self._rest_ports.update(workers)
         self._questions.forget(left)
         self._control.workers(workers)
 
@@ -157,16 +165,6 @@ class FleetFront:
             return
         self._looked_s = now_s
         self._control.tick()
-        if now_s - self._renewed_s >= _RENEW_EVERY_S and (self._renewing is None or self._renewing.done()):
-            self._renewed_s = now_s
-            self._renewing = asyncio.get_running_loop().create_task(self._renew())
-
-    async def _renew(self) -> None:
-        try:
-            await self._channels.renew()
-            await self._rest_ports.renew()
-        except OperatorError as error:
-            logger.error("envoy.triton_tls: %s; the certificates before stay in use", error)
 
     async def stop(self) -> None:
         """End what is under way."""
@@ -175,8 +173,4 @@ class FleetFront:
         if self._handlers is not None:
             with contextlib.suppress(TimeoutError):
                 await self._handlers.shutdown(timeout=0.5)
-        if self._renewing is not None:
-            self._renewing.cancel()
         await self._control.close()
-        await self._channels.close()
-        await self._rest_ports.close()

@@ -19,6 +19,7 @@ from balancer.fleet.ports import REQUESTS, RESPONSES
 from balancer.fleet.questions import Question, Questions
 from balancer.gateway.kserve import HEALTH, SERVICE
 from balancer.gateway.names import FLEET_SERVICE, MISSING_HEADER, PRINCIPAL_HEADER
+from balancer.workers import restricted
 from balancer.workers.channels import Channels
 
 _QUESTIONS = (
@@ -88,7 +89,7 @@ class GrpcCalls:
         return message(RESPONSES[name], {"live": True})
 
     async def _question(self, name: str, request: Any, context: Context) -> Message:
-        headers = ports.restricted(context.invocation_metadata() or ())
+        headers = restricted.of_grpc(context.invocation_metadata() or ())
         told = await self._questions.answer(self._asked(name, request, headers))
         if told.missing:
             context.set_trailing_metadata(((MISSING_HEADER, ",".join(told.missing)[:1024]),))
@@ -97,7 +98,7 @@ class GrpcCalls:
             content = {"regions": content}
         return message(RESPONSES[name], content)
 
-    def _asked(self, name: str, request: Any, headers: ports.Headers) -> Question:
+    def _asked(self, name: str, request: Any, headers: restricted.Headers) -> Question:
         """The question of a request. What the index is asked for is the same for all; its filter is applied to all."""
         sent = REQUESTS[name](repository_name=request.repository_name) if name == "RepositoryIndex" else request
 
@@ -117,14 +118,14 @@ class GrpcCalls:
     async def _change(self, name: str, request: Any, context: Context) -> Message:
         metadata = list(context.invocation_metadata() or ())
         principal = next((str(value) for key, value in metadata if key == PRINCIPAL_HEADER), "")
-        return await self._control.change(name, request, principal, ports.restricted(metadata))
+        return await self._control.change(name, request, principal, restricted.of_grpc(metadata))
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
         """Whether the server is ready, whatever service is named: so Triton answers. Envoy asks for a name of ours."""
         if request.service == FLEET_SERVICE:
             return _status(self._known())
         ready = REQUESTS["ServerReady"]()
-        headers = ports.restricted(context.invocation_metadata() or ())
+        headers = restricted.of_grpc(context.invocation_metadata() or ())
         told = await self._questions.answer(self._asked("ServerReady", ready, headers))
         return _status(told.content["ready"])
 

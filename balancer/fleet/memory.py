@@ -15,7 +15,8 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from balancer.files.regular import UnreadableError, read_regular
-from balancer.fleet.ports import REQUESTS, Headers
+from balancer.fleet.ports import REQUESTS
+from balancer.workers.restricted import Headers
 
 logger = logging.getLogger(__name__)
 

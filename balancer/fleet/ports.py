@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -12,33 +12,13 @@ from tritonclient.grpc import service_pb2
 
 from balancer.fleet.asking import FailedError, Failure
 from balancer.gateway.kserve import SERVICE
+from balancer.workers import restricted
 from balancer.workers.channels import Channels, UnknownWorkerError
-
-Headers = tuple[tuple[str, str], ...]
+from balancer.workers.restricted import Headers
 
 _METHODS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 REQUESTS: Mapping[str, type[Message]] = {name: GetMessageClass(its.input_type) for name, its in _METHODS.items()}
 RESPONSES: Mapping[str, type[Message]] = {name: GetMessageClass(its.output_type) for name, its in _METHODS.items()}
-
-_RESTRICTED = "triton-grpc-protocol-"
-"""Begins the headers with which clients may make calls that a Triton restricts."""
-
-
-_RESTRICTION = "This protocol is restricted"
-"""Begins Triton's words to whoever has no such header."""
-_FORBIDDEN = 403
-
-
-def restricted(headers: Iterable[tuple[str, Any]]) -> Headers:
-    """The headers of a client that Triton's restricted protocols go by."""
-    return tuple(
-        sorted((name, value) for name, value in headers if name.startswith(_RESTRICTED) and isinstance(value, str))
-    )
-
-
-def as_restricted(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Headers of HTTP as those of gRPC: a Triton that restricts both by one key has it in either."""
-    return tuple((f"{_RESTRICTED}{name}", value) for name, value in headers)
 
 
 def gone(worker: str) -> FailedError:
@@ -61,8 +41,6 @@ async def ask(channels: Channels, worker: str, method: str, request: Message, he
         raise gone(worker) from error
     except grpc.aio.AioRpcError as error:
         words = error.details() or ""
-        # Triton says UNAVAILABLE by gRPC where it says 403 by HTTP.
-        status = _FORBIDDEN if words.startswith(_RESTRICTION) else 0
-        raise FailedError(Failure(error.code(), words, status)) from error
+        raise FailedError(Failure(error.code(), words, restricted.status_of(words))) from error
     except DecodeError as error:
         raise FailedError(Failure(grpc.StatusCode.INTERNAL, f"{worker} answered what is no answer")) from error

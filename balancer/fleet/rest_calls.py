@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,19 +19,12 @@ from balancer.fleet.counts import Counts
 from balancer.fleet.paths import Asked, asked_by
 from balancer.fleet.questions import Question, Questions
 from balancer.gateway.names import FLEET_HEALTH_PATH, MISSING_HEADER, PRINCIPAL_HEADER
+from balancer.workers import restricted
 from balancer.workers.channels import UnknownWorkerError
 from balancer.workers.rest import RestPorts
 
 _CHANGES = ("Load", "Unload", "Register", "Unregister")
 _SETTINGS = ("TraceSetting", "LogSettings")
-_OURS = re.compile(
-    r"host|connection|keep-alive|te|upgrade|transfer-encoding|content-.*|accept.*|user-agent|cookie|authorization|expect"
-    r"|x-request-id|x-forwarded-.*|x-envoy-.*|x-gateway-.*|x-ot-.*|traceparent|tracestate|grpc-.*",
-    re.IGNORECASE,
-)
-"""Headers that concern the way, and no worker. Any other may be one that a Triton restricts calls by."""
-_KEY = re.compile(r"[0-9a-z_.-]{1,64}")
-_VISIBLE = re.compile(r"[\x20-\x7e]{0,1024}")
 
 
 class RestCalls:
@@ -87,9 +79,7 @@ class RestCalls:
     async def _answered(self, asked: Asked, request: web.BaseRequest) -> web.Response:
         body = await request.read()
         changes = asked.call.endswith(_CHANGES) or (asked.call in _SETTINGS and request.method == "POST")
-        headers = tuple(
-            sorted((key.lower(), value) for key, value in request.headers.items() if not _OURS.fullmatch(key))
-        )
+        headers = restricted.of_http(request.headers.items())
         if changes:
             principal = request.headers.get(PRINCIPAL_HEADER, "")
             return await self._change(asked, body, principal, headers)
@@ -110,15 +100,16 @@ class RestCalls:
             response.headers[MISSING_HEADER] = ",".join(told.missing)[:1024]
         return response
 
-    async def _change(self, asked: Asked, body: bytes, principal: str, headers: ports.Headers) -> web.Response:
+    async def _change(self, asked: Asked, body: bytes, principal: str, headers: restricted.Headers) -> web.Response:
         # Who may not is told so, whatever the body says.
         self._control.admit(asked.call, principal)
         change = request_of(asked.call, asked.name, body)
-        restricted = ports.as_restricted((key, value) for key, value in headers if _plain(key, value))
-        message = await self._control.change(asked.call, change, principal, restricted)
+        message = await self._control.change(asked.call, change, principal, restricted.as_grpc(headers))
         return web.Response(body=answer_of(asked.call, message), content_type="application/json")
 
-    def _asks(self, asked: Asked, request: web.BaseRequest, headers: ports.Headers) -> Callable[[str], Awaitable[Any]]:
+    def _asks(
+        self, asked: Asked, request: web.BaseRequest, headers: restricted.Headers
+    ) -> Callable[[str], Awaitable[Any]]:
         method, path = request.method, request.rel_url.raw_path
         # The index is asked for whole.
         body = b"{}" if method == "POST" else b""
@@ -168,7 +159,3 @@ def _failure(failure: Failure) -> web.Response:
 
 def _error(status: int, words: str) -> web.Response:
     return web.Response(status=status, body=written({"error": words}), content_type="application/json")
-
-
-def _plain(key: str, value: str) -> bool:
-    return bool(_KEY.fullmatch(key) and _VISIBLE.fullmatch(value))

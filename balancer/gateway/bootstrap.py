@@ -26,7 +26,7 @@ from balancer.gateway.bootstrap_addresses import address_of, check_balancers, di
 from balancer.gateway.bootstrap_fleet import FleetOptions, ask_the_balancer, nobody_names_himself
 from balancer.gateway.bootstrap_logs import AuditLog, access_logger, audit_logger
 from balancer.gateway.bootstrap_native import NativeOptions, decide_natively
-from balancer.gateway.bootstrap_proxy import forward_by_balancer
+from balancer.gateway.bootstrap_proxy import forward_by_balancer, forward_rest_by_balancer
 from balancer.gateway.bootstrap_tls import (
     ListenerTls,
     Node,
@@ -95,7 +95,10 @@ class BootstrapOptions:
     fleet: FleetOptions | None = None
     """To have the balancer answer calls about the fleet; None: a worker does, as far as it can."""
     proxy: bool = False
-    """Whether the balancer forwards gRPC inferences itself."""
+    """Whether the balancer forwards inferences itself: those of gRPC, and with `fleet` those of REST."""
+
+    forwarded: tuple[str, ...] = ()
+    """Models of which it does, where it does not of all."""
 
     def __post_init__(self) -> None:
         for name in ("listener_port", "admin_port"):
@@ -167,14 +170,18 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     _fill_clusters(bootstrap["static_resources"]["clusters"], options, secrets)
     if options.traces is not None:
         add_traces(bootstrap, options.traces)
-    if options.proxy:
-        forward_by_balancer(bootstrap)
+    forwarded = None if options.proxy else options.forwarded
+    forwards = options.proxy or bool(options.forwarded)
+    if forwards:
+        forward_by_balancer(bootstrap, forwarded)
     if options.native is not None:
         decide_natively(bootstrap, options.native)
     if options.fleet is not None:
         ask_the_balancer(bootstrap, options.fleet, options.balancer_tls, secrets)
         if not options.access.names_principals:
             nobody_names_himself(bootstrap)
+        if forwards:
+            forward_rest_by_balancer(bootstrap, options.request_buffer_limit_bytes, forwarded)
     guard_listener(bootstrap, options.access, secrets)
     limits = {
         monitor["name"]: monitor["typed_config"] for monitor in bootstrap["overload_manager"]["resource_monitors"]

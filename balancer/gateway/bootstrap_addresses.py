@@ -77,3 +77,23 @@ def grpc_cluster(name: str, server: str) -> Node:
     """The same, by HTTP/2."""
     options = {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http2_protocol_options": {}}}
     return cluster_of(name, server) | {"typed_extension_protocol_options": {names.HTTP_OPTIONS: options}}
+
+
+def either(name: str, ours: str, workers: str) -> Node:
+    """A cluster of two: the balancer's processes that are well; while there are none, the workers themselves."""
+    aggregate = {"@type": names.AGGREGATE_TYPE, "clusters": [ours, workers]}
+    return {
+        "name": name,
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        # Until a process that died is known to be away, all its requests try again. By default three at a time may.
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    **dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 1_000_000),
+                    "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 1024},
+                }
+            ]
+        },
+        "cluster_type": {"name": names.AGGREGATE, "typed_config": aggregate},
+    }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from balancer.balancer_tls import BalancerTls
 from balancer.gateway import names
-from balancer.gateway.bootstrap_addresses import address_of, discovery_type
+from balancer.gateway.bootstrap_addresses import address_of, discovery_type, either
 from balancer.gateway.bootstrap_tls import Node, Secrets, server_socket
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -70,7 +70,7 @@ def ask_the_balancer(bootstrap: Node, fleet: FleetOptions, tls: BalancerTls | No
             )
     clusters += ours
     pairs = ((names.FLEET_GRPC_CLUSTER, names.GRPC_CLUSTER), (names.FLEET_REST_CLUSTER, names.HTTP_CLUSTER))
-    clusters += [_either(*pair) for pair in pairs]
+    clusters += [either(f"{ours}{names.OR_WORKER}", ours, workers) for ours, workers in pairs]
 
 
 def nobody_names_himself(bootstrap: Node) -> None:
@@ -147,7 +147,12 @@ def _rest_cluster(like: Node, addresses: tuple[str, ...]) -> Node:
     del check["grpc_health_check"]
     check["http_health_check"] = {"path": names.FLEET_HEALTH_PATH}
     cluster["typed_extension_protocol_options"] = {
-        names.HTTP_OPTIONS: {"@type": names.HTTP_OPTIONS_TYPE, "explicit_http_config": {"http_protocol_options": {}}}
+        names.HTTP_OPTIONS: {
+            "@type": names.HTTP_OPTIONS_TYPE,
+            # Less than the balancer's own, so that no request goes out on a connection that ends.
+            "common_http_protocol_options": {"idle_timeout": "30s"},
+            "explicit_http_config": {"http_protocol_options": {}},
+        }
     }
     return cluster
 
@@ -161,16 +166,3 @@ def _cluster(like: Node, name: str, addresses: tuple[str, ...]) -> Node:
     cluster["name"], cluster["type"] = name, discovery_type(addresses)
     cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
     return cluster
-
-
-def _either(ours: str, workers: str) -> Node:
-    """The balancer while one answers, else the workers."""
-    return {
-        "name": f"{ours}{names.OR_WORKER}",
-        "connect_timeout": "1s",
-        "lb_policy": "CLUSTER_PROVIDED",
-        "cluster_type": {
-            "name": names.AGGREGATE_CLUSTER,
-            "typed_config": {"@type": names.AGGREGATE_CLUSTER_TYPE, "clusters": [ours, workers]},
-        },
-    }

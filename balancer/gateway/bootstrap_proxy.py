@@ -1,40 +1,93 @@
-"""The bootstrap with gRPC's inferences sent to the balancer, which forwards them itself. All else stays as it is: REST
-and questions about models and servers go to workers that the balancer picks.
+"""The bootstrap with inferences sent to the balancer, which forwards them itself: those of gRPC, and `infer` of REST
+where the balancer has a port for HTTP. All else stays as it is: it goes to workers that the balancer picks.
 """
 
 from __future__ import annotations
 
 import copy
+from urllib.parse import quote
 
+from balancer.core import bounds
 from balancer.gateway import names
+from balancer.gateway.bootstrap_addresses import either
 from balancer.gateway.bootstrap_tls import Node
 from balancer.gateway.kserve import METHODS, SERVICE, Kind
 
+_REST = "rest"
+"""The template's name of routes by HTTP, the first of which is that of inferences."""
+_MARK = """\
+local models, in_paths = {%(models)s}, {%(in_paths)s}
+function envoy_on_request(request)
+  local fields = request:streamInfo():dynamicMetadata():get("%(extraction)s")
+  local path = request:headers():get(":path"):match("^[^?]*")
+  local named = path:match("^/v2/models/([^/]+)/infer$") or path:match("^/v2/models/([^/]+)/versions/[^/]+/infer$")
+  local names = fields and fields["model_name"]
+  if names and models[names[1]] or in_paths[named or ""] then
+    request:headers():replace("%(header)s", "true")
+    request:clearRouteCache()
+  end
+end
+"""
+"""What finds the route anew once the model is known."""
+_MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}
 _FORWARDED = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.INFERENCE, Kind.STREAM)}
+_INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
+_JSON_BYTES = "inference-header-content-length"
+_BODY_BYTES = "content-length"
+_MOST = 2**62
+_UNASKED_TYPE = f"{names.HTTP_FILTERS_TYPE}ext_proc.v3.ExtProcPerRoute"
 _TOLD_BY_ENVOY = f"!(has(upstream.address) && xds.route_name == '{names.PROXIED}')"
 
 
-def forward_by_balancer(bootstrap: Node) -> None:
-    """Change a complete bootstrap in which Envoy asks for each request."""
+def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None:
+    """Change a complete bootstrap in which Envoy asks for each request; `models`: that are forwarded, None: all."""
     resources = bootstrap["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     (host,) = manager["route_config"]["virtual_hosts"]
-    for route in host["routes"]:
-        if route["match"].get("path") in _FORWARDED:
-            _to_proxy(route)
+    mine = [route for route in host["routes"] if route["match"].get("path") in _FORWARDED]
+    if models is not None:
+        _mark(manager["http_filters"], models)
+        mine = [{**route, "match": {**route["match"], "headers": [_MARKED]}} for route in mine]
+        host["routes"][:0] = mine
+    for route in mine:
+        _to_proxy(route, names.PROXY_CLUSTER, found_late=models is not None)
     for log in manager["access_log"]:
         if log["name"] == names.OUTCOMES_LOG:
             log["filter"] = {"and_filter": {"filters": [log["filter"], _cel(_TOLD_BY_ENVOY)]}}
-    resources["clusters"].append(_proxy_cluster())
+    resources["clusters"].append(either(names.PROXY_CLUSTER, names.BALANCER_CLUSTER, names.GRPC_CLUSTER))
 
 
-def _to_proxy(route: Node) -> None:
-    """The balancer reads the message itself, and sends again what may be. Envoy does so where no balancer took it."""
+def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
+    """Have Envoy mark requests for some models, just before it would ask about them."""
+    named, in_paths = (
+        ", ".join(f"[{_in_lua(name)}] = true" for name in them) for them in (models, tuple(map(quote, models)))
+    )
+    code = _MARK % {
+        **{"models": named, "in_paths": in_paths},
+        **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER},
+    }
+    typed = {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}
+    at = next(place for place, each in enumerate(filters) if each["name"] == names.PICKS_FILTER)
+    filters.insert(at, {"name": names.FORWARDED_FILTER, "typed_config": typed})
+
+
+def _in_lua(text: str) -> str:
+    """A text as Lua reads it, byte by byte, whatever is in it."""
+    return '"' + "".join(f"\\{byte:03d}" for byte in text.encode()) + '"'
+
+
+def _to_proxy(route: Node, cluster: str, *, found_late: bool = False) -> None:
+    """The balancer reads the message itself, and sends again what may be. Envoy does so where no balancer took it.
+    `found_late`: when filters stand already, so that one can but see by itself that it is not to ask."""
     off = {"@type": names.FILTER_OFF_TYPE, "disabled": True}
     route["name"] = names.PROXIED
-    route["typed_per_filter_config"] = {names.PICKS_FILTER: off, names.EXTRACTION: off}
+    route["typed_per_filter_config"] = (
+        {names.PICKS_FILTER: {"@type": _UNASKED_TYPE, "disabled": True}}
+        if found_late
+        else {names.PICKS_FILTER: off, names.EXTRACTION: off}
+    )
     action = copy.deepcopy(route["route"])
-    action["cluster"] = names.PROXY_CLUSTER
+    action["cluster"] = cluster
     action["retry_policy"] = {
         "retry_on": "connect-failure,refused-stream,reset-before-request",
         "num_retries": 2,
@@ -48,20 +101,42 @@ def _to_proxy(route: Node) -> None:
     route["route"] = action
 
 
-def _proxy_cluster() -> Node:
-    """The balancer's processes that are well; while there are none, the workers themselves."""
-    return {
-        "name": names.PROXY_CLUSTER,
-        "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": "0.25s",
-        "cluster_type": {
-            "name": names.AGGREGATE,
-            "typed_config": {
-                "@type": names.AGGREGATE_TYPE,
-                "clusters": [names.BALANCER_CLUSTER, names.GRPC_CLUSTER],
-            },
-        },
-    }
+def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str, ...] | None) -> None:
+    """Change such a bootstrap, in which the balancer answers calls about the fleet by HTTP too; `most_bytes`: of a body
+    that it takes."""
+    resources = bootstrap["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (host,) = manager["route_config"]["virtual_hosts"]
+    routes = host["routes"]
+    at = next(place for place, route in enumerate(routes) if route["name"] == _REST)
+    forwarded = _rest_route(routes[at], () if models is None else (_MARKED,))
+    _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", found_late=models is not None)
+    routes[at:at] = [*(_rest_route(routes[at], headers) for headers in _as_picked(most_bytes)), forwarded]
+    clusters = resources["clusters"]
+    ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.FLEET_REST_CLUSTER))
+    ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_REST_CLUSTER
+    ours["health_checks"][0]["http_health_check"] = {"path": names.PROXY_HEALTH_PATH}
+    clusters += [ours, either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.HTTP_CLUSTER)]
+
+
+def _as_picked(most_bytes: int) -> tuple[tuple[Node, ...], ...]:
+    """By their headers, requests that the balancer does not convert: a raw tensor without JSON, whose name and type
+    only the model knows; bodies and JSON that are too large."""
+    return (
+        ({"name": _JSON_BYTES, "string_match": {"safe_regex": {"regex": "0+"}}},),
+        (_larger(most_bytes),),
+        ({"name": _JSON_BYTES, "present_match": True, "invert_match": True}, _larger(bounds.MAX_JSON_BYTES)),
+    )
+
+
+def _larger(size_bytes: int) -> Node:
+    return {"name": _BODY_BYTES, "range_match": {"start": size_bytes + 1, "end": _MOST}}
+
+
+def _rest_route(like: Node, headers: tuple[Node, ...]) -> Node:
+    route = copy.deepcopy(like)
+    route["match"] = {"safe_regex": {"regex": _INFER}, **({"headers": list(headers)} if headers else {})}
+    return route
 
 
 def _cel(expression: str) -> Node:

@@ -157,7 +157,7 @@ def read_call(
         names = _with_extension(headers, names)
         without = objectives.get(NO_OBJECTIVE, 0)
         objective = objectives.get(_header(headers, OBJECTIVE_HEADER), without)
-    kind, model, version = _grpc_call(path, fields) if grpc else _rest_call(path)
+    kind, model, version = _grpc_call(path, fields) if grpc else rest_call(path)
     if kind is Kind.PER_SERVER:
         return Call(kind, Request(model=""), grpc, "", "", "")
     parameters = dict(_parameters(fields)) if fields.get("parameters.key") else {}
@@ -217,7 +217,8 @@ def _grpc_call(path: str, fields: Mapping[str, Sequence[object]]) -> tuple[Kind,
     return kind, "", ""
 
 
-def _rest_call(path: str) -> tuple[Kind, str, str]:
+def rest_call(path: str) -> tuple[Kind, str, str]:
+    """What a path of HTTP asks for, the model and the version that it names."""
     decoded = unquote(path)
     if decoded.count("/") != path.count("/") or not decoded.isprintable():
         # A slash within a name is a path of another call to whoever decodes it earlier.

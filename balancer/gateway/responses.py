@@ -37,6 +37,11 @@ CODES: dict[type[RoutingError], tuple[int, int]] = {
 }
 ERRORS = {grpc_status: error for error, (_, grpc_status) in CODES.items()}
 """By gRPC's status."""
+HTTP_STATUSES = {
+    **{grpc_status: http_status for http_status, grpc_status in CODES.values()},
+    **{3: 400, 4: 504, 6: 409, 7: 403, 12: 501},
+}
+"""By gRPC's status, as Triton's HTTP server answers its own errors, and Envoy those of the way; others are 500."""
 UNSUPPORTED_CODES = (501, 12)
 INVALID_CODES = (400, 3)
 INTERNAL_CODES = (500, 13)

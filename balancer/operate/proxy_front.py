@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,20 +11,17 @@ from prometheus_client.registry import Collector
 
 from balancer.config.config import Config
 from balancer.discovery.workers import WorkerSpec
-from balancer.errors import OperatorError
 from balancer.gateway.holding import Holding
 from balancer.gateway.kserve import HeaderNames
 from balancer.operate.proxied import Proxied
 from balancer.operate.recorder import Recorder
 from balancer.proxy.attempts import Attempts, Clocks
 from balancer.proxy.batching import Batching
+from balancer.proxy.rest.service import Rest
 from balancer.proxy.service import Proxy
 from balancer.proxy.sharing import Sharing
 from balancer.workers.channels import Channels
 
-logger = logging.getLogger(__name__)
-
-_RENEW_EVERY_S = 60.0
 _COUNTED = {
     "retries": "Further attempts at a request that failed, by what became of the wish",
     "hedges": "Second copies of slow requests, by what became of them",
@@ -49,17 +44,13 @@ class ProxyFront:
         clock: Callable[[], float],
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
+        channels: Channels,
         holding: Holding | None = None,
     ) -> None:
-        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`. Reads the certificates that are shown to
-        workers, so it blocks; OperatorError where one cannot be read."""
-        self._forwards = config.envoy.frontend == "proxy"
-        tls = config.envoy.triton_tls if self._forwards else None
-        self._channels = Channels(None if tls is None else tls.options())
-        self._renewed_s = clock()
-        self._renewing: asyncio.Task[None] | None = None
+        """`names` and `ready` as of `Proxy`, `holding` as of `Attempts`."""
+        self._forwards = config.forwards
         clocks, listener = Clocks(clock, time.perf_counter), Proxied(recorder, clock)
-        self.attempts = Attempts(recorder.router, self._channels, listener, clocks, holding)
+        self.attempts = Attempts(recorder.router, channels, listener, clocks, holding)
         counts = self.attempts.counts
         fleet = recorder.router.fleet
         self._batching = Batching(
@@ -71,6 +62,10 @@ class ProxyFront:
         )
         self.sharing = Sharing(self._batching, clocks, counts)
         self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
+        most_bytes = int(config.envoy.request_buffer_limit_bytes)
+        self.rest = Rest(
+            self.proxy, most_bytes, lambda error: recorder.mistakes.caught("proxy", error), serves=self._forwards
+        )
         if self._forwards:
             recorder.metrics.registry.register(_Counted(self))
 
@@ -84,36 +79,17 @@ class ProxyFront:
 
     def workers(self, workers: Sequence[WorkerSpec]) -> None:
         """These are listed."""
-        self._channels.update(workers)
         self.attempts.breakers.keep(frozenset(worker.name for worker in workers))
-
-    def tick(self, now_s: float) -> None:
-        """Look after the certificates at times."""
-        if self._forwards and now_s - self._renewed_s >= _RENEW_EVERY_S:
-            self._renewed_s = now_s
-            self._renewing = asyncio.create_task(self._renew())
 
     async def finish(self) -> None:
         """Let what is under way come to its end, within bounds."""
         if self._forwards:
             await self.proxy.finish()
 
-    async def close(self) -> None:
-        """End what is under way."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-        await self._channels.close()
-
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve there."""
         if self._forwards:
             server.add_generic_rpc_handlers((self.proxy.handler(),))
-
-    async def _renew(self) -> None:
-        try:
-            await self._channels.renew()
-        except OperatorError as error:
-            logger.error("envoy.triton_tls: the certificates before stay in use: %s", error)
 
 
 class _Counted(Collector):

@@ -23,6 +23,7 @@ from balancer.files.yaml_document import ConfigError, Problem
 from balancer.gateway.endpoints import State
 from balancer.operate.metrics import Metrics
 from balancer.operate.objectives import ClusterObjectives
+from balancer.workers.links import Links
 
 
 def follows_source(config: Config) -> bool:
@@ -54,6 +55,18 @@ def source_of(
         return DnsSource(config.discovery.dns.wanted())
     file = config.discovery_file(config_path)
     return None if file is None else FileSource(file, on_error)
+
+
+def links_of(config: Config) -> Links:
+    """The ways on which this process itself calls workers, as Envoy does; blocks.
+
+    Raises:
+        OperatorError: a certificate that is shown to workers cannot be used.
+    """
+    calls = config.forwards or config.listen.fleet is not None
+    tls = config.envoy.triton_tls if calls else None
+    trust = None if tls is None else tls.options()
+    return Links(trust, trust if tls is not None and tls.rest else None)
 
 
 def no_list_yet(config: Config, *, refused: bool) -> str:

@@ -31,6 +31,7 @@ from balancer.proxy.messages import (
     UNAVAILABLE,
     Answer,
     Arrived,
+    Metadata,
     passed_on,
     pushback,
     refusal,
@@ -73,8 +74,16 @@ class Listener(Witness, Protocol):
         """A request was refused because a field of it was out of bounds."""
 
 
+class RefusedError(Exception):
+    """A request goes to no worker; `answer` is its client's."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.details)
+        self.answer = answer
+
+
 class Proxy:
-    """Serves `ModelInfer` and `ModelStreamInfer`."""
+    """Serves `ModelInfer` and `ModelStreamInfer`, and whoever reads other protocols."""
 
     def __init__(
         self,
@@ -94,6 +103,13 @@ class Proxy:
         self._tenants = Tenants()
         self.splits = Splits()
         self._under_way = 0
+        self.leaving = False
+        """Whether the process is about to stop."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether inferences are to be sent here."""
+        return self._ready() and not self.leaving
 
     def configure(self, settings: ProxySettings) -> None:
         """From now on."""
@@ -106,6 +122,7 @@ class Proxy:
 
         The health service says already that this process stops. Until Envoy has asked it, requests come, and are taken.
         """
+        self.leaving = True
         await asyncio.sleep(_UNTIL_ASKED_S)
         until_s = self._clocks.now() + _LAST_REQUESTS_S
         while self._under_way and self._clocks.now() < until_s:
@@ -116,18 +133,9 @@ class Proxy:
         return _Handler(self)
 
     async def infer(self, data: bytes, context: Context) -> bytes:
-        """One inference."""
-        step = Step(await self._understand(data, context, INFER))
-        answer = Answer(INTERNAL)
-        self._under_way += 1
-        try:
-            answer = self._over_limit(step.arrived) or await self._chosen(step)
-        except asyncio.CancelledError:
-            answer = self._given_up(step.arrived)
-            raise
-        finally:
-            self._under_way -= 1
-            self._listener.answered(step.arrived, answer, len(data), stream=False)
+        """One inference by gRPC."""
+        step = Step(await self._understood(data, context, INFER))
+        answer = await self.answer(step)
         if answer.code != OK:
             await _abort(context, answer)
         # In both: not every client shows its caller the headers, nor the trailers.
@@ -137,6 +145,21 @@ class Proxy:
         if trailing := (*answer.trailing, *served):
             context.set_trailing_metadata(trailing)
         return answer.data
+
+    async def answer(self, step: Step) -> Answer:
+        """The answer to one inference, by whatever protocol it came; `step` says afterwards which model's."""
+        sent_bytes = len(step.arrived.data)
+        answer = Answer(INTERNAL)
+        self._under_way += 1
+        try:
+            answer = self._over_limit(step.arrived) or await self._chosen(step)
+        except asyncio.CancelledError:
+            answer = self._given_up(step.arrived)
+            raise
+        finally:
+            self._under_way -= 1
+            self._listener.answered(step.arrived, answer, sent_bytes, stream=False)
+        return answer
 
     async def _chosen(self, step: Step) -> Answer:
         """The answer by the model that is asked for, or by one of those that serve the name."""
@@ -162,7 +185,7 @@ class Proxy:
         first = await context.read()
         if not isinstance(first, bytes):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _EMPTY_STREAM)
-        arrived = await self._understand(first, context, STREAM)
+        arrived = await self._understood(first, context, STREAM)
         answer, sent_bytes = Answer(INTERNAL), len(first)
         relayed = self._relay.of(arrived, context)
         self._under_way += 1
@@ -179,22 +202,30 @@ class Proxy:
         if answer.trailing:
             context.set_trailing_metadata(answer.trailing)
 
-    async def _understand(self, data: bytes, context: Context, path: str) -> Arrived:
-        """Read what routing needs; ends the call where it cannot go on."""
-        metadata = tuple(context.invocation_metadata() or ())
+    async def _understood(self, data: bytes, context: Context, path: str) -> Arrived:
+        """A message of gRPC; ends the call where it cannot go on."""
+        try:
+            return self.understand(data, tuple(context.invocation_metadata() or ()), context.time_remaining(), path)
+        except RefusedError as error:
+            await _abort(context, error.answer)
+
+    def understand(self, data: bytes, metadata: Metadata, left_s: float | None, path: str = INFER) -> Arrived:
+        """Read what routing needs of a message; `left_s`: until its client waits no longer, None: it always does.
+
+        Raises:
+            RefusedError: it cannot go on.
+        """
         headers = {name: value for name, value in metadata if isinstance(value, str)}
         headers |= {":path": path, "content-type": "application/grpc"}
         # How a request ended is known here: nobody will tell of it under an id.
         headers.pop(GATEWAY_REQUEST_ID_HEADER, None)
-        left_s = context.time_remaining()
         try:
             found = read(data)
             call = read_call(headers, found.fields, self._names())
         except OutOfBoundsError as error:
-            self._listener.refused(error)
-            await _abort(context, Answer(INVALID_ARGUMENT, str(error)))
+            self.refuse(error)
         if not self._ready():
-            await _abort(context, refusal(NoEligibleWorker(_NOT_READY)))
+            raise RefusedError(refusal(NoEligibleWorker(_NOT_READY)))
         if left_s is not None and left_s < call.request.deadline_s:
             call = replace(call, request=replace(call.request, deadline_s=max(left_s, 1e-9)))
         model = self._settings.of(call.request.model)
@@ -207,6 +238,11 @@ class Proxy:
             model.hedge,
             found.id_spans,
         )
+
+    def refuse(self, error: OutOfBoundsError) -> NoReturn:
+        """Refuse a request of which a field is out of bounds, and count it."""
+        self._listener.refused(error)
+        raise RefusedError(Answer(INVALID_ARGUMENT, str(error))) from error
 
     def _of_a_version(self, arrived: Arrived) -> Arrived:
         """The same for one of two versions, where its model is split and it names none."""

@@ -25,7 +25,7 @@ _INTERRUPTED = 130
 @click.option("--inputs", type=click.IntRange(min=100), default=100_000, show_default=True, help="In all.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds send equal inputs.")
 @click.option("--kind", "names", multiple=True, type=click.Choice([k.name for k in attack.KINDS]), help="Default: all.")
-@click.option("--proxied", is_flag=True, help="With the front end proxy, and what it forwards as the one kind.")
+@click.option("--proxied", is_flag=True, help="With the front end proxy, and what it forwards as the only kinds.")
 @click.option("--replay", help="KIND:NUMBER of one input to send again, as a finding names it.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/fuzz"), show_default=True)
 def main(inputs: int, seed: int, names: tuple[str, ...], proxied: bool, replay: str | None, out: Path) -> None:
@@ -37,7 +37,7 @@ def main(inputs: int, seed: int, names: tuple[str, ...], proxied: bool, replay: 
 
     kinds = tuple(kind for kind in attack.KINDS if not names or kind.name in names)
     if proxied:
-        kinds = (attack.FORWARDED,)
+        kinds = attack.FORWARDED
     try:
         if replay is not None:
             asyncio.run(interruptible(_replay(seed, replay, kinds, say)))
@@ -64,7 +64,7 @@ def main(inputs: int, seed: int, names: tuple[str, ...], proxied: bool, replay: 
 
 async def _run(inputs: int, seed: int, kinds: tuple[attack.Kind, ...], say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        async with target(Path(directory), proxied=attack.FORWARDED in kinds) as attacked:
+        async with target(Path(directory), proxied=kinds == attack.FORWARDED) as attacked:
             run = Run(attacked, seed, inputs, kinds, say)
             report = await run.run()
             await run.count_handler_errors()
@@ -77,7 +77,7 @@ async def _replay(seed: int, which: str, kinds: tuple[attack.Kind, ...], say: Sa
     if kind is None or not number.isdecimal():
         raise OperatorError(f"--replay {which}: give KIND:NUMBER, such as 'ext_proc:17'")
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        async with target(Path(directory), proxied=attack.FORWARDED in kinds) as attacked:
+        async with target(Path(directory), proxied=kinds == attack.FORWARDED) as attacked:
             log = checks.Log(attacked)
             answer = await Run(attacked, seed, 0, [kind], say).replay(kind, int(number))
             say(f"answered {answer}; exceptions: {dict(log.exceptions())}\n{attacked.balancer.log_tail()}")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from balancer.files.schema import split_address
-from benchmarks.fuzz import hostile, messages, wire
+from benchmarks.fuzz import hostile, messages, rest, wire
 from benchmarks.fuzz.rig import Target
 
 _PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -107,6 +107,13 @@ class Attacker:
         method = _INFER_STREAM if len(sent) > 1 or rng.random() < 0.2 else _INFER
         return await _stream(self._envoy, method, _damaged(rng, sent))
 
+    async def forwarded_rest(self, rng: Random) -> str:
+        """An inference of REST that the balancer is to forward, past Envoy or through it."""
+        request = rest.inference(rng)
+        if rng.random() < 0.5:
+            return await self._listener(request)
+        return await wire.exchange("127.0.0.1", self.target.fleet_port + 1, request)
+
     async def admin(self, rng: Random) -> str:
         """A connection to the admin pages."""
         host, port = split_address(self.target.config.admin_address(0))
@@ -142,8 +149,11 @@ KINDS = (
     Kind("HTTP/2", 0.05, Attacker.frames),
 )
 """Ports of the balancer first, then Envoy's."""
-FORWARDED = Kind("forwarded", 1.0, Attacker.forwarded)
-"""Of a balancer with the front end `proxy`; another has no such method."""
+FORWARDED = (
+    Kind("forwarded gRPC", 0.5, Attacker.forwarded),
+    Kind("forwarded REST", 0.5, Attacker.forwarded_rest),
+)
+"""Of a balancer with the front end `proxy`; another forwards nothing."""
 
 
 def generator(seed: int, kind: Kind, number: int) -> Random:

@@ -182,7 +182,8 @@ async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Co
         await infer(request, timeout=_PATIENCE_S, metadata=_ANEW)
     except grpc.aio.AioRpcError as error:
         failed[f"gRPC {error.code().name}: {error.details()}"] += 1
-    async with session.post(f"http://{target.endpoint}/v2/models/{MODEL}/infer", data=b"{}") as response:
+    url = f"http://{target.endpoint}/v2/models/{MODEL}/infer"
+    async with session.post(url, data=b'{"inputs":[]}', headers=dict(_ANEW)) as response:
         if response.status != 200:
             failed[f"REST {response.status}: {(await response.text())[:200]}"] += 1
     return failed

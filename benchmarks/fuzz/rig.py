@@ -101,7 +101,7 @@ class FakeWorker:
         self.note(path)
         if request.method != "GET" and _SETTINGS_PATHS.fullmatch(unquote(path)):
             self.bypassed[path[:100]] += 1
-        with contextlib.suppress(OSError, web.HTTPException):
+        with contextlib.suppress(OSError, web.HTTPException, web.RequestPayloadError):
             await request.read()
         return web.Response(text=self.name)
 

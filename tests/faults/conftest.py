@@ -24,7 +24,9 @@ def envoy(frontend: str, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 async def stack(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Stack]:
     # Reports are what a worker's end is known by, so nothing here waits for a time-out of its own.
-    stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}, "envoy": envoy})
+    # Without a listener for HTTP, what is REST goes past a balancer that forwards.
+    listen = {"fleet": f"unix:{tmp_path}/fleet"} if envoy["frontend"] == "proxy" else {}
+    stack = Stack(tmp_path, settings={"log": {"decisions_share": 1.0}, "envoy": envoy, "listen": listen})
     try:
         await stack.start()
         yield stack

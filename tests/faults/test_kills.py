@@ -6,7 +6,6 @@ import os
 import signal
 from typing import Literal
 
-import aiohttp
 import pytest
 from support.load import steady_load
 from support.stack import Stack
@@ -17,6 +16,9 @@ from tools.load.result import LoadResult
 pytestmark = pytest.mark.integration
 
 of_all = pytest.mark.parametrize("frontend", ["pick", "native", "proxy"])
+in_all_ways = pytest.mark.parametrize(
+    ("frontend", "protocol"), [("pick", "grpc"), ("native", "grpc"), ("proxy", "grpc"), ("proxy", "http")]
+)
 
 CLIENTS = 6
 
@@ -33,11 +35,11 @@ def lost_with_a_balancer(frontend: str) -> int:
     return CLIENTS if frontend == "proxy" else 0
 
 
-@of_all
+@in_all_ways
 async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_again_when_it_is_back(
-    stack: Stack, frontend: str
+    stack: Stack, frontend: str, protocol: Literal["grpc", "http"]
 ) -> None:
-    async with steady_load(stack.url, clients=CLIENTS) as load:
+    async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
         load.marks.mark("dying")
         await stack.balancer.kill()
         load.marks.mark("dead")
@@ -58,9 +60,9 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
     assert load.failures().total() <= lost + (dying if lost else 0)
 
 
-@of_all
-async def test_a_balancer_that_stops_costs_no_request(stack: Stack) -> None:
-    async with steady_load(stack.url, clients=CLIENTS) as load:
+@in_all_ways
+async def test_a_balancer_that_stops_costs_no_request(stack: Stack, protocol: Literal["grpc", "http"]) -> None:
+    async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
         await load.more(100, "requests served")
         await stack.balancer.stop()
         await load.more(100, "requests served without a balancer")
@@ -156,9 +158,7 @@ async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Lite
 
 async def unconnected(stack: Stack, endpoint: str) -> bool:
     """Whether Envoy has no connection to that worker."""
-    async with aiohttp.ClientSession() as session, session.get(f"{stack.envoy.admin_url}/clusters") as response:
-        lines = (await response.text()).splitlines()
-    return f"triton_grpc::{endpoint}::cx_active::0" in lines
+    return f"triton_grpc::{endpoint}::cx_active::0" in await stack.clusters()
 
 
 @pytest.mark.parametrize("frontend", ["pick", "native"])

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import random
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http.aio as triton_http
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
+
+from tools.stack.ports import free_port_range
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +33,8 @@ CLIENTS = 12
 
 
 class Clients:
-    """Each sends requests that differ, and looks whether the answer is that of its own request."""
+    """Each sends requests that differ, and looks whether the answer is that of its own request. Every other one speaks
+    REST."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -42,40 +48,64 @@ class Clients:
         """What is right, one request after the other."""
         async with triton_grpc.InferenceServerClient(self._url) as client:
             for value in range(VALUES):
-                self._known[value] = (await self._ask(client, value, f"learn-{value}", None))[1]
+                self._known[value] = (await _by_grpc(client, value, f"learn-{value}", 30.0))[1]
         assert len(set(self._known.values())) > VALUES / 2
 
     async def run(self, number: int, stop: asyncio.Event) -> None:
         """One client, until it is to stop; some of its requests are given up at once."""
         rng = random.Random(number)
-        async with triton_grpc.InferenceServerClient(self._url) as client:
+        of, ask = ((triton_grpc, _by_grpc), (triton_http, _by_rest))[number % 2]
+        async with of.InferenceServerClient(self._url) as client:
             while not stop.is_set():
                 value = rng.randrange(VALUES)
                 name = rng.choice(("", f"{number}-{rng.randrange(4)}", "shared"))
                 timeout_s = rng.choice((0.002, 0.01, 5.0, 5.0))
                 try:
-                    answer_name, checksum = await self._ask(client, value, name, timeout_s)
-                except InferenceServerException:
+                    answer_name, checksum = await ask(client, value, name, timeout_s)
+                except (InferenceServerException, aiohttp.ClientError, TimeoutError):
                     self.failed += 1
                     continue
                 self.answered += 1
                 if (answer_name, checksum) != (name, self._known[value]):
                     self.wrong.append(f"value {value}, id {name!r}: got {checksum}, id {answer_name!r}")
 
-    async def _ask(
-        self, client: triton_grpc.InferenceServerClient, value: int, name: str, timeout_s: float | None
-    ) -> tuple[str, float]:
-        rows = np.full((1 + value % 3, 4), value * 1.5, np.float32)
-        tensor = triton_grpc.InferInput("INPUT", rows.shape, "FP32")
-        tensor.set_data_from_numpy(rows)
-        result = await client.infer("emulated_tft", [tensor], request_id=name, client_timeout=timeout_s)
-        checksums = result.as_numpy("CHECKSUM")
-        assert len(checksums) == len(rows)
-        return str(result.get_response().id), float(checksums[0, 0])
+
+def _rows(value: int) -> np.ndarray:
+    return np.full((1 + value % 3, 4), value * 1.5, np.float32)
+
+
+def _checksum(result: Any, value: int) -> float:
+    checksums = result.as_numpy("CHECKSUM")
+    assert len(checksums) == len(_rows(value))
+    return float(checksums[0, 0])
+
+
+async def _by_grpc(
+    client: triton_grpc.InferenceServerClient, value: int, name: str, timeout_s: float
+) -> tuple[str, float]:
+    tensor = triton_grpc.InferInput("INPUT", _rows(value).shape, "FP32")
+    tensor.set_data_from_numpy(_rows(value))
+    result = await client.infer("emulated_tft", [tensor], request_id=name, client_timeout=timeout_s)
+    return str(result.get_response().id), _checksum(result, value)
+
+
+async def _by_rest(
+    client: triton_http.InferenceServerClient, value: int, name: str, timeout_s: float
+) -> tuple[str, float]:
+    tensor = triton_http.InferInput("INPUT", _rows(value).shape, "FP32")
+    tensor.set_data_from_numpy(_rows(value), binary_data=value % 2 == 0)
+    output = triton_http.InferRequestedOutput("CHECKSUM", binary_data=value % 5 == 0)
+    async with asyncio.timeout(timeout_s):
+        result = await client.infer("emulated_tft", [tensor], request_id=name, outputs=[output])
+    return str(result.get_response().get("id", "")), _checksum(result, value)
 
 
 async def test_no_answer_reaches_another_client_while_workers_die_and_clients_leave(tmp_path: Path) -> None:
-    settings = {"models": {"emulated_tft": {"proxy": PROXY}}, "envoy": {"frontend": "proxy"}}
+    settings = {
+        "models": {"emulated_tft": {"proxy": PROXY}},
+        "envoy": {"frontend": "proxy"},
+        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
+    }
     stack = Stack(tmp_path, settings=settings)
     stop = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []

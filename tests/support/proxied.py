@@ -24,6 +24,7 @@ from balancer.operate.proxy_front import ProxyFront
 from balancer.operate.recorder import Recorder
 from balancer.proxy.messages import INFER, STREAM
 from balancer.security.gatekeeper import Gatekeeper, GuardedServer
+from balancer.workers.links import Links
 from support.fake_worker import FakeWorker
 from support.stack import sum_of
 
@@ -110,7 +111,8 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     metrics = Metrics(router, time.monotonic)
     picker = Picker(router, time.monotonic)
     recorder = Recorder(router, picker, metrics, time.monotonic)
-    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, picker.holding)
+    links = Links()
+    front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, links.channels, picker.holding)
     front.configure(config)
     specs = [
         WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
@@ -119,6 +121,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     for event in changes((), specs):
         router.observe(event, time.monotonic())
     router.tick(time.monotonic())
+    links.update(specs)
     front.workers(specs)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     front.add_to(GuardedServer(server, Gatekeeper(metrics, None)))  # type: ignore[arg-type]  # as the listeners do
@@ -131,6 +134,6 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     finally:
         await channel.close()
         await server.stop(None)
-        await front.close()
+        await links.close()
         for worker in workers:
             await worker.stop()

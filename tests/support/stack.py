@@ -111,6 +111,7 @@ class Stack:
         await asyncio.gather(*(triton.wait_ready(PATIENCE_S) for triton in self.tritons))
         await self.envoy.wait_ready()
         await self.all_ready()
+        await eventually(self._envoy_knows, "Envoy has heard of all workers")
 
     async def count_unpicked(self) -> None:
         """Take note of what was sent without a pick so far: the balancer's own look at the listener, if Envoy had not
@@ -165,6 +166,19 @@ class Stack:
 
             await eventually(ready, f"all workers ready for process {process}")
         await self.envoy.wait_asks(PATIENCE_S)
+
+    async def clusters(self) -> list[str]:
+        """What Envoy tells of them, in lines."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.envoy.admin_url}/clusters") as response:
+            return (await response.text()).splitlines()
+
+    async def _envoy_knows(self) -> bool:
+        """A balancer may be asked before its endpoints have arrived, by which Envoy goes while it is away."""
+        endpoints = [("triton_grpc", each.grpc_endpoint) for each in self.specs]
+        endpoints += [("triton_http", each.http_endpoint) for each in self.specs]
+        return {f"{name}::{endpoint}::health_flags::healthy" for name, endpoint in endpoints} <= {
+            *await self.clusters()
+        }
 
     def write_config(self, policy: Mapping[str, Any], **sections: Any) -> None:
         """Write the config file as an editor would: whole, by renaming over the old one."""

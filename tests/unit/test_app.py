@@ -110,3 +110,12 @@ async def test_a_list_of_workers_that_is_not_there_is_named_by_field_path_and_re
     finally:
         stop.set()
         await following
+
+
+@pytest.mark.parametrize("pool", [None, "triton"])
+def test_the_extensions_metrics_are_there_where_the_config_names_a_pool(pool: str | None) -> None:
+    app = App(from_mapping({"discovery": {"workers": workers()}, "admin": {"inference_pool": pool}}), None)
+    app._discovered(app.state.config.discovery.workers)
+    page = app.metrics.exposition().decode()
+    assert ('inference_pool_ready_pods{name="triton"}' in page) is (pool is not None)
+    assert ("inference_objective_request" in page) is (pool is not None)

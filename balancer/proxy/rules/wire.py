@@ -97,7 +97,12 @@ def text(data: bytes, part: Part, field: str) -> str:
 
 def tagged(number: int, value: bytes) -> bytes:
     """A field that holds bytes."""
-    return _number(number << 3 | _BYTES) + _number(len(value)) + value
+    return head(number, len(value)) + value
+
+
+def head(number: int, size_bytes: int) -> bytes:
+    """What precedes the bytes of such a field."""
+    return _number(number << 3 | _BYTES) + _number(size_bytes)
 
 
 def _number(value: int) -> bytes:

@@ -32,7 +32,7 @@ VALUES = (11, 7, 5, 3, 2, 0, 1)
 """Of the sequences."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("examples")
     restricted = ("--grpc-restricted-protocol=trace:own-key=secret", "--http-restricted-api=trace:own-key=secret")

@@ -186,6 +186,18 @@ async def test_a_refused_value_changes_nothing(kubernetes: KubernetesApi) -> Non
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
+async def test_who_has_ids_executed_once_by_several_pods_is_told(kubernetes: KubernetesApi) -> None:
+    run = Helm(await kubernetes.namespace("chart-notes"))
+    once = ("--set-json", 'config.models={"m":{"proxy":{"once_s":60}}}', "--values", str(EXAMPLES["proxy"]))
+
+    def notes(replicas: int) -> str:
+        dry_run = ("install", RELEASE, str(CHART), "--dry-run", *once)
+        return run(*dry_run, "--set", f"gateway.replicas={replicas}").partition("NOTES:")[2]
+
+    assert "config.models.m.proxy.once_s: each of the 3 gateway pods" in notes(3)
+    assert "once_s" not in notes(1)
+
+
 async def test_what_operators_bring_is_used_once_it_is_there(kubernetes: KubernetesApi) -> None:
     assert {*CRDS} == {*OPERATORS}
     namespace = await kubernetes.namespace("chart-operators")

@@ -40,12 +40,14 @@ def program() -> PerfAnalyzer:
         pytest.skip(f"perf_analyzer cannot be had here: {error}")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(program: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["native", "pick", "proxy"])
+async def stack(
+    program: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("perf-analyzer")
     (directory / "counts.json").write_text(json.dumps({"data": [{"COUNT": [RESPONSES]}]}))
     settings = {
-        "envoy": {"frontend": "native", "shared_folder": str(directory / "shared")},
+        "envoy": {"frontend": request.param, "shared_folder": str(directory / "shared")},
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
     }
     models = tuple({model for model, *_ in LOADS.values()})

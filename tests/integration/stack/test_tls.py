@@ -82,6 +82,12 @@ async def test_every_connection_by_tls_and_the_picks_are_the_balancers(tmp_path:
                 return bool((await response.json())["name"] == "triton")
 
         await eventually(the_fleet_answers_by_rest, "the balancer answers by HTTP")
+        body = {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
+        async with aiohttp.ClientSession() as session:
+            url = f"https://{stack.url}/v2/models/emulated_tft/infer"
+            async with session.post(url, json=body, ssl=stack.trusted, server_hostname=NAME) as response:
+                checksum = (await response.json(content_type=None))["outputs"][0]
+        assert (checksum["name"], checksum["data"]) == ("CHECKSUM", [4.0])
         recent = await stack.get("/recent")
         assert isinstance(recent, dict)
         assert recent["picked"] > 0

@@ -104,6 +104,7 @@ def test_envoy_gets_its_section() -> None:
         "native": None,
         "fleet": None,
         "proxy": False,
+        "forwarded": (),
         "triton_tls": {
             "trust": {"ca": Path("j"), "server_name": "k", "certificate": None, "private_key": None},
             "rest": False,

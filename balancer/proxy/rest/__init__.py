@@ -1,0 +1,1 @@
+"""Inferences by HTTP, which the proxy forwards by gRPC."""

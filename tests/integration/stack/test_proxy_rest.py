@@ -1,0 +1,326 @@
+"""What the front end `proxy` adds to REST, through a real Envoy to real Tritons, by Triton's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http as http_client
+import tritonclient.http.aio as triton_http
+from support.stack import Stack
+from tritonclient.utils import InferenceServerException
+
+from tools.stack.digits import held_out
+from tools.stack.ports import free_port_range
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+MODELS = {
+    "digits": {"proxy": {"cache_ttl_s": 60}},
+    "emulated_tft": {"proxy": {"repeatable": True, "batch": {"max_rows": 16, "wait_s": 0.004}}},
+    "several_outputs": {"proxy": {"once_s": 60}},
+    "string_upper": {},
+    "identity": {},
+    "sequence_sum": {},
+    "decoupled_count": {},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    directory: Path = tmp_path_factory.mktemp("proxy_rest")
+    settings = {
+        "models": MODELS,
+        "envoy": {"frontend": "proxy"},
+        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
+        "proxy": {
+            "tenants": {"named": {"greedy": {"requests_per_s": 0.1, "burst_s": 10}}},
+            "cascades": {"either": ["several_outputs", "string_upper"]},
+        },
+    }
+    stack = Stack(directory, workers=2, settings=settings, models=tuple(MODELS))
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+
+
+def tensor(name: str, array: np.ndarray, kind: str, *, binary: bool = True) -> triton_http.InferInput:
+    value = triton_http.InferInput(name, array.shape, kind)
+    value.set_data_from_numpy(array, binary_data=binary)
+    return value
+
+
+def addends(*, binary: bool = True, more: int = 0) -> list[triton_http.InferInput]:
+    values = np.arange(4, dtype=np.int32)[None] + more
+    return [tensor(name, values, "INT32", binary=binary) for name in ("A", "B")]
+
+
+async def post(url: str, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, JSON and headers of an answer."""
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{url}/v2/models/{path}", data=data, headers=headers) as response,
+    ):
+        return response.status, json.loads(await response.read()), {k.lower(): v for k, v in response.headers.items()}
+
+
+def picked_at(stack: Stack, number: int) -> str:
+    return f"127.0.0.1:{stack.specs[number].http_port}"
+
+
+async def forwarded(stack: Stack) -> float:
+    """Requests over REST and gRPC that the balancer forwarded: those of which Envoy tells have another route."""
+    return await stack.metric("balancer_requests_total")
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+async def test_tensors_go_as_json_and_as_bytes(stack: Stack, binary_in: bool, binary_out: bool) -> None:
+    outputs = [triton_http.InferRequestedOutput(name, binary_data=binary_out) for name in ("SUM", "DIFFERENCE")]
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        result = await client.infer("several_outputs", addends(binary=binary_in), outputs=outputs)
+        texts = np.array([["grüße"], ["x" * 300]], np.object_)
+        upper = await client.infer(
+            "string_upper",
+            [tensor("TEXT", texts, "BYTES", binary=binary_in)],
+            outputs=[triton_http.InferRequestedOutput("UPPER", binary_data=binary_out)],
+        )
+    assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
+    assert result.as_numpy("DIFFERENCE").tolist() == [[0, 0, 0, 0]]
+    found = [each.decode() if isinstance(each, bytes) else each for each in upper.as_numpy("UPPER").ravel()]
+    assert found == ["GRÜSSE", "X" * 300]
+
+
+def given(name: str, datatype: str, shape: list[int], data: list[Any] | None) -> dict[str, Any]:
+    """An input as JSON."""
+    return {"name": name, "datatype": datatype, "shape": shape} | ({} if data is None else {"data": data})
+
+
+def asked(*inputs: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """A request as JSON."""
+    return {"inputs": list(inputs), **members}
+
+
+def both(shape: list[int], data: list[Any], datatype: str = "INT32") -> list[dict[str, Any]]:
+    """The two inputs of `several_outputs`."""
+    return [given(name, datatype, shape, data) for name in ("A", "B")]
+
+
+_TEXT = given("TEXT", "BYTES", [1, 1], ["ä"])
+_ZEROS = given("IMAGE", "FP32", [1, 64], [0.0] * 64)
+_CLASSES = [{"name": "PROBABILITIES", "parameters": {"classification": 2}}]
+REQUESTS: dict[str, tuple[str, Any]] = {
+    "JSON": ("identity", asked(given("INPUT", "FP32", [3], [0.1, 1e-7, 2]))),
+    "nested": ("several_outputs", asked(*both([2, 4], [[1, 2, 3, 4], [5, 6, 7, 8]]))),
+    "an id, parameters": ("string_upper", asked(_TEXT, id="7", parameters={"mine": 3, "other": "x", "third": True})),
+    "outputs": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4]), outputs=[{"name": "SUM"}])),
+    "classes": ("digits", asked(_ZEROS, outputs=_CLASSES)),
+    "another shape": ("several_outputs", asked(*both([1, 3], [1, 2, 3]))),
+    "another type": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4], "INT64"))),
+    "an unknown output": ("string_upper", asked(_TEXT, outputs=[{"name": "NONE"}])),
+    "too few inputs": ("several_outputs", asked(*both([1, 4], [1, 2, 3, 4])[:1])),
+    "no inputs": ("several_outputs", asked()),
+    "a version": ("string_upper/versions/1", asked(_TEXT)),
+    "no field": ("string_upper", asked(given("TEXT", "BYTES", [1, 1], None))),
+    "FP16": ("identity", asked(given("INPUT", "FP16", [1], [1]))),
+    "no type": ("identity", asked(given("INPUT", "FP33", [1], [1]))),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_an_answer_says_what_a_triton_says(stack: Stack, name: str) -> None:
+    """Status and JSON, but for the worker's own name."""
+    model, body = REQUESTS[name]
+    answers = []
+    for url in (stack.url, picked_at(stack, 0), picked_at(stack, 1)):
+        status, content, _ = await post(url, f"{model}/infer", body)
+        for output in content.get("outputs", ()):
+            if output["name"] == "WORKER":
+                output["data"] = [""]
+        answers.append((status, content))
+    assert answers[0] in answers[1:], answers
+
+
+async def test_what_cannot_be_read_is_refused_in_words(stack: Stack) -> None:
+    status, content, _ = await post(stack.url, "string_upper/infer", b"{")
+    assert status == 400
+    assert "failed to parse the request JSON buffer" in content["error"]
+    too_large = asked(given("INPUT", "INT8", [1], [300]))
+    status, content, _ = await post(stack.url, "identity/infer", too_large)
+    assert status == 400
+    assert "does not fit INT8" in content["error"]
+    status, content, _ = await post(stack.url, "nothing/infer", REQUESTS["JSON"][1])
+    assert status == 404
+    assert content["error"] == "Request for unknown model: 'nothing' is not found"
+    assert await stack.metric("balancer_refused_inputs_total", message="request", field="data") >= 1
+    assert await stack.metric("balancer_handler_errors_total") == 0
+
+
+async def test_an_id_is_executed_once_whatever_the_protocol(stack: Stack) -> None:
+    """REST and gRPC make one message of it."""
+    async with (
+        triton_http.InferenceServerClient(stack.url) as rest,
+        triton_grpc.InferenceServerClient(stack.url) as by_grpc,
+    ):
+
+        async def executed() -> int:
+            count = 0
+            for spec in stack.specs:
+                async with triton_grpc.InferenceServerClient(spec.grpc_endpoint) as worker:
+                    statistics = await worker.get_inference_statistics("several_outputs")
+                    count += statistics.model_stats[0].inference_count
+            return count
+
+        before = await executed()
+        inputs = addends(more=5)
+        results = await asyncio.gather(
+            *(rest.infer("several_outputs", inputs, request_id="mine") for _ in range(3)),
+            *(rest.infer("several_outputs", addends(binary=False, more=5), request_id="mine") for _ in range(3)),
+        )
+        assert [each.get_response()["id"] for each in results] == ["mine"] * 6
+        assert all(each.as_numpy("SUM").tolist() == [[10, 12, 14, 16]] for each in results)
+        assert await executed() == before + 1
+        assert await by_grpc.is_server_live()
+
+
+async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
+    image = [tensor("IMAGE", held_out().images[:1], "FP32")]
+    hits = await stack.metric("balancer_proxy_cache_total", result="hit")
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        results = [await client.infer("digits", image, request_id=name) for name in ("1", "2", "3")]
+    assert [each.get_response()["id"] for each in results] == ["1", "2", "3"]
+    assert await stack.metric("balancer_proxy_cache_total", result="hit") == hits + 2
+
+
+async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack) -> None:
+    async with triton_http.InferenceServerClient(stack.url, conn_limit=32) as client:
+
+        async def checksum(number: int) -> float:
+            rows = np.full((1 + number % 2, 4), number, np.float32)
+            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=str(number))
+            assert result.get_response()["id"] == str(number)
+            found = result.as_numpy("CHECKSUM")
+            assert found.shape == (len(rows), 1)
+            return float(found[0, 0])
+
+        together = await asyncio.gather(*(checksum(number) for number in range(32)))
+        alone = [await checksum(number) for number in range(32)]
+    assert together == alone
+    joined, sent = [
+        await stack.metric("balancer_proxy_batches_total", result=result) for result in ("requests", "sent")
+    ]
+    assert sent < joined
+
+
+async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack) -> None:
+    body = REQUESTS["a version"][1]
+    first = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
+    status, content, headers = await post(stack.url, "string_upper/infer", body, **{"x-tenant": "greedy"})
+    assert first[0] == 200
+    assert status == 429
+    assert "greedy" in content["error"]
+    assert int(headers["retry-after"]) >= 1
+    assert (await post(stack.url, "string_upper/infer", body, **{"x-tenant": "modest"}))[0] == 200
+
+
+async def test_the_model_that_served_a_name_is_told(stack: Stack) -> None:
+    body = REQUESTS["outputs"][1]
+    status, content, headers = await post(stack.url, "either/infer", body)
+    assert (status, content["model_name"], headers["x-served-model"]) == (200, "several_outputs", "several_outputs")
+
+
+async def test_a_sequence_stays_with_its_worker_without_a_header(stack: Stack) -> None:
+    workers = set()
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        for step in range(6):
+            value = tensor("VALUE", np.array([[step]], np.int64), "INT64")
+            result = await client.infer(
+                "sequence_sum", [value], sequence_id=77, sequence_start=step == 0, sequence_end=step == 5
+            )
+            workers.add(bytes(result.as_numpy("WORKER").ravel()[0]))
+        assert result.as_numpy("SUM").ravel().tolist() == [15]
+    assert len(workers) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+async def test_a_compressed_request_is_read(stack: Stack, algorithm: str) -> None:
+    def infer() -> list[list[int]]:
+        with http_client.InferenceServerClient(stack.url) as client:
+            result = client.infer(
+                "several_outputs",
+                addends(),
+                request_compression_algorithm=algorithm,
+                response_compression_algorithm=algorithm,
+            )
+            return list(result.as_numpy("SUM").tolist())
+
+    assert await asyncio.to_thread(infer) == [[0, 2, 4, 6]]
+
+
+async def test_a_large_tensor_comes_back_as_bytes_and_as_json(stack: Stack) -> None:
+    """Eight megabytes as bytes; as JSON, both directions are too large to convert, and go as picked."""
+    values = np.arange(2_000_000, dtype=np.float32)
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        for output in (None, [triton_http.InferRequestedOutput("OUTPUT", binary_data=False)]):
+            result = await client.infer("identity", [tensor("INPUT", values, "FP32")], outputs=output)
+            assert (result.as_numpy("OUTPUT") == values).all()
+        few = values[:200_000]
+        result = await client.infer("identity", [tensor("INPUT", few, "FP32", binary=False)])
+        assert (result.as_numpy("OUTPUT") == few).all()
+
+
+async def test_a_raw_tensor_and_generate_go_as_picked(stack: Stack) -> None:
+    async with aiohttp.ClientSession() as session:
+        url = f"http://{stack.url}/v2/models"
+        raw = np.arange(4, dtype=np.float32).tobytes()
+        headers = {"Inference-Header-Content-Length": "0"}
+        async with session.post(f"{url}/identity/infer", data=raw, headers=headers) as response:
+            direct = f"http://{picked_at(stack, 0)}/v2/models/identity/infer"
+            async with session.post(direct, data=raw, headers=headers) as alone:
+                assert response.status == alone.status
+        async with session.post(f"{url}/string_upper/generate", json={"TEXT": "quiet"}) as response:
+            assert (await response.json(content_type=None))["UPPER"] == "QUIET"
+        async with session.post(f"{url}/decoupled_count/generate_stream", json={"COUNT": 3}) as response:
+            events = [json.loads(line[6:]) async for line in response.content if line.startswith(b"data: ")]
+        assert [event["INDEX"] for event in events] == [0, 1, 2]
+
+
+async def test_a_decoupled_model_is_refused_as_by_a_triton(stack: Stack) -> None:
+    status, content, _ = await post(stack.url, "decoupled_count/infer", asked(given("COUNT", "INT32", [1], [1])))
+    assert status in (400, 501)
+    assert "decoupled" in content["error"]
+
+
+async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) -> None:
+    await stack.count_unpicked()
+    before = await forwarded(stack)
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        for _ in range(5):
+            await client.infer("several_outputs", addends())
+    assert await forwarded(stack) == before + 5
+    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == stack.unpicked
+
+
+async def test_while_the_balancer_is_away_workers_answer(stack: Stack) -> None:
+    await stack.balancer.stop()
+    try:
+        async with triton_http.InferenceServerClient(stack.url) as client:
+            result = await client.infer("several_outputs", addends())
+        assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
+        with pytest.raises(InferenceServerException):
+            async with triton_http.InferenceServerClient(stack.url) as client:
+                await client.infer("several_outputs", addends()[:1])
+    finally:
+        await stack.restart_balancer()
+        await stack.all_ready()

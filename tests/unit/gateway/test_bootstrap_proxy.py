@@ -1,0 +1,79 @@
+"""Which requests the bootstrap sends to a balancer that forwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from balancer.balancer_tls import BalancerTls
+from balancer.core import bounds
+from balancer.gateway import names
+from balancer.gateway.bootstrap import BootstrapOptions, render
+from balancer.gateway.bootstrap_fleet import FleetOptions
+
+FLEET = FleetOptions(grpc=("127.0.0.1:9200",), rest=("127.0.0.1:9201",))
+REST = f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}"
+
+
+def resources(**options: Any) -> Any:
+    return yaml.safe_load(render(BootstrapOptions(**{"proxy": True, **options})))["static_resources"]
+
+
+def routes(**options: Any) -> list[Any]:
+    manager = resources(**options)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    found: list[Any] = manager["route_config"]["virtual_hosts"][0]["routes"]
+    return found
+
+
+def test_without_a_port_for_http_rest_goes_as_picked() -> None:
+    assert REST not in {route.get("route", {}).get("cluster") for route in routes()}
+    assert REST not in {cluster["name"] for cluster in resources()["clusters"]}
+
+
+def test_what_is_not_converted_is_matched_before_what_is() -> None:
+    patterns = [route["match"].get("safe_regex", {}).get("regex", "") for route in routes(fleet=FLEET)]
+    infers = [route for route, regex in zip(routes(fleet=FLEET), patterns, strict=True) if regex.endswith("infer")]
+    *picked, forwarded = infers
+    assert [route["route"]["cluster"] for route in picked] == [names.HTTP_CLUSTER] * 3
+    assert (forwarded["name"], forwarded["route"]["cluster"]) == (names.PROXIED, REST)
+    assert "headers" not in forwarded["match"]
+    headers = [header for route in picked for header in route["match"]["headers"]]
+    ranges = [header["range_match"]["start"] for header in headers if "range_match" in header]
+    assert ranges == [BootstrapOptions().request_buffer_limit_bytes + 1, bounds.MAX_JSON_BYTES + 1]
+
+
+def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
+    some = {"proxy": False, "forwarded": ("a.b", 'c"\\')}
+    first, second, *others = routes(**some)
+    for route in (first, second):
+        assert route["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
+        assert (route["name"], route["route"]["cluster"]) == (names.PROXIED, names.PROXY_CLUSTER)
+    assert names.PROXIED not in {route["name"] for route in others}
+    manager = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    filters = [each["name"] for each in manager["http_filters"]]
+    assert filters.index(names.FORWARDED_FILTER) == filters.index(names.PICKS_FILTER) - 1
+    code = manager["http_filters"][filters.index(names.FORWARDED_FILTER)]["typed_config"]["default_source_code"]
+    models, in_paths = code["inline_string"].splitlines()[0].removeprefix("local models, in_paths = ").split("}, {")
+    assert models == r'{["\097\046\098"] = true, ["\099\034\092"] = true'
+    assert in_paths == r'["\097\046\098"] = true, ["\099\037\050\050\037\053\067"] = true}'
+
+
+def test_of_some_models_rest_is_forwarded_where_it_is_marked() -> None:
+    some = routes(proxy=False, forwarded=("a.b", "c d"), fleet=FLEET)
+    (forwarded,) = [route for route in some if route.get("route", {}).get("cluster") == REST]
+    assert forwarded["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_clusters_are_the_balancers_and_then_the_workers(encrypted: bool, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("a certificate")
+    tls = BalancerTls(tmp_path / "ca.pem", "balancer") if encrypted else None
+    clusters = {cluster["name"]: cluster for cluster in resources(fleet=FLEET, balancer_tls=tls)["clusters"]}
+    ours, either = clusters[names.PROXY_REST_CLUSTER], clusters[REST]
+    assert either["cluster_type"]["typed_config"]["clusters"] == [names.PROXY_REST_CLUSTER, names.HTTP_CLUSTER]
+    assert ours["health_checks"][0]["http_health_check"] == {"path": names.PROXY_HEALTH_PATH}
+    assert ("transport_socket" in ours) is encrypted
+    assert ours["load_assignment"]["endpoints"] == clusters[names.FLEET_REST_CLUSTER]["load_assignment"]["endpoints"]

@@ -1,0 +1,206 @@
+"""REST through the proxy of one process to fake workers: what the client's HTTP says is what workers get by gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp.test_utils import RawTestServer
+from support.fake_worker import FakeWorker, echoed
+from support.proxied import Rig, proxied
+from support.waiting import eventually
+from tritonclient.grpc import service_pb2
+
+from balancer.core import bounds
+from balancer.gateway.names import PROXY_HEALTH_PATH
+
+WORDS = 'in "my" words: ü'
+BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
+
+
+class Rest:
+    """A client of HTTP before a proxy."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self.url = session, url
+
+    async def post(self, body: Any, path: str = "m/infer", **headers: str) -> tuple[int, dict[str, Any], Any]:
+        """Status, JSON and headers."""
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        async with self._session.post(f"{self.url}/v2/models/{path}", data=data, headers=headers) as response:
+            return response.status, json.loads(await response.read()), response.headers
+
+    async def get(self, path: str) -> int:
+        """Status."""
+        async with self._session.get(f"{self.url}{path}") as response:
+            return response.status
+
+
+@asynccontextmanager
+async def served(rig: Rig) -> AsyncIterator[Rest]:
+    """Its REST as Envoy reaches it."""
+    server = RawTestServer(rig.front.rest.answer)
+    await server.start_server()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Rest(session, str(server.make_url("")).rstrip("/"))
+    finally:
+        await server.close()
+
+
+async def test_headers_go_on_as_metadata_and_those_of_the_way_do_not() -> None:
+    worker = FakeWorker("a")
+    async with proxied([worker]) as rig, served(rig) as rest:
+        sent = {"authorization": "Bearer x", "my-key": "secret", "te": "trailers", "x-data-bin": "!!", "x-odd": "grüße"}
+        status, *_ = await rest.post(BODY, **sent)
+        assert status == 200
+        headers = worker.headers[0]
+        assert headers["authorization"] == "Bearer x"
+        assert headers["my-key"] == headers["triton-grpc-protocol-my-key"] == "secret"
+        assert not {"content-type", "accept", "x-data-bin", "x-odd", "inference-header-content-length"} & {
+            name for name in headers if headers[name] != "application/grpc"
+        }
+        await rest.post(BODY, **{f"x-{number}": "v" * 900 for number in range(4)})
+        assert not any(name.startswith("triton-grpc-protocol") for name in worker.headers[1])
+
+
+async def test_a_client_that_leaves_ends_the_workers_work() -> None:
+    async def never(_: bytes, __: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    worker = FakeWorker("a", never)
+    async with proxied([worker]) as rig, served(rig) as rest:
+        call = asyncio.create_task(rest.post(BODY))
+
+        async def there() -> bool:
+            return bool(worker.requests)
+
+        await eventually(there, "the worker has the request")
+        call.cancel()
+
+        async def ended() -> bool:
+            return worker.cancelled == 1 and not rig.in_flight
+
+        await eventually(ended, "the worker's call is cancelled")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, 403, "This protocol is restricted, expecting header 'triton-grpc-protocol-k'"),
+        (grpc.StatusCode.INVALID_ARGUMENT, 400, WORDS),
+        (grpc.StatusCode.NOT_FOUND, 404, WORDS),
+        (grpc.StatusCode.UNIMPLEMENTED, 501, WORDS),
+        (grpc.StatusCode.INTERNAL, 500, WORDS),
+        (grpc.StatusCode.UNAVAILABLE, 503, WORDS),
+        (grpc.StatusCode.UNKNOWN, 500, WORDS),
+    ],
+)
+async def test_an_error_of_a_worker_is_the_clients_with_its_words(
+    code: grpc.StatusCode, status: int, words: str
+) -> None:
+    async def fails(_: bytes, context: Any) -> bytes:
+        await context.abort(code, words)
+        return b""
+
+    async with proxied([FakeWorker("a", fails)]) as rig, served(rig) as rest:
+        assert (await rest.post(BODY))[:2] == (status, {"error": words})
+
+
+async def test_an_answer_that_is_none_is_a_bad_gateway() -> None:
+    async def garbage(_: bytes, __: Any) -> bytes:
+        return b"\xff\xff"
+
+    async def without_bytes(_: bytes, __: Any) -> bytes:
+        answer = service_pb2.ModelInferResponse()
+        answer.outputs.add(name="Y", datatype="FP32", shape=[1])
+        return bytes(answer.SerializeToString())
+
+    async with proxied([FakeWorker("a", garbage)]) as rig, served(rig) as rest:
+        assert (await rest.post(BODY))[0] == 502
+    async with proxied([FakeWorker("a", without_bytes)]) as rig, served(rig) as rest:
+        status, content, _ = await rest.post(BODY)
+        assert (status, content["error"]) == (500, "the worker's answer has outputs without their bytes")
+        assert rig.metric("balancer_handler_errors_total") == 0
+
+
+async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
+    goes_on = asyncio.Event()
+
+    async def waits(data: bytes, _: Any) -> bytes:
+        await goes_on.wait()
+        return echoed(data)
+
+    worker, limits = FakeWorker("a", waits), {"max_pending_per_worker": 1}
+    async with proxied([worker], limits=limits, proxy={"pushback_s": 4}) as rig, served(rig) as rest:
+        first = asyncio.create_task(rest.post(BODY))
+
+        async def there() -> bool:
+            return bool(worker.requests)
+
+        await eventually(there, "the worker has a request")
+        status, content, headers = await rest.post(BODY)
+        goes_on.set()
+        assert (await first)[0] == 200
+        assert status == 429
+        assert 2 <= int(headers["retry-after"]) <= 6
+        assert content["error"]
+
+
+async def test_what_is_too_large_or_no_call_is_refused() -> None:
+    worker = FakeWorker("a")
+    async with proxied([worker], envoy={"frontend": "proxy", "request_buffer_limit_bytes": "3MiB"}) as rig:
+        async with served(rig) as rest:
+            status, content, _ = await rest.post(b"x" * (3 * 2**20 + 1))
+            assert (status, content["error"][:26]) == (400, "the request has more than ")
+            status, content, _ = await rest.post(b" " * (bounds.MAX_JSON_BYTES + 1))
+            assert (status, "binary data" in content["error"]) == (400, True)
+            for length in ("0", "-1", "x", "9" * 13, "²"):
+                status, content, _ = await rest.post(BODY, **{"Inference-Header-Content-Length": length})
+                assert (status, "Unable to parse" in content["error"]) == (400, True), length
+            for path in ("a%2Fb/infer", f"{'m' * 257}/infer", "%00/infer", "m/versions/1/x/infer"):
+                assert (await rest.post(BODY, path))[0] == 400, path
+            assert await rest.get("/v2/models/m/infer") == 405
+        assert not worker.requests
+        assert rig.metric("balancer_refused_inputs_total") == 11
+
+
+async def test_health_is_told_until_the_process_stops() -> None:
+    async with proxied([FakeWorker("a")]) as rig, served(rig) as rest:
+        assert await rest.get(PROXY_HEALTH_PATH) == 200
+        finishing = asyncio.create_task(rig.front.finish())
+
+        async def told() -> bool:
+            return await rest.get(PROXY_HEALTH_PATH) == 503
+
+        await eventually(told, "health says that it stops")
+        assert (await rest.post(BODY))[0] == 200, "what comes meanwhile is answered"
+        await finishing
+
+
+async def test_a_kept_answer_serves_both_protocols() -> None:
+    worker = FakeWorker("a")
+    async with proxied([worker], models={"m": {"proxy": {"cache_ttl_s": 60}}}) as rig, served(rig) as rest:
+        data, _ = worker_bytes()
+        answer = service_pb2.ModelInferResponse.FromString(await rig.infer(data))
+        status, content, _ = await rest.post({"id": "mine", **BODY})
+        assert status == 200
+        assert (answer.id, content["id"]) == ("", "mine")
+        assert content["outputs"][0]["data"] == [1.0, 2.0]
+        assert len(worker.requests) == 1
+
+
+def worker_bytes() -> tuple[bytes, bytes]:
+    """The message that `BODY` becomes, and its tensor."""
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.inputs.add(name="X", datatype="FP32", shape=[1, 2])
+    tensor = b"\0\0\x80\x3f\0\0\0\x40"
+    message.raw_input_contents.append(tensor)
+    return bytes(message.SerializeToString()), tensor
