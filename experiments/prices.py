@@ -18,7 +18,6 @@ import numpy as np
 from experiments.by_hand import marked, words_of
 from experiments.estimators.fleets import random_fleet, three_models
 from experiments.held_out.tables import markdown
-from policies import BUILTIN
 from policies.base import WORST, FloatArray, least
 from policies.expected_latency import ExpectedLatency
 from simulator.batch import Batch
@@ -78,8 +77,7 @@ def latencies(scenario: Scenario, seeds: Sequence[int], requests: int) -> FloatA
     price = np.repeat([way.price for way in WAYS], len(seeds))[:, None]
     told = np.repeat([way.told for way in WAYS], len(seeds))[:, None]
     best = tolls(scenario)[None]
-    used, policy = _Used(len(price), best.shape[1]), BUILTIN["expected_latency"]
-    options = ExpectedLatency()
+    used, policy = _Used(len(price), best.shape[1]), ExpectedLatency()
     waiting = batch.start()
     while waiting:
         view, now_s = batch.view(), batch.now_s[:, None]
@@ -88,8 +86,8 @@ def latencies(scenario: Scenario, seeds: Sequence[int], requests: int) -> FloatA
         toll = np.where(told, best, share / np.square(1 - share))
         cost = policy.cost(
             *(view.completion_s, view.backlog_s, view.pending, view.pending_other_models, view.error_rate),
-            *(view.cached, view.saving_s, options.error_penalty_s),
-            *(options.delayed_share, options.delayed_share_other_models, options.saving_factor),
+            *(view.cached, view.saving_s, policy.error_penalty_s),
+            *(policy.delayed_share, policy.delayed_share_other_models, policy.saving_factor),
         )
         picks = batch.draw(least(cost + price * toll * added_s, view.eligible))
         used.add(np.flatnonzero(batch.waiting & (picks >= 0)), picks, added_s, now_s)

@@ -186,7 +186,8 @@ class Batch:
     @property
     def placed(self) -> BoolArray:
         """Where the request's key places it, unless the policy goes by keys itself; `(e,)`."""
-        return self._placed & (self.sim.asked.key != 0)
+        placed: BoolArray = self._placed & (self.sim.asked.key != 0)
+        return placed
 
     def answers(self, policy: Policy, view: FleetView) -> FloatArray:
         """The policy's own, also where a key places the request; `(e, n)`."""

@@ -192,7 +192,7 @@ def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
     return q.in_flight[at] + q.others[at] * left
 
 
-def of_other_models(q: Queue, at: At, own: FloatArray, pending: FloatArray) -> FloatArray:
+def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | FloatArray) -> FloatArray:
     """Those of the `pending` that are for other models than the one whose `own_requests` are `own`.
 
     Others' requests are taken to be of the same mix as the own ones; where there are none, to be of the model.
