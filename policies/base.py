@@ -146,6 +146,11 @@ class FleetView(Protocol):
         """Device seconds that a warm key saves there, from 0, as learned; 0 without a key. With several balancers, what
         it saves all of them, as each pick counts in `completion_s` for the others' too."""
 
+    @property
+    def pending_other_models(self) -> FloatArray:
+        """Those of `pending` that are for other models than this request's; other balancers' are taken to be of the
+        same mix as this one's."""
+
 
 def option(
     default: Any,

@@ -40,6 +40,7 @@ class Columns:
     report_age_s: FloatArray = column("s", of="moment")
     cached: FloatArray = column("share", of="request")
     saving_s: FloatArray = column("s", of="request")
+    pending_other_models: FloatArray = column("requests", of="request")
 
 
 class Declared(NamedTuple):

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from policies.base import WORST, FloatArray, option
+from policies.base import WORST, option
 from policies.choices import softmin_of
 from policies.costs import CostPolicy
+
+Elements: TypeAlias = Any
+"""A `FloatArray`, or a number: mypy has no type for a function of either."""
+
+
+def expected_s(
+    completion_s: Elements,
+    backlog_s: Elements,
+    pending: Elements,
+    pending_other_models: Elements,
+    error_rate: Elements,
+    error_penalty_s: Elements,
+    delayed_share: Elements,
+    delayed_share_other_models: Elements,
+) -> Elements:
+    """Expected seconds, errors and others' delay counted as such; of elements."""
+    # Bounded, so that what is infinite or unknown makes the cost so, and no other.
+    added_s = np.maximum(np.fmin(completion_s, WORST) - np.fmin(backlog_s, WORST), 0.0)
+    of_own_model = np.maximum(np.fmin(pending - pending_other_models, WORST), 0.0)
+    delayed = delayed_share * of_own_model
+    delayed = delayed + delayed_share_other_models * np.fmin(pending_other_models, WORST)
+    return completion_s + delayed * added_s + error_penalty_s * error_rate
+
+
+def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> Elements:
+    """Seconds that a warm cache is expected to save, counted so many times; of elements."""
+    return saving_factor * np.maximum(np.fmin(cached * saving_s, WORST), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +44,10 @@ class ExpectedLatency(CostPolicy):
     """Least expected seconds, by a softmin whose scale is `temperature` times the best.
 
     The seconds are `completion_s`, what errors cost, and the delay that the request is taken to cause to others there:
-    what it adds to the device (`completion_s - backlog_s`), once for each of `delayed_share` of the pending requests.
-    Models take turns on a device, and others come before its queue is empty, so a long request delays many short ones,
-    which its own completion does not tell. Without a queue this is nothing; with one model it changes little.
+    what it adds to the device (`completion_s - backlog_s`), once for each of `delayed_share` of the pending requests of
+    its own model, and of `delayed_share_other_models` of those of others. Models take turns on a device, so a long
+    request delays many short ones of other models, which its own completion does not tell. Those of its own model are
+    ahead of it, but others come before the queue is empty. Without a queue this is nothing.
 
     On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
     What prevents it is in the estimate and not in the choice: every pick counts at once, for the others' picks too, so
@@ -45,7 +73,13 @@ class ExpectedLatency(CostPolicy):
     error_penalty_s: float = option(1.0, "Seconds that a failed request counts as", ge=0.0)
     delayed_share: float = option(
         0.2,
-        "Share of a worker's pending requests that are taken to be delayed by what the request adds; 0: none",
+        "Share of a worker's pending requests of the same model that are taken to be delayed by what the request adds, "
+        "or as many that come later; 0: none",
+        ge=0.0,
+    )
+    delayed_share_other_models: float = option(
+        0.5,
+        "Share of a worker's pending requests of other models that are taken to be delayed by what the request adds",
         ge=0.0,
     )
 
@@ -60,19 +94,27 @@ class ExpectedLatency(CostPolicy):
 
     @staticmethod
     def cost(
-        completion_s: FloatArray,
-        backlog_s: FloatArray,
-        pending: FloatArray,
-        error_rate: FloatArray,
-        cached: FloatArray,
-        saving_s: FloatArray,
-        error_penalty_s: float,
-        delayed_share: float,
-        saving_factor: float,
-    ) -> FloatArray:
+        completion_s: Elements,
+        backlog_s: Elements,
+        pending: Elements,
+        pending_other_models: Elements,
+        error_rate: Elements,
+        cached: Elements,
+        saving_s: Elements,
+        error_penalty_s: Elements,
+        delayed_share: Elements,
+        delayed_share_other_models: Elements,
+        saving_factor: Elements,
+    ) -> Elements:
         """Expected seconds, errors and others' delay counted as such, less what a warm cache saves."""
-        # Bounded, so that what is infinite or unknown makes the cost so, and no other.
-        added_s = np.maximum(np.fmin(completion_s, WORST) - np.fmin(backlog_s, WORST), 0.0)
-        others_s: FloatArray = delayed_share * np.fmin(pending, WORST) * added_s
-        saved_s = saving_factor * np.fmin(cached * saving_s, WORST)
-        return completion_s + others_s + error_penalty_s * error_rate - saved_s
+        seconds = expected_s(
+            completion_s,
+            backlog_s,
+            pending,
+            pending_other_models,
+            error_rate,
+            error_penalty_s,
+            delayed_share,
+            delayed_share_other_models,
+        )
+        return seconds - saved_s(cached, saving_s, saving_factor)

@@ -66,6 +66,7 @@ class Batch:
         self._no_options = Native(Options(np.zeros(1)))
         self._everyone = np.arange(len(fleets))
         self._keyed = any(one.key.any() for one in arrivals)
+        self._placed: BoolArray = np.zeros(len(fleets), np.bool_)
         for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
             self._fill(e, fleet, one, seed)
 
@@ -79,6 +80,8 @@ class Batch:
 
     def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
         fill(self.sim, self._tables, e, fleet, arrivals, seed)
+        # Where the router's hash places keys, under a policy that does not go by them.
+        self._placed[e] = fleet.settings.sticky_keys and arrivals.key.any()
         loop.begin(self.native, e)
         self.fleets[e] = fleet
 
@@ -170,7 +173,7 @@ class Batch:
 
     def sticky(self, policy: Policy) -> bool:
         """Whether some requests are not the policy's to decide, since their keys are."""
-        return placing(policy, self._keyed, self.fleets[0].settings.sticky_keys) is not policy
+        return placing(policy, keyed=True, sticky_keys=bool(self._placed.any())) is not policy
 
     def probabilities(self, policy: Policy, view: FleetView | None = None) -> FloatArray:
         """The policy's answers, those of the sticky hash where a key places the request; `(e, n)`."""
@@ -178,7 +181,13 @@ class Batch:
         answers = self.answers(policy, view)
         if not self.sticky(policy):
             return answers
-        return np.where(self.sim.asked.key[:, None] != 0, self.sticky_answers(view), answers)
+        return np.where(self.placed[:, None], self.sticky_answers(view), answers)
+
+    @property
+    def placed(self) -> BoolArray:
+        """Where the request's key places it, unless the policy goes by keys itself; `(e,)`."""
+        placed: BoolArray = self._placed & (self.sim.asked.key != 0)
+        return placed
 
     def answers(self, policy: Policy, view: FleetView) -> FloatArray:
         """The policy's own, also where a key places the request; `(e, n)`."""

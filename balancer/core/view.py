@@ -111,6 +111,10 @@ class View:
         return self._queue.in_flight if left is None else queue.pending_now(self._queue, ..., left)
 
     @column
+    def pending_other_models(self) -> FloatArray:
+        return queue.of_other_models(self._queue, ..., self._queue.own_requests[self._of_model], self.pending)
+
+    @column
     def backlog_s(self) -> FloatArray:
         return queue.backlog_now_s(self._queue, ..., self._now_s, self._others_left)
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from experiments.random_fleets import NETWORK, Ranges, random_parts
 from simulator.scenario import Scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, ServiceTime, WorkerSpec
+from simulator.training.shared_devices import NETWORK, Ranges, random_parts
 from simulator.workload.times import Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
 from tools.load.arrivals import Bursts

@@ -48,14 +48,14 @@ def distribution(path: Path) -> None:
 @main.command()
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=rivals.TUNED, show_default=True)
 def tune(out: Path) -> None:
-    """Tune the rivals on the train scenarios, and keep what was found; two minutes."""
+    """Tune the rivals on what `learned` is trained on, and keep what was found; some minutes."""
     write_whole(out, rivals.written(rivals.tune(said=click.echo)).encode())
 
 
 @main.command()
 @_FILE
 def weigh(files: tuple[str, ...]) -> None:
-    """Say what files of weights make of the train scenarios, by the loss that rivals are tuned by."""
+    """Say what files of weights make of what rivals are tuned on, by the loss that they are tuned by."""
     for name, policy in trained(files or (SHIPPED,)).items():
         mean, p99, loss = rivals.loss_of(policy)
         click.echo(f"{name}: mean x{mean:.4f}, p99 x{p99:.4f} of {rivals.BASELINE}'s, loss {loss:.4f}")

@@ -12,12 +12,12 @@ import numpy as np
 
 from experiments.held_out.plan import bare
 from experiments.sealed import findings
-from experiments.sealed.distribution import kinds
 from experiments.sealed.opening import Found, Opening, unanswered
 from experiments.sealed.page import Told
 from policies.base import FloatArray
 from simulator.scoreboard.metrics import Metrics
 from simulator.scoreboard.summary import FIGURES
+from simulator.training.written import kinds
 
 _DIGITS = 5
 

@@ -12,7 +12,6 @@ import numpy as np
 from experiments.held_out.plan import bare, run_all
 from experiments.held_out.runs import Run, Task, Watch, Way
 from experiments.held_out.store import Store
-from experiments.sealed.distribution import scenario
 from experiments.sealed.rivals import BASELINE, Rival, rivals, tuned_name
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
@@ -20,6 +19,7 @@ from simulator.scenario import Scenario
 from simulator.scoreboard.compare import SOCIAL
 from simulator.scoreboard.metrics import Metrics
 from simulator.scoreboard.summary import Figure, by_seed
+from simulator.training.written import scenario
 
 SUBJECT = "learned"
 CLAIRVOYANT = "clairvoyant"
@@ -40,7 +40,7 @@ class Opening:
     """Trained policies, one for each training seed, by the name to show."""
     rivals: Mapping[str, Rival]
     best: str
-    """The rival that the verdict is against: the best on the train scenarios."""
+    """The rival that the verdict is against: the best on what they were tuned on."""
     request_seeds: tuple[int, ...]
     requests: int | None = None
     """Of each run; None: as the scenario says."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from experiments.held_out.tables import markdown
 from experiments.sealed import findings
-from experiments.sealed.distribution import BALANCERS, FAULTS, PLACES, PLAIN, kinds
 from experiments.sealed.opening import CLAIRVOYANT, SUBJECT, Found, Opening, unanswered
 from policies.base import Policy
 from simulator.scoreboard import text
@@ -17,6 +16,7 @@ from simulator.scoreboard.compare import SOCIAL
 from simulator.scoreboard.metrics import WARM_UP_SHARE, Metrics
 from simulator.scoreboard.statistics import CONFIDENCE, RESAMPLES, Estimate
 from simulator.scoreboard.summary import FIGURES, NAMES
+from simulator.training.written import BALANCERS, FAULTS, PLACES, PLAIN, kinds
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def page(opening: Opening, found: Sequence[Found], told: Told) -> str:
     parts = [
         "<!-- Written by python -m experiments.sealed -->",
         "# Sealed scenarios",
-        f"`{SUBJECT}`, as it is served, with its guard, against `{best}`, the best of all rivals on the train "
-        "scenarios, where they were tuned, in scenarios that nobody had looked at: "
+        f"`{SUBJECT}`, as it is served, with its guard, against `{best}`, the best of all rivals where they "
+        "were tuned, in scenarios that nobody had looked at: "
         f"{len(found)} of [a written distribution](sealed_distribution.md), drawn by {told.origin}. Ratios are of "
         "latencies on equal arrivals; below 1 is better.",
         f"**{'Met' if met else 'Not met'}.**",
@@ -224,9 +224,10 @@ def _method(opening: Opening, told: Told) -> str:
     return (
         f"`{told.command}`: {len(opening.scenarios)} scenarios of seed {opening.seed}, {told.origin}; "
         f"{len(opening.request_seeds)} request seeds of {requests:,} requests, of which the first {WARM_UP_SHARE:.0%} "
-        "are not counted. Rivals were tuned by `python -m experiments.sealed tune` on the train scenarios alone: all "
-        "combinations of a small grid (`experiments/sealed/rivals.py`), by the mean over scenarios of log(mean) + half "
-        "of log(p99), failures counted as at least a second; the one of the lowest is who the verdict is against. "
+        "are not counted. Rivals were tuned by `python -m experiments.sealed tune` on the train scenarios and on some "
+        "of the distribution with other numbers: all combinations of a small grid (`experiments/sealed/rivals.py`), by "
+        "the mean over scenarios of log(mean) + half of log(p99), failures counted as at least a second; the one of "
+        "the lowest is who the verdict is against. "
         "Latencies are of the requests that were answered.\n\n" + settings
     )
 

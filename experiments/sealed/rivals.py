@@ -1,11 +1,14 @@
-"""Who is compared: heuristics with their defaults, and each of them tuned on the train scenarios by a small grid."""
+"""Who is compared: heuristics with their defaults, and each of them tuned by a small grid.
+
+They are tuned on what `learned` is trained on: the train scenarios, and some of the written distribution.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,17 @@ from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.training.arena import counted_latency_s
 from simulator.training.validation import TAIL_WEIGHT
+from simulator.training.written import scenario
 
 DEFAULTS = ("expected_latency", "wlpr", "least_requests", "peak_ewma", "prequal", "power_of_two")
 BASELINE = DEFAULTS[0]
 TUNED = Path(__file__).parent / "tuned.json"
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "expected_latency": {"temperature": (0.0, 0.02, 0.05), "delayed_share": (0.0, 0.1, 0.2, 0.4, 0.8)},
+    "expected_latency": {
+        "temperature": (0.0, 0.02),
+        "delayed_share": (0.1, 0.2, 0.4, 0.8),
+        "delayed_share_other_models": (0.2, 0.5, 1.0),
+    },
     "wlpr": {"count_self": (True, False), "told": (False, True)},
     "least_requests": {"choices": (0, 2, 3)},
     "peak_ewma": {"choices": (0, 2, 3, 5)},
@@ -34,6 +42,10 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 }
 """By policy, the values of its options; every combination is tried. `told`: whether each worker's weight is its
 capacity for the mix of requests, as an operator sets it who has measured; else it is 1."""
+_WRITTEN = 24
+"""How many of the written distribution."""
+_WRITTEN_SEED, _NUMBER = 7000, 1 << 20
+"""Of these; sealed ones are numbered from 0 on."""
 _SEEDS = tuple(range(7000, 7004))
 _REQUESTS = 4000
 _TOLD = "told"
@@ -64,18 +76,24 @@ def points(name: str) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
+def tuned_on() -> list[Scenario]:
+    """The train scenarios, and some of the written distribution that nothing else is made of."""
+    drawn = (replace(scenario(_WRITTEN_SEED, _NUMBER + k), name=f"written {k}") for k in range(_WRITTEN))
+    return [*map(load_scenario, scenario_names("train")), *drawn]
+
+
 def tune(
     names: Sequence[str] = (),
     requests: int = _REQUESTS,
     seeds: Sequence[int] = _SEEDS,
     said: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Of each policy the settings of the lowest loss on the train scenarios; `names`: on these alone.
+    """Of each policy the settings of the lowest loss on what `tuned_on` gives; `names`: on these scenarios alone.
 
     The loss is the mean over scenarios of log(mean ratio) + `TAIL_WEIGHT` * log(p99 ratio) to `BASELINE` with its
     defaults, on equal arrivals; failed requests count as at least a second, those never answered as 20 s.
     """
-    scenarios = [load_scenario(name) for name in names or scenario_names("train")]
+    scenarios = list(map(load_scenario, names)) or tuned_on()
     base = _latencies(scenarios, Rival(BUILTIN[BASELINE](), told=False), requests, seeds)
     found: dict[str, Any] = {}
     for name in GRIDS:
@@ -97,8 +115,8 @@ def tune(
 
 
 def loss_of(policy: Policy, requests: int = _REQUESTS, seeds: Sequence[int] = _SEEDS) -> tuple[float, float, float]:
-    """Of a policy on the train scenarios, as `tune` has it: the ratios of mean and p99, and the loss."""
-    scenarios = [load_scenario(name) for name in scenario_names("train")]
+    """Of a policy on what `tuned_on` gives, as `tune` has it: the ratios of mean and p99, and the loss."""
+    scenarios = tuned_on()
     ours, base = (
         _latencies(scenarios, Rival(each, told=False), requests, seeds) for each in (policy, BUILTIN[BASELINE]())
     )
@@ -134,9 +152,9 @@ def _latencies(scenarios: Sequence[Scenario], one: Rival, requests: int, seeds: 
     """Mean and p99 in seconds, `(2, scenarios, seeds)`."""
     found = []
     for given in scenarios:
-        scenario = one.scenario(given)
-        arrivals = [scenario.arrivals(seed, requests) for seed in seeds]
-        result = run(scenario.fleet, arrivals, one.policy, seeds=seeds)
+        told = one.scenario(given)
+        arrivals = [told.arrivals(seed, requests) for seed in seeds]
+        result = run(told.fleet, arrivals, one.policy, seeds=seeds)
         latency_s = counted_latency_s(result)[:, int(requests * WARM_UP_SHARE) :]
         found.append([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)])
     return np.array(found).transpose(1, 0, 2)

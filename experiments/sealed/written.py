@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from experiments.held_out.tables import markdown
-from experiments.random_fleets import NETWORK
-from experiments.sealed.distribution import WRITTEN, Written
+from simulator.training.shared_devices import NETWORK
+from simulator.training.written import WRITTEN, Written
 
 
 def page(written: Written = WRITTEN) -> str:
@@ -22,9 +22,10 @@ def page(written: Written = WRITTEN) -> str:
             "# The distribution of sealed scenarios",
             "What a [sealed scenario](sealed.md) is drawn from: each line is one draw, independent of the others "
             "unless it says otherwise. Nothing here is chosen by what a policy makes of it. The generator is "
-            "`experiments/sealed/distribution.py`, and models and workers are those of `experiments/random_fleets.py`, "
-            "which the random fleets of [the estimates](estimators.md) come from too. A scenario is told by a seed and "
-            "its number.",
+            "`simulator/training/written.py`, and models and workers are those of "
+            "`simulator/training/shared_devices.py`, which the random fleets of [the estimates](estimators.md) come "
+            "from too, and half of the random scenarios that `learned` is trained on, with other numbers. A scenario "
+            "is told by a seed and its number.",
             markdown(["what", "drawn", "values"], lines, words=3),
             f"Always: {1e3 * NETWORK.to_worker_s:g} ms to the worker and {1e3 * NETWORK.to_client_s:g} ms back, "
             f"outcomes known after {1e3 * NETWORK.outcome_s:g} ms, routers with their default settings but for "

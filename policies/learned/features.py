@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from policies.base import WORST, FleetView, FloatArray, Request, count_of
+from policies.expected_latency import ExpectedLatency, expected_s, saved_s
 
-ERROR_PENALTY_S = 1.0
-"""Seconds that a failed request counts as; as `expected_latency` has it."""
-
+_HEURISTIC = ExpectedLatency()
+"""With its defaults: what the network corrects."""
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
-_TINY_S, _ERROR_S, _ZERO, _ONE = np.array(1e-6), np.array(ERROR_PENALTY_S), np.array(0.0), np.array(1.0)
+_TINY_S, _ZERO, _ONE = np.array(1e-6), np.array(0.0), np.array(1.0)
+_ERROR_S, _SAVING = np.array(_HEURISTIC.error_penalty_s), np.array(_HEURISTIC.saving_factor)
+_SHARE, _SHARE_OTHER = np.array(_HEURISTIC.delayed_share), np.array(_HEURISTIC.delayed_share_other_models)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
 
 
@@ -43,6 +45,10 @@ class Seen(NamedTuple):
     latency_s: Elements
     error_rate: Elements
     report_age_s: Elements
+    pending_other_models: Elements
+    cached: Elements
+    saved_s: Elements
+    """See `saving_of`."""
     cost_s: Elements
     """See `cost_of`."""
     best_s: Elements
@@ -57,9 +63,23 @@ class Seen(NamedTuple):
 
 
 # Functions of elements: arrays or numbers.
-def cost_of(completion_s: Elements, error_rate: Elements) -> Elements:
-    """What a pick is expected to cost, errors counted as seconds; infinite and unknown (NaN) ones are `WORST`."""
-    return np.fmin(completion_s + _ERROR_S * error_rate, _WORST)
+def cost_of(
+    completion_s: Elements,
+    backlog_s: Elements,
+    pending: Elements,
+    pending_other_models: Elements,
+    error_rate: Elements,
+) -> Elements:
+    """What a pick costs by `expected_latency`, but for caches; infinite and unknown (NaN) ones are `WORST`."""
+    seconds = expected_s(
+        completion_s, backlog_s, pending, pending_other_models, error_rate, _ERROR_S, _SHARE, _SHARE_OTHER
+    )
+    return np.fmin(seconds, _WORST)
+
+
+def saving_of(cached: Elements, saving_s: Elements) -> Elements:
+    """What a warm cache saves by `expected_latency`."""
+    return saved_s(cached, saving_s, _SAVING)
 
 
 def at_least_tiny(duration_s: Elements) -> Elements:
@@ -67,13 +87,26 @@ def at_least_tiny(duration_s: Elements) -> Elements:
     return np.maximum(duration_s, _TINY_S)
 
 
-def relative_cost(s: Seen) -> Elements:
-    """How much worse than the best; a feature, and what the score is based on."""
+def _excess(s: Seen) -> Elements:
+    """How much worse than the best, what a warm cache saves left out; a feature."""
     return s.cost_s / s.best_s - _ONE
+
+
+def relative_cost(s: Seen) -> Elements:
+    """What the score is based on: `expected_latency`'s cost, relative to the best without caches."""
+    return (s.cost_s - s.saved_s) / s.best_s - _ONE
 
 
 def _externality(s: Seen) -> Elements:
     return s.marginal_s * s.pending / s.best_s
+
+
+def _crossing(s: Seen) -> Elements:
+    return s.marginal_s * s.pending_other_models / s.best_s
+
+
+def _saving(s: Seen) -> Elements:
+    return s.saved_s / s.best_s
 
 
 def _staleness(s: Seen) -> Elements:
@@ -98,7 +131,7 @@ class Feature(NamedTuple):
 
 
 OF_WORKER = (
-    Feature("excess", "cost / best - 1", "1", 100.0, relative_cost),
+    Feature("excess", "cost / best - 1", "1", 100.0, _excess),
     Feature("backlog", "backlog_s / service_s", "services", 1000.0, lambda s: s.backlog_s / s.service_s),
     Feature(
         "slowness", "service_s / least service_s - 1", "1", 100.0, lambda s: s.service_s / s.least_service_s - _ONE
@@ -111,6 +144,9 @@ OF_WORKER = (
         lambda s: s.marginal_s / s.service_s,
     ),
     Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
+    Feature("crossing", "(completion_s - backlog_s) * pending_other_models / best", "requests", 1000.0, _crossing),
+    Feature("saving", "saved / best", "1", 1000.0, _saving),
+    Feature("cached", "cached", "share", 1.0, lambda s: s.cached),
     Feature("pending", "pending", "requests", 1000.0, lambda s: s.pending),
     Feature("others", "pending - in_flight", "requests", 1000.0, lambda s: s.pending - s.in_flight),
     Feature("reported_pending", "reported_pending", "requests", 1000.0, lambda s: s.reported_pending),
@@ -127,29 +163,31 @@ OF_FLEET = (
 )
 """The same for every worker."""
 FEATURES = OF_WORKER + OF_FLEET
-"""In the order of the network's inputs. cost = completion_s + error_rate * 1 s; best = the least cost; least and mean
-are over the eligible workers."""
+"""In the order of the network's inputs. cost: that of `expected_latency`, what a warm cache saves left out; saved: what
+that is; best = the least cost; least and mean are over the eligible workers."""
 
 TERMS = (
     Feature("backlog", "backlog_s / best", "1", 1000.0, lambda s: s.backlog_s / s.best_s),
     Feature("marginal", "(completion_s - backlog_s) / best", "1", 1000.0, lambda s: s.marginal_s / s.best_s),
     Feature("externality", "(completion_s - backlog_s) * pending / best", "requests", 1000.0, _externality),
+    Feature("crossing", "(completion_s - backlog_s) * pending_other_models / best", "requests", 1000.0, _crossing),
+    Feature("saving", "saved / best", "1", 1000.0, _saving),
     Feature("service", "service_s / best", "1", 1000.0, lambda s: s.service_s / s.best_s),
     Feature("latency", "latency_s / best", "1", 1000.0, lambda s: s.latency_s / s.best_s),
     Feature("staleness", "report_age_s / best", "1", 1000.0, _staleness),
 )
 """Costs relative to the best, that the network weighs and adds."""
 
-_COLUMNS = 2
-"""Counts up when a column of the view comes to mean something else: 2, since `completion_s` knows what executes."""
+_COLUMNS = 3
+"""Counts up when a column of the view, or the cost, comes to mean something else: 3, since the cost minds others."""
 SCHEMA = hashlib.sha256(
     json.dumps([_COLUMNS, *([[*one.described().values()] for one in ones] for ones in (FEATURES, TERMS))]).encode()
 ).hexdigest()[:16]
 """Travels with the weights: a network fits exactly the inputs that it was trained on."""
 
 _LINES = TERMS + OF_WORKER + OF_FLEET
-_RATIOS = tuple(dict.fromkeys(one.ratio for one in TERMS + OF_WORKER))
-"""Each once, though it may be an input twice."""
+_RATIOS = (*dict.fromkeys(one.ratio for one in TERMS + OF_WORKER), relative_cost)
+"""Each once, though it may be an input twice; and what the score is based on."""
 _MOST = np.array([one.most for one in _LINES])[:, None]
 
 
@@ -161,7 +199,7 @@ class Inputs(NamedTuple):
     terms: FloatArray
     """`(..., n, t)`: on their own scale, not logarithms."""
     relative_cost: FloatArray
-    """cost / best - 1, not cut off; `(..., n)`; infinite where not eligible."""
+    """(cost - saved) / best - 1, not cut off; `(..., n)`; infinite where not eligible."""
     best_s: FloatArray
     """The least cost; `(..., 1)`."""
 
@@ -195,7 +233,8 @@ def _see(request: Request, fleet: FleetView) -> Seen:
     eligible, completion_s, backlog_s, pending = fleet.eligible, fleet.completion_s, fleet.backlog_s, fleet.pending
     error_rate, service_s, count = fleet.error_rate, at_least_tiny(fleet.service_s), count_of(eligible)
     count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
-    cost_s = np.where(eligible, cost_of(completion_s, error_rate), _INF)
+    other_models = fleet.pending_other_models
+    cost_s = np.where(eligible, cost_of(completion_s, backlog_s, pending, other_models, error_rate), _INF)
     return Seen(
         marginal_s=completion_s - backlog_s,
         backlog_s=backlog_s,
@@ -206,6 +245,9 @@ def _see(request: Request, fleet: FleetView) -> Seen:
         latency_s=fleet.latency_s,
         error_rate=error_rate,
         report_age_s=fleet.report_age_s,
+        pending_other_models=other_models,
+        cached=fleet.cached,
+        saved_s=saving_of(fleet.cached, fleet.saving_s),
         cost_s=cost_s,
         best_s=at_least_tiny(np.minimum.reduce(cost_s, axis=-1, keepdims=True, initial=WORST)),
         least_service_s=np.minimum.reduce(service_s, axis=-1, keepdims=True, initial=WORST, where=eligible),

@@ -19,6 +19,7 @@ from policies.learned.features import (
     at_least_tiny,
     cost_of,
     relative_cost,
+    saving_of,
 )
 from policies.learned.logarithm import log1p
 from policies.learned.network import Network
@@ -27,11 +28,13 @@ from policies.learned.unrolled import in_turn, with_names
 READS = (
     *("completion_s", "backlog_s", "pending", "in_flight", "reported_pending"),
     *("service_s", "latency_s", "error_rate", "report_age_s"),
+    *("pending_other_models", "cached", "saving_s"),
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
 # Lines: first the fields of `Seen` that differ between workers, which begin as the columns.
-_COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE, _COST = 0, 0, 1, 2, 5, 7, 9
+_COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
+_OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
 _X = _COST + 1
 """The first line of features."""
 _Z = _X + _WORKER
@@ -132,7 +135,14 @@ def _keep_eligible(column: FloatArray, eligible: BoolArray, line: FloatArray) ->
 def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...]:
     """The fields of `Seen` from `best_s` on. What is divided and subtracted of columns is written to lines."""
     for w in range(lines.shape[1]):
-        lines[_COST, w] = cost_of(lines[_COMPLETION, w], lines[_ERROR_RATE, w])
+        lines[_COST, w] = cost_of(
+            lines[_COMPLETION, w],
+            lines[_BACKLOG, w],
+            lines[_PENDING, w],
+            lines[_OTHER_MODELS, w],
+            lines[_ERROR_RATE, w],
+        )
+        lines[_SAVED, w] = saving_of(lines[_CACHED, w], lines[_SAVED, w])
         lines[_SERVICE, w] = at_least_tiny(lines[_SERVICE, w])
         lines[_MARGINAL, w] = lines[_COMPLETION, w] - lines[_BACKLOG, w]
     best_s, least_service_s, pending = WORST, WORST, 0.0
@@ -159,6 +169,9 @@ def _of_one(lines: FloatArray, facts: tuple[float, ...], w: int) -> Seen:
         lines[7, w],
         lines[8, w],
         lines[9, w],
+        lines[10, w],
+        lines[11, w],
+        lines[12, w],
         *facts,
     )
 

@@ -30,11 +30,10 @@ def shipped() -> Artifact:
 
 @dataclasses.dataclass(frozen=True)
 class Learned(Policy):
-    """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`
-    with `delayed_share: 0` and `saving_factor: 0`.
+    """Softmax of `beta * (learned term - (cost / best - 1))`, cost as in `expected_latency`.
 
-    The expected cost is what routing knows for sure; the term is what training found to be missing: what a request
-    does to those behind it, how far estimates are to be trusted, what other balancers do. It is an equivariant network
+    The heuristic's cost is what is known beforehand; the term is what training found to be missing: how much others'
+    delay counts where, how far estimates are to be trusted, what other balancers do. It is an equivariant network
     of the inputs in `features.py`.
     """
 

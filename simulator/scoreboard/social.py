@@ -132,6 +132,6 @@ def _run(
         added_s = np.maximum(view.completion_s - view.backlog_s, 0.0)
         shares = least(view.completion_s + added_s * (share[:, None] * view.pending + toll.T), view.eligible)
         if sticky:
-            shares = np.where(batch.sim.asked.key[:, None] != 0, batch.sticky_answers(seen), shares)
+            shares = np.where(batch.placed[:, None], batch.sticky_answers(seen), shares)
         waiting = batch.step(batch.draw(shares))
     return batch.result()

@@ -1,7 +1,9 @@
 """Random fleets and workloads, so that a policy learns what holds for all of them (domain randomisation).
 
 Source: Tobin et al. 2017, Domain randomization for transferring deep neural networks, IROS. Nothing here was chosen by
-looking at the held-out scenarios: ranges are those of the train split, widened.
+looking at the held-out scenarios: ranges are those of the train split, widened. Half of the random scenarios are of the
+written distribution instead (`written.py`): several models on shared devices, long services, keys that save work.
+Sealed scenarios are of it too, with numbers that are never drawn here.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from simulator.spec import (
     ServiceTime,
     WorkerSpec,
 )
+from simulator.training.written import WRITTEN, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
@@ -32,6 +35,11 @@ from tools.load.arrivals import Bursts
 
 WORKERS = (4, 16)
 """Least and most workers of a random fleet."""
+_WRITTEN_SHARE = 0.5
+"""Of random scenarios."""
+_TRAINED = dataclasses.replace(WRITTEN, requests=2000)
+_NUMBER = 1 << 20
+"""Of those of the written distribution; sealed ones are numbered from 0 on."""
 _NETWORK = Network(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
@@ -66,6 +74,14 @@ class Randomised:
 
 def random_scenario(generator: np.random.Generator, workers: tuple[int, int] = WORKERS) -> Scenario:
     """A fleet, of at least and at most so many workers, with its workload; equal generators give equal ones."""
+    if generator.random() < _WRITTEN_SHARE:
+        written = dataclasses.replace(_TRAINED, workers=workers)
+        return dataclasses.replace(scenario(int(generator.integers(1 << 32)), _NUMBER, written), name="random")
+    return _single(generator, workers)
+
+
+def _single(generator: np.random.Generator, workers: tuple[int, int]) -> Scenario:
+    """Mostly of one model."""
     models = 1 if generator.random() < 0.7 else int(generator.integers(2, 4))
     specs = tuple(_model(generator, f"model-{i}") for i in range(models))
     members = _workers(generator, [spec.name for spec in specs], workers)
@@ -81,8 +97,8 @@ def random_scenario(generator: np.random.Generator, workers: tuple[int, int] = W
     )
     process, peak = _process(generator)
     traffic = tuple(_traffic(generator, spec, members) for spec in specs)
-    scenario = Scenario("random", "", "train", fleet, Workload(100.0, traffic, process))
-    return scenario.with_load(float(generator.uniform(0.45, 0.92)) / peak)
+    one = Scenario("random", "", "train", fleet, Workload(100.0, traffic, process))
+    return one.with_load(float(generator.uniform(0.45, 0.92)) / peak)
 
 
 def _log_uniform(generator: np.random.Generator, low: float, high: float) -> float:

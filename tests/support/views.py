@@ -40,6 +40,7 @@ _DEFAULTS: dict[str, object] = {
     "report_age_s": 0.0,
     "cached": 0.0,
     "saving_s": 0.0,
+    "pending_other_models": 0.0,
 }
 
 

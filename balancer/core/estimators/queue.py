@@ -30,6 +30,8 @@ class Queue:
 
     in_flight: FloatArray = per_worker()
     """Own requests sent and not seen finish."""
+    own_requests: FloatArray = per_model()
+    """Those of one model."""
     own_rows: FloatArray = per_model()
     waiting_rows: FloatArray = per_model()
     """Those of the own rows that do not execute yet: what comes now can join them, and no others."""
@@ -97,6 +99,7 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
     if q.in_flight[w] == 0:
         q.charged_until_s[w] = now_s
     q.in_flight[w] += 1
+    q.own_requests[w, m] += 1
     if q.balancers[w] <= 1 and q.own_rows[w, m] < s.instances[w, m]:
         # An instance is idle. What executes beside it has been at it for no longer than it takes.
         q.progress_s[w] = max(q.progress_s[w], now_s - q.executing_s[w])
@@ -118,6 +121,7 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
         q.charged_until_s[w] = now_s
         q.ended_rows[w, m] += rows
     q.in_flight[w] = max(q.in_flight[w] - 1, 0.0)
+    q.own_requests[w, m] = max(q.own_requests[w, m] - 1, 0.0)
     # The rows of the last request out are taken as they are, so that rounding cannot leave a residue behind.
     q.own_rows[w, m] = max(q.own_rows[w, m] - rows, 0.0) if q.in_flight[w] else 0.0
     # A batch ended, and the next takes what waits. Batches that are shared with other balancers end unseen.
@@ -126,7 +130,7 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
     recount(q, s, w, m)
     if not q.in_flight[w]:
         q.own_work_s[w] = q.executing_s[w] = 0.0
-        q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
+        q.own_requests[w] = q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
     q.progress_s[w] = now_s
 
 
@@ -186,6 +190,16 @@ def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
 def pending_now(q: Queue, at: At, left: FloatArray) -> FloatArray:
     """Requests at a worker now, queued or executing; `left`: `others_left`."""
     return q.in_flight[at] + q.others[at] * left
+
+
+def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | FloatArray) -> FloatArray:
+    """Those of the `pending` that are for other models than the one whose `own_requests` are `own`.
+
+    Others' requests are taken to be of the same mix as the own ones; where there are none, to be of the model.
+    """
+    share = np.where(q.in_flight[at] > _ZERO, own / np.maximum(q.in_flight[at], _ONE), _ONE)
+    found: FloatArray = pending * (_ONE - share)
+    return found
 
 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:

@@ -13,7 +13,13 @@ import numpy as np
 
 from balancer.core.estimators.caches import saving_now_s, warm
 from balancer.core.estimators.latency import error_rate_now, latency_now_s
-from balancer.core.estimators.queue import backlog_now_s, completion_now_s, others_left, pending_now
+from balancer.core.estimators.queue import (
+    backlog_now_s,
+    completion_now_s,
+    of_other_models,
+    others_left,
+    pending_now,
+)
 from balancer.core.estimators.service import alone_s
 from balancer.core.estimators.tokens import TokenLimits, level_now
 from balancer.core.kernel.state import (
@@ -41,6 +47,14 @@ def pending(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     if x.queue.others[r] == 0:
         return float(x.queue.in_flight[r])
     return float(pending_now(x.queue, r, others_left(x.queue, r, now_s)))
+
+
+def pending_other_models(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`; needs no arithmetic where there are none."""
+    own = x.queue.own_requests[r, ask.model]
+    if x.queue.in_flight[r] == own:
+        return 0.0
+    return float(of_other_models(x.queue, r, own, pending(x, e, w, r, ask, now_s)))
 
 
 def backlog_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
@@ -153,6 +167,7 @@ OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "report_age_s": lambda x, e, w, r, ask, now_s: float(now_s - x.desk.reported_s[r]),
     "cached": cached,
     "saving_s": saving_s,
+    "pending_other_models": pending_other_models,
     LOT: lot,
     ONE: lambda x, e, w, r, ask, now_s: 1.0,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.operate.decision_log.files import SUFFIX, number_of
-from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE_3, FORMAT, VERSION
+from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE, FORMAT, VERSION
 from balancer.operate.decision_log.recorded import (
     DecisionLog,
     DecisionLogError,
@@ -30,7 +30,10 @@ from balancer.operate.decision_log.recorded import (
 )
 from policies.base import FloatArray, Request
 
-_COLUMNS = {1: COLUMNS[: -len(COLUMNS_SINCE_3)], 2: COLUMNS[: -len(COLUMNS_SINCE_3)], VERSION: COLUMNS}
+_COLUMNS = {
+    version: COLUMNS[: len(COLUMNS) - sum(len(names) for since, names in COLUMNS_SINCE.items() if since > version)]
+    for version in range(1, VERSION + 1)
+}
 """By format version."""
 
 
@@ -211,9 +214,9 @@ def _with_all_columns(recorded: FloatArray, workers: int) -> FloatArray:
     columns = recorded.reshape(-1, workers)
     if len(columns) == len(COLUMNS):
         return columns
-    if len(columns) != len(COLUMNS) - len(COLUMNS_SINCE_3):
+    if len(columns) not in map(len, _COLUMNS.values()):
         raise ValueError(f"{len(columns)} columns")
-    return _frozen(np.concatenate([columns, np.zeros((len(COLUMNS_SINCE_3), workers))]))
+    return _frozen(np.concatenate([columns, np.zeros((len(COLUMNS) - len(columns), workers))]))
 
 
 def _array(text: str, kind: str) -> npt.NDArray[Any]:

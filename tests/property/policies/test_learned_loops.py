@@ -51,9 +51,9 @@ def views(draw: st.DrawFn, most: int) -> FakeView:
     return make_view(
         n,
         eligible=generator.random(n) < draw(st.sampled_from([0.0, 0.3, 1.0])),
-        **{name: column(3.0) for name in ("pending", "in_flight", "reported_pending")},
+        **{name: column(3.0) for name in ("pending", "in_flight", "reported_pending", "pending_other_models")},
         **{name: column(0.05) for name in READS if name.endswith("_s")},
-        error_rate=generator.random(n) * generator.integers(0, 2, n),
+        **{name: generator.random(n) * generator.integers(0, 2, n) for name in ("error_rate", "cached")},
     )
 
 
@@ -113,6 +113,7 @@ def test_it_writes_to_no_more_scratch_than_it_says(fill: Fill, most: int) -> Non
 
 SAID = {
     **{"cost": "cost_s", "best": "best_s", "completion_s": "completion_s"},
+    **{"saved": "saved_s"},
     **{"eligible workers": "workers", "least service_s": "least_service_s", "mean pending": "mean_pending"},
     **{name: name for name in Seen._fields},
 }

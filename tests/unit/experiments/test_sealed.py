@@ -12,7 +12,12 @@ from unit.experiments.held_out.synthetic import make_watch, metrics
 
 from experiments.sealed import __main__ as commands
 from experiments.sealed import findings, numbers, opening, page, rivals, written
-from experiments.sealed.distribution import (
+from experiments.sealed.opening import Found, Opening
+from policies import BUILTIN
+from simulator.engine.check import check_arrivals, check_fleet
+from simulator.scenario import Scenario
+from simulator.scoreboard.metrics import Metrics
+from simulator.training.written import (
     BALANCERS,
     DUE,
     FAULTS,
@@ -24,11 +29,6 @@ from experiments.sealed.distribution import (
     kinds,
     scenario,
 )
-from experiments.sealed.opening import Found, Opening
-from policies import BUILTIN
-from simulator.engine.check import check_arrivals, check_fleet
-from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import Metrics
 
 TOLD = page.Told("python -m experiments.sealed open", "the hash of commit 0")
 LEVELS = np.array([0.010, 0.012, 0.015])

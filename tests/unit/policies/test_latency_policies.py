@@ -112,6 +112,15 @@ def test_expected_latency_minds_those_whom_it_delays() -> None:
     assert probabilities(ExpectedLatency(temperature=0.0, delayed_share=0.1), view) == [0, 1]
 
 
+def test_expected_latency_minds_those_of_other_models_more() -> None:
+    # Ten wait at either; at 0 they are of another model, and a long request comes between them.
+    view = make_view(completion_s=[0.05, 0.06], backlog_s=[0.02, 0.03], pending=[10, 10], pending_other_models=[10, 0])
+    alike = ExpectedLatency(temperature=0.0, delayed_share=0.2, delayed_share_other_models=0.2)
+    assert probabilities(alike, view) == [1, 0]
+    # 0.05 + 0.5 * 10 * 0.03 = 0.2, and 0.06 + 0.2 * 10 * 0.03 = 0.12.
+    assert probabilities(ExpectedLatency(temperature=0.0), view) == [0, 1]
+
+
 def test_expected_latency_waits_for_a_warm_cache_as_long_as_it_is_worth_it() -> None:
     # At 1 the key is warm by half, which saves 0.01 s: 0.5 * 0.01 * 4 = 0.02 s are less than the 0.03 s more there.
     view = make_view(completion_s=[0.05, 0.08], cached=[0, 0.5], saving_s=[0.01, 0.01])

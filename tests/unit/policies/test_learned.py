@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ def busy(n: int = 9, seed: int = 0) -> FakeView:
         service_s=generator.uniform(0.01, 0.04, n),
         latency_s=generator.exponential(0.1, n),
         report_age_s=generator.uniform(0, 0.1, n),
+        pending_other_models=generator.uniform(0, 2, n),
+        cached=generator.uniform(0, 1, n),
+        saving_s=generator.uniform(0, 0.001, n),
     )
 
 
@@ -62,17 +66,25 @@ def test_inputs_of_two_workers_by_hand() -> None:
         latency_s=[0.6, 0.0, 0.0],
         error_rate=[0.1, 0.0, 0.0],
         report_age_s=[0.07, np.inf, 0.0],
+        pending_other_models=[1, 0, 20],
+        cached=[0.0, 0.5, 0.0],
+        saving_s=[0.01, 0.02, 0.0],
     )
     given = inputs(ROWS, view)
     ratios = {f.name: np.expm1(given.features[:2, i]).tolist() for i, f in enumerate(FEATURES)}
     costs = {t.name: given.terms[:2, i].tolist() for i, t in enumerate(TERMS)}
-    cost, best = [0.4, 0.14], 0.14
+    # completion + 1 s * errors + marginal * (0.2 * pending of its own model + 0.5 * of the others).
+    cost = [0.3 + 0.1 + 0.1 * (0.2 * 1 + 0.5 * 1), 0.14 + 0.04 * 0.2 * 6]
+    best, saved = cost[1], 16 * 0.5 * 0.02
     expected_ratios = {
         "excess": [cost[0] / best - 1, 0],
         "backlog": [2, 5],
         "slowness": [4, 0],
         "marginal": [1, 2],
         "externality": [0.1 * 2 / best, 0.04 * 6 / best],
+        "crossing": [0.1 * 1 / best, 0],
+        "saving": [0, saved / best],
+        "cached": [0, 0.5],
         "pending": [2, 6],
         "others": [0, 5],
         "reported_pending": [1, 7],
@@ -89,21 +101,23 @@ def test_inputs_of_two_workers_by_hand() -> None:
         "backlog": [0.2 / best, 0.1 / best],
         "marginal": [0.1 / best, 0.04 / best],
         "externality": [0.1 * 2 / best, 0.04 * 6 / best],
+        "crossing": [0.1 * 1 / best, 0],
+        "saving": [0, saved / best],
         "service": [0.1 / best, 0.02 / best],
         "latency": [0.6 / best, 0],
         "staleness": [0.07 / best, 1000],
     }
     assert ratios == {name: pytest.approx(values, abs=1e-9) for name, values in expected_ratios.items()}
     assert costs == {name: pytest.approx(values, abs=1e-9) for name, values in expected_costs.items()}
-    assert given.relative_cost.tolist() == [pytest.approx(cost[0] / best - 1), 0, np.inf]
-    assert given.best_s.tolist() == [best]
+    assert given.relative_cost.tolist() == [pytest.approx(cost[0] / best - 1), pytest.approx(-saved / best), np.inf]
+    assert given.best_s.tolist() == [pytest.approx(best)]
 
 
-def test_untrained_it_is_expected_latency_that_minds_its_own_request_only() -> None:
-    view = busy()
+def test_untrained_it_is_expected_latency() -> None:
+    view = dataclasses.replace(busy(), cached=np.zeros(9))  # what a cache saves, the scale of its softmin knows too
     np.testing.assert_allclose(
         learned(untrained(beta=20.0)).probabilities(ROWS, view),
-        ExpectedLatency(temperature=0.05, delayed_share=0.0).probabilities(ROWS, view),
+        ExpectedLatency(temperature=0.05).probabilities(ROWS, view),
         rtol=1e-12,
     )
 

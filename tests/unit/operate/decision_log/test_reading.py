@@ -17,7 +17,7 @@ from support.fleets import make_router, model, report
 from balancer.core.errors import RoutingError, Shed
 from balancer.core.events import Finished, Withdrawn, WorkerAdded
 from balancer.core.router import Answered, Decision, Router
-from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE_3
+from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE, VERSION
 from balancer.operate.decision_log.reading import read_log
 from balancer.operate.decision_log.recorded import DecisionLogError
 from balancer.operate.decision_log.recording import Recording
@@ -200,7 +200,7 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
         (lambda whole: b"{}\n", "is no decision log: Not a gzipped file"),
         (lambda whole: gzip.compress(b'{"header": {"format": "else"}}\n'), "it does not begin with the header of one"),
         (lambda whole: gzip.compress(b"text\n"), "line 1 is damaged"),
-        (edited(lambda lines: lines[0]["header"].update(version=4)), "line 1: format version 4 .*use the version"),
+        (edited(lambda lines: lines[0]["header"].update(version=4)), "line 1: format version 5 .*use the version"),
         (edited(lambda lines: lines[0]["header"]["columns"].pop()), "line 1: format version 3 with the columns in_fl"),
         (edited(lambda lines: lines[3]["decision"].pop("probabilities")), "line 4 is damaged"),
         (edited(lambda lines: lines[3]["decision"].update(columns="00")), "line 4 is damaged"),
@@ -272,20 +272,21 @@ def test_what_workers_executed_is_recorded_in_turn_and_again(tmp_path: Path) -> 
     assert {(m.model, m.max_batch_rows, m.instances) for one in told for m in one.models} == {("m", 8, 2)}
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", range(1, VERSION))
 def test_logs_of_older_versions_are_read(version: int, whole: bytes, tmp_path: Path) -> None:
     lines = [line for line in map(json.loads, gzip.decompress(whole).splitlines()) if "service" not in line]
     lines[0]["header"]["version"] = version
-    assert tuple(lines[0]["header"]["columns"][-2:]) == COLUMNS_SINCE_3
-    del lines[0]["header"]["columns"][-2:]
+    since = [name for when, names in COLUMNS_SINCE.items() if when > version for name in names]
+    assert lines[0]["header"]["columns"][-len(since) :] == since
+    del lines[0]["header"]["columns"][-len(since) :]
     for line in lines:
         if "decision" in line:
             columns = line["decision"]["columns"]
-            line["decision"]["columns"] = columns[: len(columns) // len(COLUMNS) * (len(COLUMNS) - 2)]
+            line["decision"]["columns"] = columns[: len(columns) // len(COLUMNS) * (len(COLUMNS) - len(since))]
     file = tmp_path / "decisions-0-000001.jsonl.gz"
     file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
     log = read_log(file)
     assert len(log) > 0
     assert not log.service
-    assert all(not decision.columns[-2:].any() for decision in log)
+    assert all(not decision.columns[-len(since) :].any() for decision in log)
     assert any(decision.columns[0].any() for decision in log)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 import simulator
-from experiments.random_fleets import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
 from simulator.scenario import Scenario
 from simulator.spec import Batching, Cache, Cold, Fault, FaultKind, FleetSpec, ModelSpec, Reports, WorkerSpec
+from simulator.training.shared_devices import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
 from simulator.workload.draws import Distribution, Lognormal, Sessions, Shares
 from simulator.workload.times import Diurnal, Poisson, Process
-from simulator.workload.trace import read_recorded
+from simulator.workload.trace import Recorded, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
 from tools.load.arrivals import Bursts
 
@@ -169,7 +170,7 @@ def _arriving(
 ) -> Workload:
     kind = _named(dice, written.arrivals)
     if kind == "trace":
-        recorded = read_recorded(_DATA / str(dice.choice(TRACES)))
+        recorded = _trace(str(dice.choice(TRACES)))
         return Workload(1.0, traffic, recorded=recorded, keys=sessions)
     process: Process = Poisson()
     if kind == "bursts":
@@ -178,6 +179,12 @@ def _arriving(
     elif kind == "diurnal":
         process = Diurnal(float(dice.uniform(*written.day_s)), float(dice.uniform(*written.day_amplitude)))
     return Workload(1.0, traffic, process, keys=sessions)
+
+
+@cache
+def _trace(name: str) -> Recorded:
+    """Read once, since many scenarios have it."""
+    return read_recorded(_DATA / name)
 
 
 def _faults(
