@@ -3,7 +3,7 @@
 A balancer knows its own picks at once and their ends within milliseconds. What others sent it knows only through
 reports, which are old by the time they are used. Between two reports it assumes that the others send as it does (each
 of `balancers` sees about one share of the traffic) and that the device works through its queue at one second of work a
-second, divided among own and others' work as it lies there.
+second, divided among own and others' work as it lies there. Requests of several balancers share batches.
 
 Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
 share that cost (see `balancer.core.estimators.service`).
@@ -22,6 +22,8 @@ from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
+_OCCUPIED_S = 2.0
+"""Over which it is averaged how busy instances are: several readings of Triton's statistics."""
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Queue:
     """Device seconds for the own rows of one model."""
     waiting_model_s: FloatArray = per_model()
     """Of them, for the rows that wait."""
+    forming_rows: FloatArray = per_model()
+    """All rows that wait there, whoever sent them, as far as is known: what comes now can join them."""
     own_work_s: FloatArray = per_worker()
     executing_s: FloatArray = per_worker()
     """Of them, for the rows that execute, of all models."""
@@ -56,12 +60,16 @@ class Queue:
     """Seconds of the device, charged to the model's own requests as they ended, that no report settled yet."""
     ended_rows: FloatArray = per_model()
     """Rows of those requests."""
+    occupied_s: FloatArray = per_model()
+    """Seconds for which instances executed, with several balancers: of the last two seconds or so, at
+    `occupied_at_s`."""
+    occupied_at_s: FloatArray = per_model()
 
 
 def batch_work_s(s: Service, w: int, m: int, rows: float, least_batches: float = 0.0) -> float:
     """Device seconds for `rows` rows of model `m` on worker `w`, in full batches, but no fewer than `least_batches`."""
     batches = max(math.ceil(rows / s.max_batch_rows[w, m]), least_batches)
-    work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.parallel[w, m]
+    work_s: float = s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows
     return work_s
 
 
@@ -81,6 +89,8 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.own_work_s[w] += executing_s + waiting_s - before_s
     q.own_work_model_s[w, m] = executing_s + waiting_s
     q.waiting_model_s[w, m] = waiting_s
+    if q.balancers[w] <= 1:
+        q.forming_rows[w, m] = q.waiting_rows[w, m]
 
 
 def recount_worker(q: Queue, s: Service, w: int) -> None:
@@ -106,9 +116,13 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
     recount(q, s, w, m)
     peers = q.balancers[w] - 1
     if peers > 0:
+        forming = q.forming_rows[w, m] * float(work_left(q, w, now_s))
         _drain(q, w, now_s)
         q.others[w] += peers
-        q.others_work_s[w] += peers * max(q.own_work_s[w] - before_s, 0.0)
+        # Theirs and ours go into batches together: what these take is theirs as far as our own account has not got it.
+        q.forming_rows[w, m] = forming + rows * (1 + peers)
+        all_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, forming)
+        q.others_work_s[w] = max(q.others_work_s[w] + all_s - (q.own_work_s[w] - before_s), 0.0)
 
 
 def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
@@ -127,6 +141,8 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
     if not q.in_flight[w]:
         q.own_work_s[w] = q.executing_s[w] = 0.0
         q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
+        if q.balancers[w] <= 1:
+            q.forming_rows[w] = 0.0
     q.progress_s[w] = now_s
 
 
@@ -146,19 +162,64 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
     return float(charged_s / (own * expected_s)) if own > 0 else math.inf
 
 
-def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
+def occupy(q: Queue, w: int, m: int, took_s: float, now_s: float) -> None:
+    """A report tells of executions that took `took_s` in all."""
+    elapsed_s = max(now_s - q.occupied_at_s[w, m], 0.0)
+    q.occupied_s[w, m] = q.occupied_s[w, m] * math.exp(-elapsed_s / _OCCUPIED_S) + took_s
+    q.occupied_at_s[w, m] = now_s
+
+
+def share_of_device(q: Queue, s: Service, w: int, m: int) -> float:
+    """The part of an execution's seconds in which the device worked for it and not for others of its model.
+
+    Each of `i` instances is busy for a share `b` of the time. The device is busy for them as long as one of them is,
+    for which we take 1 - (1 - b)^i as if they were independent, and in which they have i * b seconds a second.
+    """
+    instances = s.instances[w, m]
+    busy = min(q.occupied_s[w, m] / (_OCCUPIED_S * instances), 1.0)
+    if instances <= 1 or busy <= 0:
+        return 1.0
+    return float((1 - math.pow(1 - busy, instances)) / (busy * instances))
+
+
+def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
+    """A report comes that tells anew what waits of these models, with several balancers."""
+    if q.balancers[w] > 1:
+        for i in range(len(models)):
+            q.forming_rows[w, int(models[i])] = 0.0
+
+
+def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: float, rows: float) -> float:
+    """Seconds of the device for what a report says lies there of a model, in requests of so many rows each.
+
+    With several balancers, what waits is noted for those who can join it, and what executes is in other batches.
+    """
+    if q.balancers[w] <= 1:
+        there = pending + executing
+        return batch_work_s(s, w, m, there * rows) if there > 0 else 0.0
+    before = q.forming_rows[w, m]
+    q.forming_rows[w, m] = before + pending * rows
+    waiting_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, before)
+    return waiting_s + batch_work_s(s, w, m, executing * rows)
+
+
+def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, now_s: float) -> None:
     """Take over what a report says lies at worker `w`: `pending` queued and `executing` requests, `work_s` in all.
 
     With one balancer the executing requests are its own; counting their lagging average beside the exact own count
-    would only add noise, so then just what is queued beyond the own requests is somebody else's.
+    would only add noise, so then just what is queued beyond the own requests is somebody else's. With several, others
+    have the work that own requests alone would not take: batches are shared.
     """
     q.reported_pending[w] = pending
-    q.balancers[w] = balancers
-    total = pending + executing if balancers > 1 else pending
+    several = q.balancers[w] > 1
+    total = pending + executing if several else pending
     own = q.in_flight[w]
     others = max(total - own, 0.0)
     q.others[w] = others
-    q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
+    if several:
+        q.others_work_s[w] = max(work_s - q.own_work_s[w], 0.0)
+    else:
+        q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
     q.others_s[w] = now_s
 
 
@@ -175,11 +236,17 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
     q.others_s[w] = now_s
 
 
-def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
-    """The share of the others' requests that should still be there now, 0 to 1."""
+def work_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The share of what was at a worker when others' requests were last counted that should still be there, 0 to 1."""
     total_s = q.others_work_s[at] + q.own_work_s[at]
     left = _ONE - (now_s - q.others_s[at]) / np.maximum(total_s, _TINY_S)
-    share: FloatArray = np.minimum(np.maximum(np.where(q.others_work_s[at] > _ZERO, left, _ZERO), _ZERO), _ONE)
+    share: FloatArray = np.minimum(np.maximum(left, _ZERO), _ONE)
+    return share
+
+
+def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The same of the others' requests; 0 where they have none."""
+    share: FloatArray = np.where(q.others_work_s[at] > _ZERO, work_left(q, at, now_s), _ZERO)
     return share
 
 
@@ -202,11 +269,23 @@ def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | Flo
     return left_s
 
 
+def forming_now(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The share of `forming_rows` that should still wait, 0 to 1; with one balancer they are its own, and all do."""
+    share: FloatArray = np.where(q.balancers[at] > _ONE, work_left(q, at, now_s), _ONE)
+    return share
+
+
 def completion_now_s(
-    q: Queue, s: Service, at: At, rows: float | FloatArray, backlog_s: float | FloatArray
+    q: Queue,
+    s: Service,
+    at: At,
+    rows: float | FloatArray,
+    backlog_s: float | FloatArray,
+    forming: float | FloatArray = 1.0,
 ) -> FloatArray:
     """Seconds until a request of `rows` rows would be complete: the backlog, and what it adds, which is little if it
-    can join those that wait; `at`: worker and model.
+    can join those that wait; `at`: worker and model; `forming`: `forming_now`.
     """
-    added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.parallel[at] - q.waiting_model_s[at]
+    waiting = q.forming_rows[at] * forming
+    added_s = alone_s(s, at, waiting + rows) - alone_s(s, at, waiting)
     return backlog_s + added_s

@@ -13,7 +13,7 @@ import numpy as np
 
 from balancer.core.estimators.caches import saving_now_s, warm
 from balancer.core.estimators.latency import error_rate_now, latency_now_s
-from balancer.core.estimators.queue import backlog_now_s, completion_now_s, others_left, pending_now
+from balancer.core.estimators.queue import backlog_now_s, completion_now_s, forming_now, others_left, pending_now
 from balancer.core.estimators.service import alone_s
 from balancer.core.estimators.tokens import TokenLimits, level_now
 from balancer.core.kernel.state import (
@@ -52,7 +52,8 @@ def backlog_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float
 def completion_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `FleetView`."""
     before_s = backlog_s(x, e, w, r, ask, now_s)
-    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s))
+    forming = float(forming_now(x.queue, r, now_s)) if x.queue.balancers[r] > 1 else 1.0
+    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s, forming))
 
 
 def service_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:

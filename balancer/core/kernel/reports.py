@@ -6,7 +6,16 @@ import numpy as np
 
 from balancer.core.estimators.caches import SETTLED
 from balancer.core.estimators.caches import observe as observe_hits
-from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request, settle
+from balancer.core.estimators.queue import (
+    forget_forming,
+    occupy,
+    recount,
+    reported,
+    rows_per_request,
+    settle,
+    share_of_device,
+    take_lying,
+)
 from balancer.core.estimators.service import batch_s, observe
 from balancer.core.kernel.counting import refill
 from balancer.core.kernel.state import SERVICE_MEMORY, Books
@@ -32,11 +41,12 @@ def is_warm(begins: bool, executions: float) -> bool:
 
 
 def learn_executed(
-    x: Books, e: int, r: int, m: int, line: int, batches: FloatArray, first: int, executed: int, balancers: int
+    x: Books, e: int, r: int, m: int, line: int, batches: FloatArray, first: int, executed: int, now_s: float
 ) -> int:
     """Learn from the `batches` of one line, which begin at `first`; returns where the next line's begin.
 
-    With several balancers most ends are not seen here, so what Triton counts is all that is known.
+    With several balancers most ends are not seen here, so what Triton counts is all that is known, less what instances
+    of one model wait for each other.
     """
     s, after = x.service, first
     all_rows, all_executions, took_s, expected_s = 0.0, 0.0, 0.0, 0.0
@@ -50,12 +60,16 @@ def learn_executed(
     if after == first:
         return first
     worked = settle(x.queue, r, m, all_rows, all_executions, took_s, expected_s)
-    waited = balancers > 1 or worked == np.inf
+    several = x.queue.balancers[r] > 1
+    waited, share = several or worked == np.inf, 1.0
+    if several:
+        occupy(x.queue, r, m, took_s, now_s)
+        share = share_of_device(x.queue, s, r, m)
     if s.weight[r, m] >= SETTLED:
-        took = took_s / expected_s
+        took = took_s * share / expected_s
         observe_hits(x.caches, r, m, all_rows, took if waited else min(worked, took))
     for i in range(first, after):
-        rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS]
+        rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS] * share
         if not waited:
             seconds = min(seconds, worked * executions * max(batch_s(s, r, m, rows), _LEAST_S))
         observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY], waited)
@@ -74,23 +88,23 @@ def take_report(
     now_s: float,
 ) -> None:
     """Take in the first `count` of `lines`, and the first `executed` of `batches`, which are in the order of lines."""
-    s, done = x.service, 0
+    q, s, done = x.queue, x.service, 0
     pending, executing, work_s = 0.0, 0.0, 0.0
+    changed = q.balancers[r] != balancers
+    q.balancers[r] = balancers
+    forget_forming(q, r, lines[:count, MODEL])
     for line in range(count):
         m = int(lines[line, MODEL])
         most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
-        parallel = instances if balancers > 1 else 1.0
-        changed = most != s.max_batch_rows[r, m] or instances != s.instances[r, m] or parallel != s.parallel[r, m]
-        s.max_batch_rows[r, m], s.instances[r, m], s.parallel[r, m] = most, instances, parallel
-        after = learn_executed(x, e, r, m, line, batches, done, executed, balancers)
-        if changed or after > done:
-            recount(x.queue, s, r, m)
+        anew = changed or most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
+        s.max_batch_rows[r, m], s.instances[r, m] = most, instances
+        after = learn_executed(x, e, r, m, line, batches, done, executed, now_s)
+        if anew or after > done:
+            recount(q, s, r, m)
         done = after
         pending += lines[line, PENDING]
         executing += lines[line, EXECUTING]
-        there = lines[line, PENDING] + lines[line, EXECUTING]
-        if there > 0:
-            rows = there * rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
-            work_s += batch_work_s(s, r, m, rows)
-    reported(x.queue, r, pending, executing, work_s, balancers, now_s)
+        rows = rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
+        work_s += take_lying(q, s, r, m, lines[line, PENDING], lines[line, EXECUTING], rows)
+    reported(q, r, pending, executing, work_s, now_s)
     refill(x, e, r, now_s)
