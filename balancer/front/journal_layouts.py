@@ -38,7 +38,7 @@ SEEN: dict[str, tuple[str, ...]] = {
         *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
         *("own_work_s", "executing_s", "progress_s", "forming_rows", "balancers"),
     ),
-    "service": ("fixed_s", "per_row_s", "max_batch_rows"),
+    "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
     "caches": ("saved",),

@@ -24,7 +24,7 @@ class OpenBatchView(BatchView):
         batches = np.ceil(queue.own_rows / self._service.max_batch_rows)
         queue.forming_rows = queue.own_rows
         service = self._service
-        work_s = service.fixed_s * batches + service.per_row_s * queue.own_rows
+        work_s = (service.fixed_s * batches + service.per_row_s * queue.own_rows) / service.parallel
         queue.own_work_s = work_s.sum(axis=-1)
         queue.executing_s = queue.own_work_s / np.maximum(batches.sum(axis=-1), 1.0)
 

@@ -62,7 +62,8 @@ def know_exactly(sim: Sim, e: int, b: int, now_s: float) -> None:
         for m in range(sim.sizes.models):
             pending += x.queued[g, m]
             executing += x.executing[g, m]
-            sim.queue.forming_rows[r, m] = 0.0
+            if balancers(sim, e) > 1:
+                sim.queue.forming_rows[r, m] = 0.0
             rows = rows_per_request(sim.known.executed_rows[r, m], sim.known.answered[r, m])
             work_s += take_lying(sim.queue, sim.service, r, m, x.queued[g, m], x.executing[g, m], rows)
         queue_reported(sim.queue, r, pending, executing, work_s, now_s)

@@ -159,7 +159,9 @@ def observe(c: Caches, r: int, m: int, rows: float, took: float) -> None:
 
 def row_s(s: Service, at: At) -> FloatArray:
     """Device seconds that a row takes in a full batch; `at`: worker and model."""
-    taken_s: FloatArray = np.maximum(s.fixed_s[at] / s.max_batch_rows[at] + s.per_row_s[at], _LEAST_S)
+    taken_s: FloatArray = np.maximum(
+        (s.fixed_s[at] / s.max_batch_rows[at] + s.per_row_s[at]) / s.parallel[at], _LEAST_S
+    )
     return taken_s
 
 

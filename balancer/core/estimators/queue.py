@@ -22,8 +22,6 @@ from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
-_OCCUPIED_S = 2.0
-"""Over which it is averaged how busy instances are: several readings of Triton's statistics."""
 
 
 @dataclass
@@ -60,16 +58,12 @@ class Queue:
     """Seconds of the device, charged to the model's own requests as they ended, that no report settled yet."""
     ended_rows: FloatArray = per_model()
     """Rows of those requests."""
-    occupied_s: FloatArray = per_model()
-    """Seconds for which instances executed, with several balancers: of the last two seconds or so, at
-    `occupied_at_s`."""
-    occupied_at_s: FloatArray = per_model()
 
 
 def batch_work_s(s: Service, w: int, m: int, rows: float, least_batches: float = 0.0) -> float:
     """Device seconds for `rows` rows of model `m` on worker `w`, in full batches, but no fewer than `least_batches`."""
     batches = max(math.ceil(rows / s.max_batch_rows[w, m]), least_batches)
-    work_s: float = s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows
+    work_s: float = (s.fixed_s[w, m] * batches + s.per_row_s[w, m] * rows) / s.parallel[w, m]
     return work_s
 
 
@@ -160,26 +154,6 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
     q.ended_rows[w, m] = max(q.ended_rows[w, m] - rows, 0.0)
     q.charged_s[w, m] = min(max(charged_s - own * took_s, 0.0), expected_s / executions)
     return float(charged_s / (own * expected_s)) if own > 0 else math.inf
-
-
-def occupy(q: Queue, w: int, m: int, took_s: float, now_s: float) -> None:
-    """A report tells of executions that took `took_s` in all."""
-    elapsed_s = max(now_s - q.occupied_at_s[w, m], 0.0)
-    q.occupied_s[w, m] = q.occupied_s[w, m] * math.exp(-elapsed_s / _OCCUPIED_S) + took_s
-    q.occupied_at_s[w, m] = now_s
-
-
-def share_of_device(q: Queue, s: Service, w: int, m: int) -> float:
-    """The part of an execution's seconds in which the device worked for it and not for others of its model.
-
-    Each of `i` instances is busy for a share `b` of the time. The device is busy for them as long as one of them is,
-    for which we take 1 - (1 - b)^i as if they were independent, and in which they have i * b seconds a second.
-    """
-    instances = s.instances[w, m]
-    busy = min(q.occupied_s[w, m] / (_OCCUPIED_S * instances), 1.0)
-    if instances <= 1 or busy <= 0:
-        return 1.0
-    return float((1 - math.pow(1 - busy, instances)) / (busy * instances))
 
 
 def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
@@ -287,5 +261,5 @@ def completion_now_s(
     can join those that wait; `at`: worker and model; `forming`: `forming_now`.
     """
     waiting = q.forming_rows[at] * forming
-    added_s = alone_s(s, at, waiting + rows) - alone_s(s, at, waiting)
+    added_s = alone_s(s, at, waiting + rows) / s.parallel[at] - alone_s(s, at, waiting) / s.parallel[at]
     return backlog_s + added_s

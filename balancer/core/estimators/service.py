@@ -52,6 +52,9 @@ class Service:
     """Seconds that each row adds."""
     max_batch_rows: FloatArray = per_model(1.0)
     instances: FloatArray = per_model(1.0)
+    parallel: FloatArray = per_model(1.0)
+    """Executions that take `fixed_s` and `per_row_s` together: 1 where those are seconds of the device alone, else all
+    instances, each of which waits for the device while the others have it."""
 
 
 def observe(

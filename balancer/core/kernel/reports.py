@@ -8,12 +8,10 @@ from balancer.core.estimators.caches import SETTLED
 from balancer.core.estimators.caches import observe as observe_hits
 from balancer.core.estimators.queue import (
     forget_forming,
-    occupy,
     recount,
     reported,
     rows_per_request,
     settle,
-    share_of_device,
     take_lying,
 )
 from balancer.core.estimators.service import batch_s, observe
@@ -41,12 +39,11 @@ def is_warm(begins: bool, executions: float) -> bool:
 
 
 def learn_executed(
-    x: Books, e: int, r: int, m: int, line: int, batches: FloatArray, first: int, executed: int, now_s: float
+    x: Books, e: int, r: int, m: int, line: int, batches: FloatArray, first: int, executed: int, balancers: int
 ) -> int:
     """Learn from the `batches` of one line, which begin at `first`; returns where the next line's begin.
 
-    With several balancers most ends are not seen here, so what Triton counts is all that is known, less what instances
-    of one model wait for each other.
+    With several balancers most ends are not seen here, so what Triton counts is all that is known.
     """
     s, after = x.service, first
     all_rows, all_executions, took_s, expected_s = 0.0, 0.0, 0.0, 0.0
@@ -60,16 +57,12 @@ def learn_executed(
     if after == first:
         return first
     worked = settle(x.queue, r, m, all_rows, all_executions, took_s, expected_s)
-    several = x.queue.balancers[r] > 1
-    waited, share = several or worked == np.inf, 1.0
-    if several:
-        occupy(x.queue, r, m, took_s, now_s)
-        share = share_of_device(x.queue, s, r, m)
+    waited = balancers > 1 or worked == np.inf
     if s.weight[r, m] >= SETTLED:
-        took = took_s * share / expected_s
+        took = took_s / expected_s
         observe_hits(x.caches, r, m, all_rows, took if waited else min(worked, took))
     for i in range(first, after):
-        rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS] * share
+        rows, executions, seconds = batches[i, ROWS], batches[i, EXECUTIONS], batches[i, SECONDS]
         if not waited:
             seconds = min(seconds, worked * executions * max(batch_s(s, r, m, rows), _LEAST_S))
         observe(s, r, m, rows, executions, seconds, x.desk.settings[e, SERVICE_MEMORY], waited)
@@ -98,7 +91,8 @@ def take_report(
         most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
         anew = changed or most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
         s.max_batch_rows[r, m], s.instances[r, m] = most, instances
-        after = learn_executed(x, e, r, m, line, batches, done, executed, now_s)
+        s.parallel[r, m] = instances if balancers > 1 else 1.0
+        after = learn_executed(x, e, r, m, line, batches, done, executed, balancers)
         if anew or after > done:
             recount(q, s, r, m)
         done = after

@@ -64,9 +64,9 @@ def work_s(router: Router) -> tuple[np.ndarray, np.ndarray]:
     q, s = router.fleet.queue, router.fleet.service
     rows = q.own_rows - q.waiting_rows
     batches = np.maximum(np.ceil(rows / s.max_batch_rows), np.minimum(rows, s.instances))
-    executing_s = batches * s.fixed_s + rows * s.per_row_s
+    executing_s = (batches * s.fixed_s + rows * s.per_row_s) / s.parallel
     full = np.ceil(q.waiting_rows / s.max_batch_rows)
-    return executing_s, full * s.fixed_s + q.waiting_rows * s.per_row_s
+    return executing_s, (full * s.fixed_s + q.waiting_rows * s.per_row_s) / s.parallel
 
 
 def assert_books_balance(router: Router, open_at: Mapping[int, str]) -> None:

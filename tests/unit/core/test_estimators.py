@@ -258,53 +258,14 @@ class TestQueue:
 
     def test_a_request_that_joins_a_batch_that_waits_adds_its_rows_alone(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(max_batch=4)
-        s.instances[:] = 2
+        s.instances[:] = s.parallel[:] = 2
         for _ in range(3):
             queue.sent(q, s, 0, 0, 1, now_s=0.0)
         backlog_s = float(backlog_now_s(q, 0.0)[0])
-        assert backlog_s == pytest.approx(3 * 0.09)
+        assert backlog_s == pytest.approx(3 * 0.09 / 2)
         # Three rows more make a batch of four with the one that waits; a fourth needs a batch of its own.
-        assert queue.completion_now_s(q, s, (0, 0), 3.0, backlog_s) == pytest.approx(backlog_s + 3 * 0.01)
-        assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + 0.08 + 4 * 0.01)
-
-    def test_with_several_balancers_it_joins_what_waits_of_all_of_them(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service(max_batch=8)
-        q.balancers[0] = 3
-        work_s = queue.take_lying(q, s, 0, 0, pending=2, executing=4, rows=2)
-        assert work_s == pytest.approx((0.08 + 4 * 0.01) + (0.08 + 8 * 0.01))
-        reported(q, pending=2, executing=4, work_s=work_s, balancers=3, now_s=0.0)
-        assert queue.completion_now_s(q, s, (0, 0), 4.0, work_s) == pytest.approx(work_s + 4 * 0.01)
-        # One of ours, and one of each of two others: all of the work is counted, once.
-        queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert q.forming_rows[0, 0] == 4 + 3
-        assert backlog_now_s(q, 0.0)[0] == pytest.approx(work_s + 3 * 0.01)
-        # The batch has room for one row more.
-        assert queue.completion_now_s(q, s, (0, 0), 1.0, 0.0) == pytest.approx(0.01)
-        assert queue.completion_now_s(q, s, (0, 0), 2.0, 0.0) == pytest.approx(0.08 + 2 * 0.01)
-        # Half of the work later, half of what waited does so still.
-        forming = queue.forming_now(q, 0, (work_s + 3 * 0.01) / 2)
-        assert forming == pytest.approx(0.5)
-        assert queue.completion_now_s(q, s, (0, 0), 4.0, 0.0, forming) == pytest.approx(4 * 0.01)
-
-    def test_what_waits_of_a_model_with_two_versions_is_that_of_both(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service(max_batch=8)
-        q.balancers[0], q.forming_rows[0, 0] = 2, 5
-        queue.forget_forming(q, 0, np.zeros(2))
-        assert [queue.take_lying(q, s, 0, 0, 2, 0, rows=1) for _ in range(2)] == pytest.approx([0.10, 0.02])
-        assert q.forming_rows[0, 0] == 4
-
-    def test_what_instances_of_a_model_wait_for_each_other_is_no_service(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service()
-        assert queue.share_of_device(q, s, 0, 0) == 1
-        s.instances[:] = 2
-        assert queue.share_of_device(q, s, 0, 0) == 1
-        # Both busy all the time: each had the device for half of it.
-        for now_s in range(1, 60):
-            queue.occupy(q, 0, 0, took_s=2.0, now_s=float(now_s))
-        assert queue.share_of_device(q, s, 0, 0) == pytest.approx(0.5)
-        # Each busy for a part of the time: for its square both are, and have to share.
-        q.occupied_s[0, 0] = 0.5 * 2 * 2
-        assert queue.share_of_device(q, s, 0, 0) == pytest.approx((1 - 0.5**2) / (2 * 0.5))
+        assert queue.completion_now_s(q, s, (0, 0), 3.0, backlog_s) == pytest.approx(backlog_s + 3 * 0.01 / 2)
+        assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + (0.08 + 4 * 0.01) / 2)
 
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
@@ -428,8 +389,7 @@ class TestOneOrAll:
         q, s = self.states()
         left = queue.others_left(q, ..., 2.0)
         backlog_s = queue.backlog_now_s(q, ..., 2.0, left)
-        forming = queue.forming_now(q, ..., 2.0)
-        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, forming)
+        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, queue.forming_now(q, ..., 2.0))
         for w in range(6):
             one_left = queue.others_left(q, w, 2.0)
             one_backlog_s = queue.backlog_now_s(q, w, 2.0, one_left)
