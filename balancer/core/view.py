@@ -120,7 +120,8 @@ class View:
 
     @column
     def completion_s(self) -> FloatArray:
-        return queue.completion_now_s(self._queue, self._service, self._of_model, self._rows, self.backlog_s)
+        forming = queue.forming_now(self._queue, ..., self._now_s)
+        return queue.completion_now_s(self._queue, self._service, self._of_model, self._rows, self.backlog_s, forming)
 
     @column
     def service_s(self) -> FloatArray:

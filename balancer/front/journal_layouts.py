@@ -36,7 +36,7 @@ JOURNAL_RING_BYTES = 16 * 2**20
 SEEN: dict[str, tuple[str, ...]] = {
     "queue": (
         *("in_flight", "reported_pending", "others", "others_work_s", "others_s"),
-        *("own_work_s", "executing_s", "progress_s", "own_requests", "waiting_rows", "waiting_model_s", "balancers"),
+        *("own_work_s", "executing_s", "progress_s", "own_requests", "forming_rows", "balancers"),
     ),
     "service": ("fixed_s", "per_row_s", "max_batch_rows", "parallel"),
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),

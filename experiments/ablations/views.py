@@ -22,10 +22,10 @@ class OpenBatchView(BatchView):
         # Set on the record that stands for the core's, so that its functions find it.
         queue = cast(Any, self._queue)
         batches = np.ceil(queue.own_rows / self._service.max_batch_rows)
-        queue.waiting_rows = queue.own_rows
+        queue.forming_rows = queue.own_rows
         service = self._service
         work_s = (service.fixed_s * batches + service.per_row_s * queue.own_rows) / service.parallel
-        queue.waiting_model_s, queue.own_work_s = work_s, work_s.sum(axis=-1)
+        queue.own_work_s = work_s.sum(axis=-1)
         queue.executing_s = queue.own_work_s / np.maximum(batches.sum(axis=-1), 1.0)
 
 

@@ -9,19 +9,28 @@ import click
 
 from balancer.config.policy_options import build_policy
 from experiments.by_hand import words_of
-from experiments.estimators.fleets import random_fleet, three_models, three_models_shared_by_balancers
+from experiments.estimators.fleets import (
+    random_fleet,
+    shared_by_balancers,
+    three_models,
+    three_models_shared_by_balancers,
+)
 from experiments.estimators.measure import Found, measure
 from experiments.estimators.page import Groups, page
 from simulator.scenario import load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
 POLICY = "expected_latency"
-GROUPS = THREE, SEVERAL, RANDOM, TRAIN = (
+GROUPS = THREE, SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
     "three models",
     "three models, several balancers",
     "random fleets",
+    "random fleets, several balancers",
     "train scenarios",
+    "train scenarios, several balancers",
 )
+_SHARED = ("cache-affinity", "heterogeneous-steady", "mixed-sizes", "several-models", "slow-worker")
+"""Train scenarios of one balancer that several share as well."""
 _TIMES_REQUESTS = {THREE: 3, SEVERAL: 3}
 """Where queues take long to build up."""
 
@@ -51,17 +60,25 @@ def measure_tree(
         THREE: three_models(),
         SEVERAL: three_models_shared_by_balancers(),
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
+        RANDOM_SEVERAL: shared_by_balancers(random_fleet(seed) for seed in range(fleets)),
         TRAIN: [load_scenario(each) for each in scenario_names("train")],
+        TRAIN_SEVERAL: [
+            *(load_scenario(each) for each in scenario_names("train") if each.endswith("-balancers")),
+            *shared_by_balancers(load_scenario(each) for each in _SHARED),
+        ],
     }
     found: dict[str, dict[str, Found]] = json.loads(out.read_bytes())["found"] if out.exists() else {}
     for group in chosen or GROUPS:
-        runs = range(seeds if group == RANDOM else 2 * seeds)
+        runs = range(seeds if group in (RANDOM, RANDOM_SEVERAL) else 2 * seeds)
         found[group] = {}
         for scenario in groups[group]:
             count = requests * _TIMES_REQUESTS.get(group, 1)
             found[group][scenario.name] = measure(scenario, policy, runs, count)
             click.echo(f"{group}: {scenario.name}")
-    options = f"--policy {name} --options '{given}' --fleets {fleets} --seeds {seeds} --requests {requests}"
+    groups_of_it = "".join(f" --group '{each}'" for each in chosen)
+    options = (
+        f"--policy {name} --options '{given}' --fleets {fleets} --seeds {seeds} --requests {requests}{groups_of_it}"
+    )
     content = {"command": f"python -m experiments.estimators measure FILE.json {options}", "policy": name}
     write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,14 +42,18 @@ def three_models() -> list[Scenario]:
 
 def three_models_shared_by_balancers() -> list[Scenario]:
     """The same at load 0.8 behind two and four balancers, each of which sees its own requests alone."""
+    return shared_by_balancers([scenario for scenario in three_models() if scenario.name.endswith("load 0.8")])
+
+
+def shared_by_balancers(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Each of them behind two and four balancers."""
     return [
         dataclasses.replace(
             scenario,
             name=f"{scenario.name}, {balancers} balancers",
             fleet=dataclasses.replace(scenario.fleet, balancers=balancers),
         )
-        for scenario in three_models()
-        if scenario.name.endswith("load 0.8")
+        for scenario in scenarios
         for balancers in (2, 4)
     ]
 

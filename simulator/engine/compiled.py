@@ -10,7 +10,6 @@ from balancer.native.compiling import compiled, from_source, inlined, keep_in_ca
 from policies import hashing
 
 __all__ = [
-    "batch_work_s",
     "compiled",
     "exponential",
     "from_source",
@@ -19,6 +18,7 @@ __all__ = [
     "outlined",
     "queue_reported",
     "rows_per_request",
+    "take_lying",
     "unit",
 ]
 
@@ -26,7 +26,7 @@ _HERE = pathlib.Path(__file__).parent
 keep_in_cache(_HERE, _HERE.with_name("envs"))
 
 queue_reported = from_source(queue.reported)
-batch_work_s, rows_per_request = from_source(queue.batch_work_s), from_source(queue.rows_per_request)
+take_lying, rows_per_request = from_source(queue.take_lying), from_source(queue.rows_per_request)
 mix, unit = from_source(hashing.mix_array), from_source(hashing.unit_array)
 
 

@@ -10,13 +10,13 @@ from balancer.core.kernel import counting, eligibility
 from balancer.core.kernel.state import REPORTS_REQUIRED, Ask
 from simulator.engine import layout as at
 from simulator.engine.compiled import (
-    batch_work_s,
     from_source,
     inlined,
     mix,
     outlined,
     queue_reported,
     rows_per_request,
+    take_lying,
 )
 from simulator.engine.layout import Sim
 
@@ -60,13 +60,13 @@ def know_exactly(sim: Sim, e: int, b: int, now_s: float) -> None:
             continue
         pending, executing, work_s = 0.0, 0.0, 0.0
         for m in range(sim.sizes.models):
-            there = x.queued[g, m] + x.executing[g, m]
             pending += x.queued[g, m]
             executing += x.executing[g, m]
-            if there > 0:
-                rows = there * rows_per_request(sim.known.executed_rows[r, m], sim.known.answered[r, m])
-                work_s += batch_work_s(sim.service, r, m, rows)
-        queue_reported(sim.queue, r, pending, executing, work_s, balancers(sim, e), now_s)
+            if balancers(sim, e) > 1:
+                sim.queue.forming_rows[r, m] = 0.0
+            rows = rows_per_request(sim.known.executed_rows[r, m], sim.known.answered[r, m])
+            work_s += take_lying(sim.queue, sim.service, r, m, x.queued[g, m], x.executing[g, m], rows)
+        queue_reported(sim.queue, r, pending, executing, work_s, now_s)
 
 
 @inlined

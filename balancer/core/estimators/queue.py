@@ -3,7 +3,7 @@
 A balancer knows its own picks at once and their ends within milliseconds. What others sent it knows only through
 reports, which are old by the time they are used. Between two reports it assumes that the others send as it does (each
 of `balancers` sees about one share of the traffic) and that the device works through its queue at one second of work a
-second, divided among own and others' work as it lies there.
+second, divided among own and others' work as it lies there. Requests of several balancers share batches.
 
 Work is counted in seconds of the device: a batch costs its fixed time once, so the requests that will share a batch
 share that cost (see `balancer.core.estimators.service`).
@@ -39,6 +39,8 @@ class Queue:
     """Device seconds for the own rows of one model."""
     waiting_model_s: FloatArray = per_model()
     """Of them, for the rows that wait."""
+    forming_rows: FloatArray = per_model()
+    """All rows that wait there, whoever sent them, as far as is known: what comes now can join them."""
     own_work_s: FloatArray = per_worker()
     executing_s: FloatArray = per_worker()
     """Of them, for the rows that execute, of all models."""
@@ -83,6 +85,8 @@ def recount(q: Queue, s: Service, w: int, m: int) -> None:
     q.own_work_s[w] += executing_s + waiting_s - before_s
     q.own_work_model_s[w, m] = executing_s + waiting_s
     q.waiting_model_s[w, m] = waiting_s
+    if q.balancers[w] <= 1:
+        q.forming_rows[w, m] = q.waiting_rows[w, m]
 
 
 def recount_worker(q: Queue, s: Service, w: int) -> None:
@@ -109,9 +113,13 @@ def sent(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> Non
     recount(q, s, w, m)
     peers = q.balancers[w] - 1
     if peers > 0:
+        forming = q.forming_rows[w, m] * float(work_left(q, w, now_s))
         _drain(q, w, now_s)
         q.others[w] += peers
-        q.others_work_s[w] += peers * max(q.own_work_s[w] - before_s, 0.0)
+        # Theirs and ours go into batches together: what these take is theirs as far as our own account has not got it.
+        q.forming_rows[w, m] = forming + rows * (1 + peers)
+        all_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, forming)
+        q.others_work_s[w] = max(q.others_work_s[w] + all_s - (q.own_work_s[w] - before_s), 0.0)
 
 
 def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> None:
@@ -131,6 +139,8 @@ def ended(q: Queue, s: Service, w: int, m: int, rows: float, now_s: float) -> No
     if not q.in_flight[w]:
         q.own_work_s[w] = q.executing_s[w] = 0.0
         q.own_requests[w] = q.own_rows[w] = q.waiting_rows[w] = q.own_work_model_s[w] = q.waiting_model_s[w] = 0.0
+        if q.balancers[w] <= 1:
+            q.forming_rows[w] = 0.0
     q.progress_s[w] = now_s
 
 
@@ -150,19 +160,44 @@ def settle(q: Queue, w: int, m: int, rows: float, executions: float, took_s: flo
     return float(charged_s / (own * expected_s)) if own > 0 else math.inf
 
 
-def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
+def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
+    """A report comes that tells anew what waits of these models, with several balancers."""
+    if q.balancers[w] > 1:
+        for i in range(len(models)):
+            q.forming_rows[w, int(models[i])] = 0.0
+
+
+def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: float, rows: float) -> float:
+    """Seconds of the device for what a report says lies there of a model, in requests of so many rows each.
+
+    With several balancers, what waits is noted for those who can join it, and what executes is in other batches.
+    """
+    if q.balancers[w] <= 1:
+        there = pending + executing
+        return batch_work_s(s, w, m, there * rows) if there > 0 else 0.0
+    before = q.forming_rows[w, m]
+    q.forming_rows[w, m] = before + pending * rows
+    waiting_s = batch_work_s(s, w, m, q.forming_rows[w, m]) - batch_work_s(s, w, m, before)
+    return waiting_s + batch_work_s(s, w, m, executing * rows)
+
+
+def reported(q: Queue, w: int, pending: float, executing: float, work_s: float, now_s: float) -> None:
     """Take over what a report says lies at worker `w`: `pending` queued and `executing` requests, `work_s` in all.
 
     With one balancer the executing requests are its own; counting their lagging average beside the exact own count
-    would only add noise, so then just what is queued beyond the own requests is somebody else's.
+    would only add noise, so then just what is queued beyond the own requests is somebody else's. With several, others
+    have the work that own requests alone would not take: batches are shared.
     """
     q.reported_pending[w] = pending
-    q.balancers[w] = balancers
-    total = pending + executing if balancers > 1 else pending
+    several = q.balancers[w] > 1
+    total = pending + executing if several else pending
     own = q.in_flight[w]
     others = max(total - own, 0.0)
     q.others[w] = others
-    q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
+    if several:
+        q.others_work_s[w] = max(work_s - q.own_work_s[w], 0.0)
+    else:
+        q.others_work_s[w] = work_s * others / (pending + executing) if others > 0 else 0.0
     q.others_s[w] = now_s
 
 
@@ -179,11 +214,17 @@ def _drain(q: Queue, w: int, now_s: float) -> None:
     q.others_s[w] = now_s
 
 
-def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
-    """The share of the others' requests that should still be there now, 0 to 1."""
+def work_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The share of what was at a worker when others' requests were last counted that should still be there, 0 to 1."""
     total_s = q.others_work_s[at] + q.own_work_s[at]
     left = _ONE - (now_s - q.others_s[at]) / np.maximum(total_s, _TINY_S)
-    share: FloatArray = np.minimum(np.maximum(np.where(q.others_work_s[at] > _ZERO, left, _ZERO), _ZERO), _ONE)
+    share: FloatArray = np.minimum(np.maximum(left, _ZERO), _ONE)
+    return share
+
+
+def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The same of the others' requests; 0 where they have none."""
+    share: FloatArray = np.where(q.others_work_s[at] > _ZERO, work_left(q, at, now_s), _ZERO)
     return share
 
 
@@ -216,11 +257,23 @@ def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | Flo
     return left_s
 
 
+def forming_now(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
+    """The share of `forming_rows` that should still wait, 0 to 1; with one balancer they are its own, and all do."""
+    share: FloatArray = np.where(q.balancers[at] > _ONE, work_left(q, at, now_s), _ONE)
+    return share
+
+
 def completion_now_s(
-    q: Queue, s: Service, at: At, rows: float | FloatArray, backlog_s: float | FloatArray
+    q: Queue,
+    s: Service,
+    at: At,
+    rows: float | FloatArray,
+    backlog_s: float | FloatArray,
+    forming: float | FloatArray = 1.0,
 ) -> FloatArray:
     """Seconds until a request of `rows` rows would be complete: the backlog, and what it adds, which is little if it
-    can join those that wait; `at`: worker and model.
+    can join those that wait; `at`: worker and model; `forming`: `forming_now`.
     """
-    added_s = alone_s(s, at, q.waiting_rows[at] + rows) / s.parallel[at] - q.waiting_model_s[at]
+    waiting = q.forming_rows[at] * forming
+    added_s = alone_s(s, at, waiting + rows) / s.parallel[at] - alone_s(s, at, waiting) / s.parallel[at]
     return backlog_s + added_s

@@ -20,7 +20,7 @@ def count_for_now(x: Books, held: Held, e: int, r: int, model: int, rows: float,
     note[10], note[11] = q.own_rows[r, model], q.waiting_rows[r, model]
     note[12], note[13] = q.own_work_model_s[r, model], q.waiting_model_s[r, model]
     note[14], note[15], note[16] = t.level[r], t.rate_per_s[r], t.at_s[r]
-    note[17] = q.own_requests[r, model]
+    note[17], note[18] = q.forming_rows[r, model], q.own_requests[r, model]
     count_in(x, e, r, model, rows, now_s)
 
 
@@ -36,4 +36,4 @@ def take_back(x: Books, held: Held, e: int, count: int) -> None:
         q.own_rows[r, model], q.waiting_rows[r, model] = note[10], note[11]
         q.own_work_model_s[r, model], q.waiting_model_s[r, model] = note[12], note[13]
         t.level[r], t.rate_per_s[r], t.at_s[r] = note[14], note[15], note[16]
-        q.own_requests[r, model] = note[17]
+        q.forming_rows[r, model], q.own_requests[r, model] = note[17], note[18]

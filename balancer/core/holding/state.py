@@ -38,7 +38,7 @@ MOST_TENANTS = 1024
 """Told apart by the order `fair`."""
 
 # Columns of `Held.notes`: the worker's row and the model, then what stood there; see `notes.py`.
-NOTE_COLUMNS = 18
+NOTE_COLUMNS = 19
 
 # Where a request goes that no worker gets, in `Held.goes_to`.
 SHEDS, NOBODY = -1, -2

@@ -16,6 +16,7 @@ from balancer.core.estimators.latency import error_rate_now, latency_now_s
 from balancer.core.estimators.queue import (
     backlog_now_s,
     completion_now_s,
+    forming_now,
     of_other_models,
     others_left,
     pending_now,
@@ -66,7 +67,8 @@ def backlog_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float
 def completion_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `FleetView`."""
     before_s = backlog_s(x, e, w, r, ask, now_s)
-    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s))
+    forming = float(forming_now(x.queue, r, now_s)) if x.queue.balancers[r] > 1 else 1.0
+    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s, forming))
 
 
 def service_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:

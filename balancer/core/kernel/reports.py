@@ -6,7 +6,14 @@ import numpy as np
 
 from balancer.core.estimators.caches import SETTLED
 from balancer.core.estimators.caches import observe as observe_hits
-from balancer.core.estimators.queue import batch_work_s, recount, reported, rows_per_request, settle
+from balancer.core.estimators.queue import (
+    forget_forming,
+    recount,
+    reported,
+    rows_per_request,
+    settle,
+    take_lying,
+)
 from balancer.core.estimators.service import batch_s, observe
 from balancer.core.kernel.counting import refill
 from balancer.core.kernel.state import SERVICE_MEMORY, Books
@@ -74,23 +81,24 @@ def take_report(
     now_s: float,
 ) -> None:
     """Take in the first `count` of `lines`, and the first `executed` of `batches`, which are in the order of lines."""
-    s, done = x.service, 0
+    q, s, done = x.queue, x.service, 0
     pending, executing, work_s = 0.0, 0.0, 0.0
+    changed = q.balancers[r] != balancers
+    q.balancers[r] = balancers
+    forget_forming(q, r, lines[:count, MODEL])
     for line in range(count):
         m = int(lines[line, MODEL])
         most, instances = lines[line, MAX_BATCH_ROWS], lines[line, INSTANCES]
-        parallel = instances if balancers > 1 else 1.0
-        changed = most != s.max_batch_rows[r, m] or instances != s.instances[r, m] or parallel != s.parallel[r, m]
-        s.max_batch_rows[r, m], s.instances[r, m], s.parallel[r, m] = most, instances, parallel
+        anew = changed or most != s.max_batch_rows[r, m] or instances != s.instances[r, m]
+        s.max_batch_rows[r, m], s.instances[r, m] = most, instances
+        s.parallel[r, m] = instances if balancers > 1 else 1.0
         after = learn_executed(x, e, r, m, line, batches, done, executed, balancers)
-        if changed or after > done:
-            recount(x.queue, s, r, m)
+        if anew or after > done:
+            recount(q, s, r, m)
         done = after
         pending += lines[line, PENDING]
         executing += lines[line, EXECUTING]
-        there = lines[line, PENDING] + lines[line, EXECUTING]
-        if there > 0:
-            rows = there * rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
-            work_s += batch_work_s(s, r, m, rows)
-    reported(x.queue, r, pending, executing, work_s, balancers, now_s)
+        rows = rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
+        work_s += take_lying(q, s, r, m, lines[line, PENDING], lines[line, EXECUTING], rows)
+    reported(q, r, pending, executing, work_s, now_s)
     refill(x, e, r, now_s)

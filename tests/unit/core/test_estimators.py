@@ -18,6 +18,11 @@ def pending_now(q: Queue, now_s: float) -> np.ndarray:
     return queue.pending_now(q, ..., queue.others_left(q, ..., now_s))
 
 
+def reported(q: Queue, pending: float, executing: float, work_s: float, balancers: int, now_s: float) -> None:
+    q.balancers[0] = balancers
+    queue.reported(q, 0, pending, executing, work_s, now_s)
+
+
 def backlog_now_s(q: Queue, now_s: float) -> np.ndarray:
     return queue.backlog_now_s(q, ..., now_s, queue.others_left(q, ..., now_s))
 
@@ -179,33 +184,41 @@ class TestQueue:
 
     def test_others_are_what_the_report_has_beyond_ours_and_drain_with_age(self) -> None:
         q = allocate(Queue, 1, 1)
-        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
+        reported(q, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 10
         assert pending_now(q, 0.5)[0] == pytest.approx(5)
         assert pending_now(q, 2.0)[0] == 0
 
     def test_other_balancers_are_assumed_to_send_as_we_do(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
-        queue.reported(q, 0, pending=0, executing=0, work_s=0.0, balancers=3, now_s=0.0)
+        reported(q, pending=0, executing=0, work_s=0.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 3
 
-    def test_what_others_have_is_their_share_of_the_work_that_lies_there(self) -> None:
+    def test_of_a_lone_balancers_worker_others_have_a_share_of_the_work_that_lies_there(self) -> None:
         q = allocate(Queue, 1, 1)
-        q.in_flight[0] = 4
-        queue.reported(q, 0, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
+        q.in_flight[0] = 2
+        reported(q, pending=6, executing=2, work_s=2.0, balancers=1, now_s=0.0)
         assert (q.others[0], q.others_work_s[0]) == (4, 1.0)
+
+    def test_several_balancers_share_batches_so_others_have_the_work_that_own_requests_do_not_take(self) -> None:
+        q = allocate(Queue, 1, 1)
+        q.in_flight[0], q.own_work_s[0] = 4, 1.5
+        reported(q, pending=6, executing=2, work_s=2.0, balancers=2, now_s=0.0)
+        assert (q.others[0], q.others_work_s[0]) == (4, 0.5)
+        reported(q, pending=4, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        assert (q.others[0], q.others_work_s[0]) == (0, 0)
 
     def test_the_device_works_for_others_and_us_by_what_lies_there(self) -> None:
         q = allocate(Queue, 1, 1)
         q.own_work_s[0] = 1.0
-        queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        reported(q, pending=8, executing=0, work_s=2.0, balancers=2, now_s=0.0)
         assert pending_now(q, 0.5)[0] == pytest.approx(8 * 0.75)
         assert pending_now(q, 2.0)[0] == 0
 
     def test_what_others_send_adds_to_what_is_left_of_theirs_now(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
-        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=3, now_s=0.0)
+        reported(q, pending=6, executing=4, work_s=1.0, balancers=3, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         # Of the ten half are left, and two others send one each as we do.
         assert (q.others[0], q.others_work_s[0]) == (5 + 2, 0.5)
@@ -215,14 +228,14 @@ class TestQueue:
     def test_what_is_left_of_theirs_when_more_come_depends_on_our_work_beside_it(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service(fixed_s=0.0, per_row_s=0.0)
         q.own_work_s[0] = 1.0
-        queue.reported(q, 0, pending=8, executing=0, work_s=1.0, balancers=2, now_s=0.0)
+        reported(q, pending=8, executing=0, work_s=2.0, balancers=2, now_s=0.0)
         queue.sent(q, s, 0, 0, 1, now_s=0.5)
         assert (q.others[0], q.others_work_s[0]) == (8 * 0.75 + 1, 0.75)
 
     def test_a_report_replaces_what_was_reckoned_of_others(self) -> None:
         q = allocate(Queue, 1, 1)
-        queue.reported(q, 0, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
-        queue.reported(q, 0, pending=2, executing=0, work_s=0.2, balancers=2, now_s=5.0)
+        reported(q, pending=6, executing=4, work_s=1.0, balancers=2, now_s=0.0)
+        reported(q, pending=2, executing=0, work_s=0.2, balancers=2, now_s=5.0)
         assert (q.reported_pending[0], pending_now(q, 5.0)[0]) == (2, 2)
         assert pending_now(q, 5.1)[0] == pytest.approx(1)
 
@@ -257,7 +270,7 @@ class TestQueue:
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        queue.reported(q, 0, pending=0, executing=4, work_s=0.5, balancers=1, now_s=0.0)
+        reported(q, pending=0, executing=4, work_s=0.5, balancers=1, now_s=0.0)
         assert pending_now(q, 0.0)[0] == 1
 
 
@@ -376,11 +389,12 @@ class TestOneOrAll:
         q, s = self.states()
         left = queue.others_left(q, ..., 2.0)
         backlog_s = queue.backlog_now_s(q, ..., 2.0, left)
-        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s)
+        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, queue.forming_now(q, ..., 2.0))
         for w in range(6):
             one_left = queue.others_left(q, w, 2.0)
             one_backlog_s = queue.backlog_now_s(q, w, 2.0, one_left)
             assert one_left == left[w]
             assert queue.pending_now(q, w, one_left) == queue.pending_now(q, ..., left)[w]
             assert one_backlog_s == backlog_s[w]
-            assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s) == completion_s[w]
+            one_forming = queue.forming_now(q, w, 2.0)
+            assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s, one_forming) == completion_s[w]
