@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
+from experiments import holding
 from experiments.random_fleets import NETWORK, Ranges, random_parts
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, load_scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, ServiceTime, WorkerSpec
 from simulator.workload.times import Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
@@ -51,6 +53,12 @@ def three_models_shared_by_balancers() -> list[Scenario]:
         if scenario.name.endswith("load 0.8")
         for balancers in (2, 4)
     ]
+
+
+def long_services() -> list[Scenario]:
+    """Those that `experiments.holding` holds requests for, whose length nobody knows; here none is held."""
+    scenario = load_scenario(Path(holding.__file__).with_name("long-services.yaml"))
+    return [dataclasses.replace(scenario.with_load(load), name=f"long services, load {load:g}") for load in (0.8, 0.9)]
 
 
 def random_fleet(seed: int) -> Scenario:
