@@ -35,6 +35,8 @@ MAX_FALLBACKS = 16
 """Workers named after a pick."""
 MAX_FLEET_MODELS = 4096
 """Models of the whole fleet; a worker is not asked for those beyond."""
+MAX_DEVICE_KINDS = 64
+"""That are told apart; workers of those beyond are taken for alike."""
 MAX_VERSIONS = 64
 """Of one model in one report."""
 MAX_BATCH_SIZES = 1024

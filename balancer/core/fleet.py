@@ -17,7 +17,7 @@ from balancer.core.kernel.books import Ledger
 from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import KEY_MEMORY, settings_row
 from balancer.core.settings import Settings
-from balancer.core.worker import Worker, objections, tier_of
+from balancer.core.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
 from policies.hashing import key_of
 
@@ -150,6 +150,7 @@ class Fleet:
                 self.workers.append(Worker(name, device=device))
                 self.names.append(name)
                 self.name_hash[row] = key_of(name)
+            self._take_kinds()
             self._take_profiles(range(known, len(self.workers)), self.models)
         for event in events:
             row = self.index[event.worker]
@@ -171,6 +172,7 @@ class Fleet:
         self.index = {name: i for i, name in enumerate(self.names)}
         self._ledger.remove_worker(row)
         self._find_arrays()
+        self._take_kinds()
         self.changes += 1
         self._forget_masks()
 
@@ -226,6 +228,7 @@ class Fleet:
             before = self._profiles_of(worker)
             worker.device = device
             self.changes += 1
+            self._take_kinds()
             if self._profiles_of(worker) != before:
                 self._take_profiles((row,), self.models)
 
@@ -233,6 +236,10 @@ class Fleet:
         """What was measured beforehand of the worker's device, by model."""
         profiles = self.settings.estimators.profiles
         return [profiles.get((worker.device, model)) for model in self.models]
+
+    def _take_kinds(self) -> None:
+        """Number the kinds of devices that there are: workers of one kind learn from each other, at the next tick."""
+        self.desk.kind[:] = kinds_of(worker.device for worker in self.workers)
 
     def _take_profiles(self, rows: Iterable[int], models: Iterable[str]) -> None:
         """Look up what was measured beforehand of these workers' devices with these models, and fit all anew."""

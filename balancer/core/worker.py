@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from balancer.core.bounds import MAX_DEVICE_KINDS
 from balancer.core.settings import ModelSettings, Settings, ZoneSettings
 
 
@@ -42,6 +43,12 @@ def tier_of(zone: str, zones: ZoneSettings) -> int:
         return 0
     others = [other for other in zones.order if other != zones.own]
     return 1 + (others.index(zone) if zone in others else len(others))
+
+
+def kinds_of(devices: Iterable[str]) -> list[int]:
+    """Number each worker's kind of device, in order of first sight; the last number is for all kinds beyond."""
+    numbers: dict[str, int] = {}
+    return [min(numbers.setdefault(device, len(numbers)), MAX_DEVICE_KINDS - 1) for device in devices]
 
 
 def objections(worker: Worker, settings: Settings, model: str, version: str, *, drain: bool = False) -> Iterator[str]:

@@ -10,6 +10,7 @@ import click
 from balancer.config.policy_options import build_policy
 from experiments.by_hand import words_of
 from experiments.estimators.fleets import (
+    long_services,
     random_fleet,
     shared_by_balancers,
     three_models,
@@ -21,9 +22,10 @@ from simulator.scenario import load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
 POLICY = "expected_latency"
-GROUPS = THREE, SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
+GROUPS = THREE, SEVERAL, LONG, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
     "three models",
     "three models, several balancers",
+    "long services",
     "random fleets",
     "random fleets, several balancers",
     "train scenarios",
@@ -31,7 +33,7 @@ GROUPS = THREE, SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
 )
 _SHARED = ("cache-affinity", "heterogeneous-steady", "mixed-sizes", "several-models", "slow-worker")
 """Train scenarios of one balancer that several share as well."""
-_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3}
+_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3, LONG: 2}
 """Where queues take long to build up."""
 
 
@@ -46,7 +48,12 @@ def main() -> None:
 @click.option("--options", "given", default="{}", show_default=True, help="Of the policy, as JSON.")
 @click.option("--fleets", default=24, show_default=True, help="Random ones.")
 @click.option("--seeds", default=3, show_default=True, help="Of each random fleet; of all else twice as many.")
-@click.option("--requests", default=4000, show_default=True, help="Of each run; with the three models three times.")
+@click.option(
+    "--requests",
+    default=4000,
+    show_default=True,
+    help="Of each run; with long services twice, with the three models three times.",
+)
 @click.option("--group", "chosen", type=click.Choice(GROUPS), multiple=True, help="Measure these alone [default: all].")
 def measure_tree(
     out: Path, name: str, given: str, fleets: int, seeds: int, requests: int, chosen: tuple[str, ...]
@@ -59,6 +66,7 @@ def measure_tree(
     groups: Groups = {
         THREE: three_models(),
         SEVERAL: three_models_shared_by_balancers(),
+        LONG: long_services(),
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
         RANDOM_SEVERAL: shared_by_balancers(random_fleet(seed) for seed in range(fleets)),
         TRAIN: [load_scenario(each) for each in scenario_names("train")],

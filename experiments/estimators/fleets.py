@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
-from simulator.scenario import Scenario
+from experiments import holding
+from simulator.scenario import Scenario, load_scenario
 from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, ServiceTime, WorkerSpec
 from simulator.training.shared_devices import NETWORK, Ranges, random_parts
 from simulator.workload.times import Poisson, Process
@@ -56,6 +58,12 @@ def shared_by_balancers(scenarios: Iterable[Scenario]) -> list[Scenario]:
         for scenario in scenarios
         for balancers in (2, 4)
     ]
+
+
+def long_services() -> list[Scenario]:
+    """Those that `experiments.holding` holds requests for, whose length nobody knows; here none is held."""
+    scenario = load_scenario(Path(holding.__file__).with_name("long-services.yaml"))
+    return [dataclasses.replace(scenario.with_load(load), name=f"long services, load {load:g}") for load in (0.8, 0.9)]
 
 
 def random_fleet(seed: int) -> Scenario:

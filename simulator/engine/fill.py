@@ -10,7 +10,7 @@ import numpy as np
 
 from balancer.core.holding.state import holding_row, model_rows
 from balancer.core.kernel.state import settings_row
-from balancer.core.worker import Worker, objections, tier_of
+from balancer.core.worker import Worker, kinds_of, objections, tier_of
 from policies.base import FloatArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals
@@ -185,8 +185,12 @@ def _told(worker: WorkerSpec) -> str:
 
 
 def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
-    """`Fleet._take_profiles`."""
+    """`Fleet._take_profiles`, and `_take_kinds`."""
     z = sim.sizes
+    kinds = kinds_of(_told(worker) for worker in fleet.workers)
+    for b in range(z.balancers):
+        first = (e * z.balancers + b) * z.workers
+        sim.desk.kind[first : first + len(kinds)] = kinds
     for w, worker in enumerate(fleet.workers):
         for m, model in enumerate(fleet.models):
             profile = fleet.settings.estimators.profiles.get((_told(worker), model.name), (np.nan, np.nan))

@@ -22,6 +22,8 @@ from policies.base import FloatArray
 
 # Arrays of no axis: NumPy takes twice as long to combine a column with a float of Python's.
 _ZERO, _ONE, _TINY_S = np.array(0.0), np.array(1.0), np.array(1e-9)
+_GIVEN_UP = np.array(20.0)
+"""How many times as long as expected an execution counts as one: an end that was not seen must not count for ever."""
 
 
 @dataclass
@@ -246,11 +248,14 @@ def of_other_models(q: Queue, at: At, own: float | FloatArray, pending: float | 
 def backlog_now_s(q: Queue, at: At, now_s: float | FloatArray, left: float | FloatArray | None) -> FloatArray:
     """Seconds until a worker has worked off what is there now; `left`: `others_left`, None where there are no others.
 
-    What executes has been under way since the last sign of progress, so that much of it is done; more than it takes
-    cannot be, whatever the silence.
+    What executes has been under way since the last sign of progress. Until it is due, the rest is left; from then on
+    as much as it is overdue, since what takes long already takes longer yet; and nothing once its end cannot be told.
     """
-    done_s = np.minimum(np.maximum(now_s - q.progress_s[at], _ZERO), q.executing_s[at])
-    backlog_s = q.own_work_s[at] - done_s
+    executing_s = q.executing_s[at]
+    elapsed_s = np.maximum(now_s - q.progress_s[at], _ZERO)
+    overdue_s = np.minimum(elapsed_s - executing_s, _GIVEN_UP * executing_s - elapsed_s)
+    executes_s = np.maximum(np.maximum(executing_s - elapsed_s, overdue_s), _ZERO)
+    backlog_s = q.own_work_s[at] - executing_s + executes_s
     if left is not None:
         backlog_s = backlog_s + q.others_work_s[at] * left
     left_s: FloatArray = np.maximum(backlog_s, _ZERO)

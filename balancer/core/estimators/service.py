@@ -4,8 +4,9 @@ Modelled as affine, `seconds(rows) = fixed_s + per_row_s * rows`, which measured
 1 and the largest; fitted by least squares with exponential forgetting, so a slowed GPU is noticed.
 
 What is known of a worker fades, with executions and with time, towards a prior: the profile measured of its device
-with the model, or without one the fastest worker that is well known for the model. So a newcomer, or one that was slow
-once, is tried again before long rather than avoided for ever.
+with the model, or without one what workers of the same kind of device executed, or where they executed nothing the
+fastest worker that is well known for the model. So a newcomer, or one that was slow once, is tried again before long
+rather than avoided for ever; and one that differs from its like is told apart by its own executions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROW_SHARE = 0.3
 _ROW_SHARE_VARIANCE = 0.25
 # How many executions the prior counts for.
 _PRIOR_EXECUTIONS = 2.0
-# How many executions make a worker known well enough to be a prior for others.
+# How many executions make a worker known well enough to be a prior for those of other kinds.
 WELL_KNOWN = 5.0
 # Triton's compute time includes waiting for a device that another execution occupies. Where that wait is not known, it
 # errs on the long side, and what is shorter than expected is nearer to the truth: a longer time has this much weight.
@@ -75,7 +76,7 @@ def observe(
     s.rows_squared[w, m] = s.rows_squared[w, m] * keep + gain * rows * rows
     s.seconds[w, m] = s.seconds[w, m] * keep + gain * time_s
     s.rows_seconds[w, m] = s.rows_seconds[w, m] * keep + gain * time_s * rows
-    fit(s, (w, m))
+    fit(s, w, m)
 
 
 def batch_s(s: Service, w: int, m: int, rows: float) -> float:
@@ -83,20 +84,40 @@ def batch_s(s: Service, w: int, m: int, rows: float) -> float:
     return float(s.fixed_s[w, m] + s.per_row_s[w, m] * rows)
 
 
-def fit(s: Service, at: At) -> None:
+def fit(s: Service, r: int, m: int) -> None:
     """Bring `fixed_s` and `per_row_s` up to date with the sums and the prior."""
-    weight = s.weight[at]
-    some = np.maximum(weight, 1e-9)
-    mean_rows = np.maximum(s.rows[at] / some, 1e-9)
-    mean_s = s.seconds[at] / some
-    variance = np.maximum(s.rows_squared[at] / some - mean_rows * mean_rows, 0.0)
-    covariance = s.rows_seconds[at] / some - mean_rows * mean_s
+    s.fixed_s[r, m], s.per_row_s[r, m] = line_of(
+        s.weight[r, m],
+        s.rows[r, m],
+        s.rows_squared[r, m],
+        s.seconds[r, m],
+        s.rows_seconds[r, m],
+        s.prior_fixed_s[r, m],
+        s.prior_per_row_s[r, m],
+    )
+
+
+def line_of(
+    weight: float,
+    rows: float,
+    rows_squared: float,
+    seconds: float,
+    rows_seconds: float,
+    prior_fixed_s: float,
+    prior_per_row_s: float,
+) -> tuple[float, float]:
+    """The line through what these sums are of, seconds at no row and for each row, drawn to the prior's."""
+    some = max(weight, 1e-9)
+    mean_rows = max(rows / some, 1e-9)
+    mean_s = seconds / some
+    variance = max(rows_squared / some - mean_rows * mean_rows, 0.0)
+    covariance = rows_seconds / some - mean_rows * mean_s
     assumed = ROW_SHARE * mean_s / mean_rows
     slope = (covariance + _ROW_SHARE_VARIANCE * assumed) / (variance + _ROW_SHARE_VARIANCE)
-    slope = np.minimum(np.maximum(slope, 0.0), mean_s / mean_rows)
+    slope = min(max(slope, 0.0), mean_s / mean_rows)
     trust = weight / (weight + _PRIOR_EXECUTIONS)
-    s.per_row_s[at] = trust * slope + (1 - trust) * s.prior_per_row_s[at]
-    s.fixed_s[at] = trust * (mean_s - slope * mean_rows) + (1 - trust) * s.prior_fixed_s[at]
+    fixed_s = trust * (mean_s - slope * mean_rows) + (1 - trust) * prior_fixed_s
+    return fixed_s, trust * slope + (1 - trust) * prior_per_row_s
 
 
 def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
@@ -104,12 +125,16 @@ def alone_s(s: Service, at: At, rows: float | FloatArray) -> FloatArray:
     return s.fixed_s[at] * np.ceil(rows / s.max_batch_rows[at]) + s.per_row_s[at] * rows
 
 
-def fade(s: Service, first: int, workers: int, share: float, default_s: float) -> None:
+def fade(s: Service, kind: FloatArray, first: int, workers: int, share: float, default_s: float) -> None:
     """Forget `share` (0 to 1) of what was observed, renew the priors, and fit all anew; for rows of one fleet.
 
-    The `workers` rows from `first` on are one fleet. The prior of a worker is its profile; without one, the fastest of
-    them that is well known; where none is, a batch of one row that takes `default_s`.
+    The `workers` rows from `first` on are one fleet; `kind` is the number of each row's kind of device. The prior of a
+    worker is its profile; without one, what the others of its kind executed; the less they did, the more the fastest
+    worker that is well known; where none is, a batch of one row that takes `default_s`.
     """
+    kinds = 0
+    for r in range(first, first + workers):
+        kinds = max(kinds, int(kind[r]) + 1)
     for m in range(s.weight.shape[1]):
         fixed_s, per_row_s, least_s = default_s * (1 - ROW_SHARE), default_s * ROW_SHARE, np.inf
         for r in range(first, first + workers):
@@ -121,8 +146,36 @@ def fade(s: Service, first: int, workers: int, share: float, default_s: float) -
             if s.weight[r, m] >= WELL_KNOWN and s.fixed_s[r, m] + s.per_row_s[r, m] < least_s:
                 fixed_s, per_row_s = s.fixed_s[r, m], s.per_row_s[r, m]
                 least_s = fixed_s + per_row_s
+        for one in range(kinds):
+            _learn_of_others(s, kind, one, first, workers, m, fixed_s, per_row_s)
         for r in range(first, first + workers):
-            measured = not math.isnan(s.profile_fixed_s[r, m])
-            s.prior_fixed_s[r, m] = s.profile_fixed_s[r, m] if measured else fixed_s
-            s.prior_per_row_s[r, m] = s.profile_per_row_s[r, m] if measured else per_row_s
-            fit(s, (r, m))
+            if not math.isnan(s.profile_fixed_s[r, m]):
+                s.prior_fixed_s[r, m], s.prior_per_row_s[r, m] = s.profile_fixed_s[r, m], s.profile_per_row_s[r, m]
+            fit(s, r, m)
+
+
+def _learn_of_others(
+    s: Service, kind: FloatArray, one: int, first: int, workers: int, m: int, fixed_s: float, per_row_s: float
+) -> None:
+    """Make the prior of each worker of kind `one` of what the others of it executed; `fixed_s`, `per_row_s`: of other
+    kinds, as far as that is little."""
+    weight, rows, rows_squared, seconds, rows_seconds = 0.0, 0.0, 0.0, 0.0, 0.0
+    for r in range(first, first + workers):
+        if kind[r] == one:
+            weight += s.weight[r, m]
+            rows += s.rows[r, m]
+            rows_squared += s.rows_squared[r, m]
+            seconds += s.seconds[r, m]
+            rows_seconds += s.rows_seconds[r, m]
+    for r in range(first, first + workers):
+        if kind[r] == one:
+            # No less than nothing, as rounding could have it.
+            s.prior_fixed_s[r, m], s.prior_per_row_s[r, m] = line_of(
+                max(weight - s.weight[r, m], 0.0),
+                max(rows - s.rows[r, m], 0.0),
+                max(rows_squared - s.rows_squared[r, m], 0.0),
+                max(seconds - s.seconds[r, m], 0.0),
+                max(rows_seconds - s.rows_seconds[r, m], 0.0),
+                fixed_s,
+                per_row_s,
+            )

@@ -82,7 +82,7 @@ def finish(
 
 def fade(x: Books, e: int, first: int, workers: int, share: float) -> None:
     """Let service times fade, see `service.fade`, and count the work that waits anew."""
-    forget_some(x.service, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])
+    forget_some(x.service, x.desk.kind, first, workers, share, x.desk.settings[e, DEFAULT_SERVICE_S])
     for r in range(first, first + workers):
         recount_worker(x.queue, x.service, r)
     learn_savings(x.caches, x.service, first, workers, share)

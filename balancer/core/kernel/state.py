@@ -85,6 +85,8 @@ class Desk(NamedTuple):
     """When each worker's first report was received, by `r`; minus infinity: none was yet."""
     tier: FloatArray = array("r")
     """How far each worker's zone is from the balancer, by `r`: 0 is near, see `balancer.core.worker.tier_of`."""
+    kind: FloatArray = array("r")
+    """Number of each worker's kind of device, by `r`, see `balancer.core.worker.kinds_of`."""
     mask: AnyArray = array("e n", np.bool_, False)
     """Who may be picked for the request that is being decided, `(e, n)`."""
     candidate: AnyArray = array("e n", np.bool_, False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -25,6 +26,12 @@ def reported(q: Queue, pending: float, executing: float, work_s: float, balancer
 
 def backlog_now_s(q: Queue, now_s: float) -> np.ndarray:
     return queue.backlog_now_s(q, ..., now_s, queue.others_left(q, ..., now_s))
+
+
+def fade(s: Service, first: int, workers: int, share: float, default_s: float, kinds: Sequence[int] = ()) -> None:
+    """All workers are of kinds of their own, unless `kinds` are given."""
+    kind = np.array(kinds or range(len(s.weight)), float)
+    service.fade(s, kind, first, workers, share, default_s)
 
 
 def make_service(workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4) -> Service:
@@ -58,16 +65,16 @@ class TestService:
 
     def test_a_new_worker_is_taken_for_as_fast_as_the_fastest_known(self) -> None:
         s = allocate(Service, 3, 1)
-        service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
+        fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         for worker, time_s in ((0, 0.4), (1, 0.1)):
             service.observe(s, worker, 0, 4, 50, 50 * time_s, memory=100, waited=False)
         for _ in range(3):
-            service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
+            fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         assert s.fixed_s[2, 0] == pytest.approx(s.fixed_s[1, 0], rel=0.1)
 
     def test_unknown_everywhere_means_the_default(self) -> None:
         s = allocate(Service, 2, 1)
-        service.fade(s, 0, len(s.weight), 0.0, default_s=0.5)
+        fade(s, 0, len(s.weight), 0.0, default_s=0.5)
         np.testing.assert_allclose(s.fixed_s + s.per_row_s, 0.5)
 
     def test_what_may_have_waited_longer_than_expected_has_a_quarter_of_the_weight(self) -> None:
@@ -83,21 +90,21 @@ class TestService:
         for rows in (1, 4):
             service.observe(s, 0, 0, rows, 10, 0.01 * rows, memory=100, waited=False)
         before = {name: float(array[0, 0]) for name, array in vars(s).items()}
-        service.fade(s, 0, 1, 0.25, default_s=0.1)
+        fade(s, 0, 1, 0.25, default_s=0.1)
         sums = {"weight", "rows", "rows_squared", "seconds", "rows_seconds"}
         for name in sums:
             assert getattr(s, name)[0, 0] == pytest.approx(0.75 * before[name])
         for name in ("profile_fixed_s", "profile_per_row_s", "max_batch_rows", "instances"):
             np.testing.assert_array_equal(getattr(s, name)[0, 0], before[name])
 
-    def test_only_a_worker_that_is_well_known_is_a_prior_for_others(self) -> None:
+    def test_only_a_worker_that_is_well_known_is_a_prior_for_those_of_other_kinds(self) -> None:
         s = allocate(Service, 2, 1)
-        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        fade(s, 0, 2, 0.0, default_s=0.1)
         service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000, waited=False)
-        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        fade(s, 0, 2, 0.0, default_s=0.1)
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] == pytest.approx(0.1)
         service.observe(s, 0, 0, 1, 4, 4 * 0.001, memory=1000, waited=False)
-        service.fade(s, 0, 2, 0.0, default_s=0.1)
+        fade(s, 0, 2, 0.0, default_s=0.1)
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.03
 
     def test_models_are_known_apart_and_so_are_fleets(self) -> None:
@@ -105,7 +112,7 @@ class TestService:
         for w, m, time_s in ((0, 0, 0.001), (1, 0, 0.3), (1, 1, 0.02), (2, 0, 0.7)):
             service.observe(s, w, m, 1, 1000, 1000 * time_s, memory=1000, waited=False)
         for first in (0, 2):  # two fleets of two workers each
-            service.fade(s, first, 2, 0.0, default_s=0.1)
+            fade(s, first, 2, 0.0, default_s=0.1)
         prior_s = s.prior_fixed_s + s.prior_per_row_s
         np.testing.assert_allclose(prior_s[:, 0], [0.001, 0.001, 0.7, 0.7], rtol=0.05)
         np.testing.assert_allclose(prior_s[:, 1], [0.02, 0.02, 0.1, 0.1], rtol=0.05)
@@ -119,11 +126,11 @@ class TestService:
         s = allocate(Service, 2, 1)
         service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
         service.observe(s, 1, 0, 1, 10, 1.0, memory=100, waited=True)
-        service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
+        fade(s, 0, len(s.weight), 0.0, default_s=1.0)
         slow_s = s.fixed_s[1, 0] + s.per_row_s[1, 0]
         for _ in range(6):
             service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=True)
-            service.fade(s, 0, len(s.weight), 0.6, default_s=1.0)
+            fade(s, 0, len(s.weight), 0.6, default_s=1.0)
         assert slow_s > 0.05
         assert s.fixed_s[1, 0] + s.per_row_s[1, 0] < 0.006
 
@@ -164,14 +171,6 @@ class TestQueue:
         assert q.own_work_s[0] == pytest.approx(0.08 + 2 * 0.01)
         queue.ended(q, s, 0, 0, 1, now_s=1.0)
         assert q.waiting_rows[0, 0] == 1
-
-    def test_the_executing_batch_is_worked_off_with_time_but_no_more_than_one(self) -> None:
-        q, s = allocate(Queue, 1, 1), make_service(max_batch=1)
-        for _ in range(3):
-            queue.sent(q, s, 0, 0, 1, now_s=0.0)
-        assert backlog_now_s(q, 0.0)[0] == pytest.approx(0.27)
-        assert backlog_now_s(q, 0.05)[0] == pytest.approx(0.22)
-        assert backlog_now_s(q, 9.0)[0] == pytest.approx(0.18)
 
     def test_what_is_sent_and_ended_leaves_nothing_behind(self) -> None:
         q, s = allocate(Queue, 1, 2), allocate(Service, 1, 2)

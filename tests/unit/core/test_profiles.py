@@ -81,7 +81,7 @@ def test_what_was_executed_fades_to_the_profile_and_not_to_the_fastest() -> None
     s.profile_fixed_s[1], s.profile_per_row_s[1] = 0.4, 0.1
     service.observe(s, 0, 0, 1, 100, 0.5, memory=100, waited=False)
     service.observe(s, 1, 0, 1, 100, 300.0, memory=100, waited=False)
-    service.fade(s, 0, len(s.weight), 0.0, default_s=1.0)
+    service.fade(s, np.arange(2.0), 0, len(s.weight), 0.0, default_s=1.0)
     assert s.fixed_s[1, 0] + s.per_row_s[1, 0] == pytest.approx(3.0, rel=0.1)
-    service.fade(s, 0, len(s.weight), 1.0, default_s=1.0)
+    service.fade(s, np.arange(2.0), 0, len(s.weight), 1.0, default_s=1.0)
     assert (s.fixed_s[1, 0], s.per_row_s[1, 0]) == pytest.approx((0.4, 0.1))
