@@ -133,7 +133,7 @@ async def record(
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
-    async with DemoStack(out, WORKERS, "round_robin") as stack:
+    async with DemoStack(out, WORKERS, "round_robin", *_of_sessions(session)) as stack:
         # Where `balancer up` put the list of workers.
         listing = out / "run" / "workers.yaml"
         listed = load_workers(listing)
@@ -164,6 +164,14 @@ async def record(
         weights=weights,
         decided=decided,
     )
+
+
+def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
+    """Config and environment of a stack whose emulated GPUs remember keys, which policies place."""
+    if not session.sessions:
+        return {}, {}
+    cache = {"EMULATED_GPU_CACHE_KEYS": session.cache_keys, "EMULATED_GPU_CACHE_SAVING": session.cache_saving}
+    return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
 
 
 async def _weigh(stack: DemoStack, listing: Path, weights: Mapping[str, float]) -> None:
