@@ -25,6 +25,7 @@ def make_result(latency_s: Any, **fields: Any) -> Result:
     columns: dict[str, Any] = {
         "arrival_s": arrival_s,
         "latency_s": latency_s,
+        "first_s": np.full(shape, np.nan),
         "status": np.zeros(shape, np.int8),
         "worker": np.zeros(shape, np.int16),
         "picked": np.zeros(shape, np.int16),
