@@ -170,7 +170,7 @@ class Batch:
 
     def view(self) -> BatchView:
         """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
-        return BatchView(self.sim, self.fleets[0].settings.estimators)
+        return BatchView(self.sim, self.native, self.fleets[0].settings.estimators)
 
     def true_view(self) -> TrueView:
         """The fleets as they really are; holds until the next step."""
