@@ -30,6 +30,11 @@ class Answers:
         """The sticky hash's, `(e, n)`."""
         return self._batch.sticky_answers(self.view)
 
+    @cached_property
+    def of_sequences(self) -> FloatArray:
+        """Those of the hash that places sequences, `(e, n)`."""
+        return self._batch.answers_of_sequences(self.view)
+
     def of(self, policy: Policy, question: Question) -> FloatArray | None:
         """In all environments, `(e, ...)`; None: the policy is to be asked alone."""
         key = id(policy), question

@@ -7,7 +7,35 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import FloatArray
+from policies.base import BoolArray, FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extras:
+    """What only some requests have: a sequence, several responses, a client that gives up; shape `(k,)` each."""
+
+    sequence: npt.NDArray[np.int32]
+    """Index of the sequence that it belongs to, from 0, below the number of requests; -1: none. Its key is that of the
+    sequence."""
+    starts: BoolArray
+    """Whether it carries START: the first of its sequence."""
+    responses: npt.NDArray[np.int32]
+    """Of a stream; 0: it is none, and has one answer."""
+    first_share: FloatArray
+    """After which share of its time on the device the first response is sent; 1: with the last."""
+    patience_s: FloatArray
+    """From arrival until the client gives up; infinite: never."""
+
+    @staticmethod
+    def none(requests: int) -> Extras:
+        """Nothing of all that."""
+        return Extras(
+            sequence=np.full(requests, -1, np.int32),
+            starts=np.zeros(requests, np.bool_),
+            responses=np.zeros(requests, np.int32),
+            first_share=np.ones(requests),
+            patience_s=np.full(requests, np.inf),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +60,17 @@ class Arrivals:
     """Which balancer decides, 0 to `FleetSpec.balancers - 1`."""
     tenant: npt.NDArray[np.int16]
     """Index of the tenant; for reports by tenant."""
+    extras: Extras | None = None
+    """None: no request has any."""
     clients: int = 0
     """0: open loop. Else a closed loop of so many clients: the first requests arrive at their times, each next one
     when a client gets its answer."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether any request outside of sequences has a key."""
+        extras = self.extras
+        return bool((self.key if extras is None else self.key[extras.sequence < 0]).any())
 
     def __len__(self) -> int:
         """Return the number of requests."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from balancer.core.estimators.columns import declared
 from balancer.core.kernel.state import Options
-from balancer.core.keys import STICKY, placing
+from balancer.core.keys import OF_SEQUENCES, STICKY, placing
 from balancer.native.kinds import Native
 from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request
 from simulator.arrivals import Arrivals
@@ -19,7 +19,6 @@ from simulator.engine import loop, rows, truth
 from simulator.engine.allocate import allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
-from simulator.engine.faults import LOST
 from simulator.engine.fill import Tables, fill
 from simulator.engine.holding import have_held
 from simulator.result import Result, Status
@@ -43,8 +42,19 @@ class Batch:
         exact: bool = False,
         timeline_period_s: float = 0.0,
         timeline_rows: int = 0,
+        sequences_outside: bool = False,
     ) -> None:
-        """Allocate for the largest of the fleets and fill all; nothing has happened yet."""
+        """Allocate for the largest of the fleets and fill all; nothing has happened yet.
+
+        Args:
+            fleets: One for each environment, as all that follow.
+            arrivals: Of one length.
+            seeds: Of all that is random but the arrivals.
+            exact: Whether balancers know every queue as it is.
+            timeline_period_s: Above 0: how often what is pending is recorded.
+            timeline_rows: Room for so many of these records.
+            sequences_outside: Whether to stop at requests of sequences as well, whose workers no policy picks.
+        """
         if not len(fleets) == len(arrivals) == len(seeds):
             raise ValueError(
                 f"{len(fleets)} fleets, {len(arrivals)} arrivals and {len(seeds)} seeds: give as many of each"
@@ -63,9 +73,10 @@ class Batch:
         self._tables = Tables(self.sim.plan)
         self._timeline_period_s = timeline_period_s
         self.sim.plan.env[:, at.E_EXACT], self.sim.plan.env[:, at.E_TIMELINE] = exact, timeline_period_s
+        self.sim.plan.env[:, at.E_SEQUENCES_OUTSIDE] = sequences_outside
         self._no_options = Native(Options(np.zeros(1)))
         self._everyone = np.arange(len(fleets))
-        self._keyed = any(one.key.any() for one in arrivals)
+        self._keyed = any(one.keyed for one in arrivals)
         self._placed: BoolArray = np.zeros(len(fleets), np.bool_)
         for e, (fleet, one, seed) in enumerate(zip(fleets, arrivals, seeds, strict=True)):
             self._fill(e, fleet, one, seed)
@@ -73,15 +84,16 @@ class Batch:
     @classmethod
     def of_room(cls, room: FleetSpec, environments: int, requests: int) -> Batch:
         """Environments with room for such a fleet and so many requests, for runs that are put there by `load`."""
-        demand = declared(at.Demand).items()
-        columns: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
-        nothing = Arrivals(**columns)
+        columns = {field.name for field in dataclasses.fields(Arrivals)}
+        demand = [(name, declared_as) for name, declared_as in declared(at.Demand).items() if name in columns]
+        values: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
+        nothing = Arrivals(**values)
         return cls([room] * environments, [nothing] * environments, [0] * environments)
 
     def _fill(self, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
         fill(self.sim, self._tables, e, fleet, arrivals, seed)
         # Where the router's hash places keys, under a policy that does not go by them.
-        self._placed[e] = fleet.settings.sticky_keys and arrivals.key.any()
+        self._placed[e] = fleet.settings.sticky_keys and arrivals.keyed
         loop.begin(self.native, e)
         self.fleets[e] = fleet
 
@@ -93,7 +105,7 @@ class Batch:
         check_fleet(fleet)
         check_arrivals(fleet, arrivals)
         check_fits(self.sim, fleet, len(arrivals))
-        self._keyed = self._keyed or bool(arrivals.key.any())
+        self._keyed = self._keyed or arrivals.keyed
         self._fill(e, fleet, arrivals, seed)
         self._check_outside()
         only = self._everyone == e
@@ -161,7 +173,7 @@ class Batch:
 
     def view(self) -> BatchView:
         """The fleets at this moment, as the deciding balancers see them; holds until the next step."""
-        return BatchView(self.sim, self.fleets[0].settings.estimators)
+        return BatchView(self.sim, self.native, self.fleets[0].settings.estimators)
 
     def true_view(self) -> TrueView:
         """The fleets as they really are; holds until the next step."""
@@ -204,6 +216,11 @@ class Batch:
         """Those of the sticky hash, `(e, n)`; of no meaning where a request has no key."""
         return rows.answer(STICKY, _with_key(self.request()), view)
 
+    def answers_of_sequences(self, view: FleetView) -> FloatArray:
+        """Those of the hash that places sequences, `(e, n)`; of no meaning where a request belongs to none."""
+        request = dataclasses.replace(self.request(), key=self.sim.asked.key[:, None])
+        return rows.answer(OF_SEQUENCES, _with_key(request), view)
+
     def draw(self, probabilities: FloatArray) -> IntArray:
         """`Router.route`'s draws, `(e,)`; -1 where all are zero."""
         choices = np.empty(len(self.waiting), np.int64)
@@ -215,13 +232,14 @@ class Batch:
         x, d = self.sim.state, self.sim.demand
         n = self.sim.sizes.workers
         to_client_s = np.array([[fleet.network.to_client_s] for fleet in self.fleets])
-        answered = np.isin(x.status, (Status.OK, Status.ERROR, Status.UNAVAILABLE, LOST))
-        status = np.where(x.status == LOST, Status.ERROR, x.status).astype(np.int8)
+        status = np.where(np.isin(x.status, (at.LOST, at.REFUSED)), Status.ERROR, x.status).astype(np.int8)
+        answered = np.isin(status, (Status.OK, Status.ERROR, Status.UNAVAILABLE))
         latency_s = x.resolved_s + np.where(answered, to_client_s, 0.0) - x.arrived_s
         timeline_rows = int(x.counts[:, at.TIMELINE_ROW].min())
         return Result(
             arrival_s=x.arrived_s.copy(),
             latency_s=np.where(status == Status.UNFINISHED, np.nan, latency_s),
+            first_s=x.first_s + to_client_s - x.arrived_s,
             status=status,
             worker=np.where(np.isin(status, (Status.OK, Status.ERROR)), x.server, -1).astype(np.int16),
             picked=x.picked.copy(),

@@ -16,7 +16,7 @@ class Status(IntEnum):
 
     OK = 0
     ERROR = 1
-    """Answered with an error, or lost in a crash."""
+    """Answered with an error, lost in a crash, or of a sequence that its worker does not know."""
     UNAVAILABLE = 2
     """Rejected by Triton (queue full, timeout) or by a worker that is down, also at every fallback."""
     SHED = 3
@@ -25,6 +25,8 @@ class Status(IntEnum):
     """No worker was eligible (503)."""
     UNFINISHED = 5
     """Left on a worker that is stalled for good."""
+    CANCELLED = 6
+    """Its client gave up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,8 @@ class Result:
     arrival_s: FloatArray
     latency_s: FloatArray
     """Arrival to answer at the client, whatever the status; NaN where unfinished."""
+    first_s: FloatArray
+    """Arrival to the first response at the client, of streams that were answered well; else NaN."""
     status: npt.NDArray[np.int8]
     """`Status`."""
     worker: npt.NDArray[np.int16]

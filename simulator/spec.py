@@ -98,7 +98,7 @@ class WorkerSpec:
     weight: float = 1.0
     """As discovery tells balancers."""
     models: tuple[str, ...] = ()
-    """Loaded models; empty: all of the fleet's."""
+    """Models loaded at the start; empty: all of the fleet's."""
     present: bool = True
     """Whether it is there at the start; else a `join` or the autoscaler brings it."""
     sharing: Device = Device()
@@ -106,7 +106,7 @@ class WorkerSpec:
     """Where it stands, as discovery tells balancers; empty: unknown, which counts as near."""
 
     def holds(self, model: str) -> bool:
-        """Whether the model is loaded."""
+        """Whether the model is loaded at the start."""
         return not self.models or model in self.models
 
 
@@ -140,7 +140,7 @@ class Network:
     """From the end of execution until the balancer knows of it (Envoy's access log)."""
 
 
-FaultKind = Literal["slow", "stall", "crash", "errors", "join", "leave", "silent"]
+FaultKind = Literal["slow", "stall", "crash", "errors", "join", "leave", "silent", "load", "unload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +151,14 @@ class Fault:
     """slow: device seconds times `amount` (thermal). stall: nothing executes. crash: all its requests fail, it is
     unreachable for the duration and comes back cold. errors: a share `amount` of requests is answered at once with an
     error. join: the worker appears and loads for the duration. leave: it drains for good. silent: its reports break
-    off."""
+    off. load: it begins to load `model`, which is ready when the duration is over. unload: it drops `model`, which is
+    back when the duration is over."""
     worker: str
     at_s: float
     duration_s: float = math.inf
     amount: float = 1.0
+    model: str = ""
+    """Of load and unload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,12 @@ class FleetSpec:
     def zone_of(self, balancer: int) -> str:
         """Where a balancer stands; empty: zones do not matter to it."""
         return self.zones[balancer] if self.zones else self.settings.zones.own
+
+    def may_hold(self, worker: WorkerSpec, model: str) -> bool:
+        """Whether the worker has the model at any time."""
+        return worker.holds(model) or any(
+            fault.kind == "load" and fault.worker == worker.name and fault.model == model for fault in self.faults
+        )
 
     def settings_of(self, balancer: int) -> Settings:
         """The settings of a balancer's router."""

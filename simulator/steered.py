@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.keys import placing
+from balancer.core.keys import OF_SEQUENCES, placing
 from balancer.core.trials.guard import Change
 from balancer.core.trials.rollout import RolloutChange
 from balancer.core.trials.steering import Plan, Role, Steering, Ticket
@@ -24,14 +24,15 @@ from simulator.answers import Answers, Row, together
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.engine import layout as at
-from simulator.engine.faults import LOST
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 
 NOBODY, BY_POLICY, BY_BASELINE, BY_NEW = -1, 0, 1, 2
 _CODES: dict[Role, int] = {"hash": NOBODY, "in_force": BY_POLICY, "baseline": BY_BASELINE, "rollout": BY_NEW}
-_UNANSWERED = (int(Status.UNAVAILABLE), LOST)
+_UNANSWERED = (int(Status.UNAVAILABLE), at.LOST)
 """Ends whose time is no latency of a worker."""
+_VOID = (int(Status.CANCELLED), at.REFUSED)
+"""Ends that say nothing of a worker, nor of who picked it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +73,7 @@ def run_steered(
     """
     fleets = [fleet] * len(arrivals) if isinstance(fleet, FleetSpec) else list(fleet)
     seeds = range(len(arrivals)) if seeds is None else seeds
-    batch = Batch(fleets, arrivals, seeds)
+    batch = Batch(fleets, arrivals, seeds, sequences_outside=True)
     crew = _Crew(batch, policy, plan, seeds)
     waiting = batch.start()
     while waiting:
@@ -158,8 +159,9 @@ class _Crew:
         assert isinstance(request.number, int)  # it is of one environment
         choice = steering.choose(request.number, now_s)
         sticky_keys = self._batch.fleets[e].settings.sticky_keys
-        if placing(choice.policy, request.key is not None, sticky_keys) is not choice.policy:
-            placed: FloatArray = answers.by_key[e]
+        by = placing(choice.policy, request.key is not None, sticky_keys, request.sequence)
+        if by is not choice.policy:
+            placed: FloatArray = (answers.of_sequences if by is OF_SEQUENCES else answers.by_key)[e]
             return placed
         view = cast(FleetView, Row(answers, e))  # it has all columns, though nothing in it says so
         answer = steering.answer(choice, request, view, now_s)
@@ -175,11 +177,12 @@ class _Crew:
     def _requests(self) -> list[Request]:
         """What waits, one of each environment."""
         asked = self._batch.sim.asked
-        columns = (asked.model, asked.rows, asked.number, asked.key, asked.deadline_s, asked.priority)
+        names_of = ("model", "rows", "number", "key", "deadline_s", "priority", "sequence")
+        columns = [getattr(asked, name).tolist() for name in names_of]
         return [
-            Request(names[model], "", rows, number, key or None, deadline_s, priority)
-            for names, model, rows, number, key, deadline_s, priority in zip(
-                self._models, *(column.tolist() for column in columns), strict=True
+            Request(names[model], "", rows, number, key or None, deadline_s, priority, sequence=sequence)
+            for names, model, rows, number, key, deadline_s, priority, sequence in zip(
+                self._models, *columns, strict=True
             )
         ]
 
@@ -188,8 +191,11 @@ class _Crew:
         x, tickets = self._batch.sim.state, self._tickets[e]
         for k in x.heard[e, self._told[e] : count].tolist():
             ticket = tickets.pop(k, None)
-            if ticket is not None:
-                status, resolved_s = int(x.status[e, k]), float(x.resolved_s[e, k])
-                latency_s = None if status in _UNANSWERED else resolved_s - float(x.sent_s[e, k])
+            status, resolved_s = int(x.status[e, k]), float(x.resolved_s[e, k])
+            if ticket is not None and status in _VOID:
+                ticket.dropped()
+            elif ticket is not None:
+                unmeasured = status in _UNANSWERED or self._batch.sim.demand.responses[e, k] > 0
+                latency_s = None if unmeasured else resolved_s - float(x.sent_s[e, k])
                 ticket.ended(latency_s, status == Status.OK, resolved_s + self._outcome_s[e])
         self._told[e] = count

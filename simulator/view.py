@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.kernel.of_worker import fill_cached
-from balancer.core.kernel.state import Ask
 from balancer.core.settings import EstimatorSettings
 from balancer.core.view import View
+from balancer.native.kinds import Native
 from policies.base import FloatArray, UintArray
-from policies.hashing import mix
+from simulator.engine.keys import see_cached
 from simulator.engine.layout import Sim
 
 
 class BatchView(View):
     """One request in each environment, as its balancer sees the fleet: arrays of shape `(e, n)`."""
 
-    def __init__(self, sim: Sim, settings: EstimatorSettings) -> None:
-        self._sim = sim
+    def __init__(self, sim: Sim, native: Native, settings: EstimatorSettings) -> None:
+        """`native`: all arrays of `sim`, for compiled functions."""
+        self._sim, self._native = sim, native
         records = sim.queue, sim.service, sim.latency, sim.tokens, sim.caches
         states: Any = [_Lazy(record, self._of_balancer) for record in records]
         asked = sim.asked
@@ -54,14 +54,8 @@ class BatchView(View):
     @cached_property
     def cached(self) -> FloatArray:
         """See `FleetView`."""
-        sim, workers = self._sim, self._sim.sizes.workers
-        found = np.zeros(sim.desk.mask.shape)
-        for e in np.flatnonzero(sim.asked.key).tolist():
-            ask = Ask(
-                int(sim.asked.model[e]), float(sim.asked.rows[e]), mix(int(sim.asked.key[e])), 1.0, np.inf, 0.0, 0
-            )
-            with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-                fill_cached(sim, e, int(self._deciding[e]) * workers, ask, float(sim.asked.now_s[e]), found[e])
+        found = np.zeros(self._sim.desk.mask.shape)
+        see_cached(self._native, found)
         return found
 
     @cached_property

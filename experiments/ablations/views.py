@@ -18,7 +18,7 @@ class OpenBatchView(BatchView):
     """
 
     def __init__(self, seen: BatchView) -> None:
-        super().__init__(seen._sim, seen._settings)
+        super().__init__(seen._sim, seen._native, seen._settings)
         # Set on the record that stands for the core's, so that its functions find it.
         queue = cast(Any, self._queue)
         batches = np.ceil(queue.own_rows / self._service.max_batch_rows)
@@ -36,7 +36,7 @@ class ReportedView(BatchView):
     """
 
     def __init__(self, seen: BatchView, others: FloatArray, others_work_s: FloatArray) -> None:
-        super().__init__(seen._sim, seen._settings)
+        super().__init__(seen._sim, seen._native, seen._settings)
         queue: Any = self._queue
         queue.progress_s = np.broadcast_to(self._now_s, self.eligible.shape)
         queue.others, queue.others_work_s = self._of_balancer(others), self._of_balancer(others_work_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
 from balancer.config.profile_file import Profile
 from balancer.discovery.file import dump_workers, load_workers
@@ -32,6 +34,7 @@ _EASY_MODEL = ModelMix("emulated_tft")
 _MODELS = tuple(model.name for model in traffic.MIX)
 
 _WEIGHTS_TIMEOUT_S = 5.0
+_READY_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _BEFORE_END_S = 0.1
 """So long before a turn ends, its decisions are counted: in time for the next swap."""
@@ -133,11 +136,12 @@ async def record(
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
-    async with DemoStack(out, WORKERS, "round_robin") as stack:
+    async with DemoStack(out, WORKERS, "round_robin", *_of_sessions(session)) as stack:
         # Where `balancer up` put the list of workers.
         listing = out / "run" / "workers.yaml"
         listed = load_workers(listing)
         addresses = {worker.name: worker.grpc_endpoint for worker in listed}
+        await asyncio.gather(*(_until_ready(stack, address) for address in addresses.values()))
         say("service times of each Triton ...")
         # At once: they sleep rather than compute. `profile` sends one request at a time to each.
         measured = await asyncio.gather(
@@ -164,6 +168,27 @@ async def record(
         weights=weights,
         decided=decided,
     )
+
+
+def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
+    """Config and environment of a stack whose emulated GPUs remember keys, which policies place."""
+    if not session.sessions:
+        return {}, {}
+    cache = {"EMULATED_GPU_CACHE_KEYS": session.cache_keys, "EMULATED_GPU_CACHE_SAVING": session.cache_saving}
+    return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
+
+
+async def _until_ready(stack: DemoStack, address: str) -> None:
+    """The stack serves as soon as one Triton does; wait for this one."""
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S), triton.InferenceServerClient(address) as client:
+            while True:
+                with contextlib.suppress(InferenceServerException):
+                    if await client.is_server_ready():
+                        return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise DemoError(f"Triton at {address} was not ready after {_READY_TIMEOUT_S:g} s; {stack.log_tail()}") from None
 
 
 async def _weigh(stack: DemoStack, listing: Path, weights: Mapping[str, float]) -> None:

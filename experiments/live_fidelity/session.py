@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
+from simulator.workload.draws import Sessions
 from tools.demo import traffic
 from tools.load.workload import IntArray, Workload
 
@@ -42,6 +43,15 @@ class Session:
     rate_per_s: float = 140.0
     """Below the demo's, so that no queue grows without end under any of these policies."""
     seed: int = 1
+    sessions: int = 0
+    """Conversations under way at any moment with each model, which a request belongs to each equally often: their keys
+    save work where they are warm, and policies place them. 0: requests have no keys."""
+    session_requests: float = 8.0
+    """Mean length of a session."""
+    cache_keys: int = 0
+    """Keys that each emulated GPU remembers; 0: none."""
+    cache_saving: float = 0.0
+    """Share of a request's time that a warm key saves."""
 
     @property
     def plan(self) -> traffic.Plan:
@@ -62,10 +72,24 @@ class Session:
         """Every request of the session; those of a round are the same in each of its turns."""
         windows = [traffic.window(self.plan, number) for number in range(self.rounds)]
         first, *others = self.turns()
-        whole = _later(windows[first.round], first.start_s)
-        for turn in others:
-            whole = whole.then(windows[turn.round], turn.start_s)
+        whole = _later(self._keyed(windows[first.round], first.round, 0), first.start_s)
+        for number, turn in enumerate(others, 1):
+            whole = whole.then(self._keyed(windows[turn.round], turn.round, number), turn.start_s)
         return whole
+
+    def _keyed(self, window: Workload, number: int, turn: int) -> Workload:
+        """The window with keys, if there are sessions: of the same ones in every turn of a round, under names that are
+        new in each, so that nothing is warm that another policy placed."""
+        if not self.sessions:
+            return window
+        sessions = Sessions(self.sessions, self.session_requests)
+        generator = np.random.default_rng([self.seed, number, self.sessions])
+        own = sessions.draw(len(window), generator)
+        keys = tuple(
+            f"{window.models[model]}-{turn}-{key:x}"
+            for model, key in zip(window.model.tolist(), own.tolist(), strict=True)
+        )
+        return replace(window, keys=keys)
 
     def turn_of_requests(self) -> IntArray:
         """Index of the turn that each request of `workload` is in; `(k,)`."""
@@ -74,4 +98,4 @@ class Session:
 
 
 def _later(workload: Workload, by_s: float) -> Workload:
-    return Workload(workload.models, workload.time_s + by_s, workload.model, workload.rows, workload.deadline_s)
+    return replace(workload, time_s=workload.time_s + by_s)

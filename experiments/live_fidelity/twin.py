@@ -15,14 +15,16 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from balancer.config.profile_file import Profile
+from balancer.core.settings import Settings
 from balancer.gateway.bootstrap import BootstrapOptions
 from experiments.live_fidelity.session import Session
 from policies import BUILTIN
+from policies.hashing import key_of
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.result import Result
 from simulator.service import fit
-from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Noise, Reports, WorkerSpec
+from simulator.spec import Batching, Cache, FleetSpec, ModelSpec, Network, Noise, Reports, WorkerSpec
 from tools.load.arrivals import FloatArray
 from tools.load.result import LoadResult
 from tools.load.workload import Workload
@@ -42,6 +44,7 @@ def fleet(
     easy: LoadResult,
     models: Sequence[str],
     weights: Mapping[str, float] | None = None,
+    session: Session | None = None,
 ) -> FleetSpec:
     """The demo's fleet.
 
@@ -50,6 +53,7 @@ def fleet(
         easy: Requests of which none waited, for what a request takes beyond its execution.
         models: In the order that the fleet is to have.
         weights: Of each worker, by name; None: all 1.
+        session: Tells what keys save; None: nothing.
     """
     specs = tuple(_model(name, list(profiles.values())) for name in models)
     weights = weights or dict.fromkeys(profiles, 1.0)
@@ -57,7 +61,10 @@ def fleet(
     reports = Reports(1 / UpOptions(run_dir=Path()).report_hz, _REPORT_DELAY_S)
     # One waits half an interval for the next flush, in the mean.
     network = Network(outcome_s=BootstrapOptions().flush_interval_s / 2 + _LOG_DELAY_S)
-    without = FleetSpec(specs, workers, reports=reports, network=network)
+    cache, settings = Cache(), Settings()
+    if session is not None and session.sessions:
+        cache, settings = Cache(session.cache_keys, session.cache_saving), Settings(sticky_keys=False)
+    without = FleetSpec(specs, workers, reports=reports, network=network, cache=cache, settings=settings)
     fixed_s, jitter_s = exponential_fit(surplus_s(easy, without))
     there_s = _WAY_THERE * fixed_s
     network = replace(network, to_worker_s=there_s, to_client_s=fixed_s - there_s, jitter_s=jitter_s)
@@ -108,7 +115,7 @@ def arrivals(workload: Workload) -> Arrivals:
         model=workload.model.astype(np.int16),
         rows=workload.rows.astype(np.int32),
         work=np.ones(count),
-        key=np.zeros(count, np.uint64),
+        key=np.array([key_of(key) for key in workload.keys] or [0] * count, np.uint64),
         deadline_s=workload.deadline_s,
         priority=np.zeros(count, np.int16),
         balancer=np.zeros(count, np.int16),

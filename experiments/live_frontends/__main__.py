@@ -112,7 +112,8 @@ async def run(plan: traffic.Plan, out: Path) -> list[Compared]:
         for frontend in FRONTENDS:
             directory = out / frontend
             directory.mkdir(parents=True, exist_ok=True)
-            stacks[frontend] = await entered.enter_async_context(DemoStack(directory, 4, plan.policies[0], frontend))
+            settings = {"envoy": {"frontend": frontend}}
+            stacks[frontend] = await entered.enter_async_context(DemoStack(directory, 4, plan.policies[0], settings))
         return [await compare(plan, load, stacks) for load in LOADS]
 
 

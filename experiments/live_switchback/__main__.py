@@ -43,6 +43,9 @@ _INTERRUPTED = 130
 @click.option("--window-s", type=float, help=f"What counts of each window. [default: {DESIGN.window_s:g}]")
 @click.option("--settle-s", type=float, help=f"Left out at its start. [default: {DESIGN.settle_s:g}]")
 @click.option("--rate", "rate_per_s", type=float, help=f"Mean, per second. [default: {DESIGN.rate_per_s:g}]")
+@click.option(
+    "--sessions", type=click.IntRange(min=0), help=f"Of each model, at any moment. [default: {DESIGN.sessions}]"
+)
 @click.option("--seed", type=click.IntRange(min=0), help=f"Of arrivals and order. [default: {DESIGN.seed}]")
 @click.option("--equal-weights", is_flag=True, help="All workers weigh 1, instead of what their GPUs can do.")
 def main(out: Path, page_dir: Path | None, again: bool, quick: bool, equal_weights: bool, **given: Any) -> None:
@@ -96,7 +99,7 @@ def _session(design: Session, given: dict[str, Any]) -> Session:
 
 
 def _simulated(recording: Recording) -> tuple[FleetSpec, Result]:
-    fleet = twin.fleet(recording.profiles, recording.easy, recording.live.models, recording.weights)
+    fleet = twin.fleet(recording.profiles, recording.easy, recording.live.models, recording.weights, recording.session)
     return fleet, twin.simulate(fleet, recording.session, range(page.SEEDS))
 
 

@@ -26,7 +26,7 @@ def page(report: Report) -> str:
 Real Envoy, the balancer and {len(recording.profiles)} real Tritons. Their GPUs are **emulated** ({gpus}): a model
 sleeps for what it was measured to take on such a GPU, one execution at a time. For {seconds / 60:.1f} minutes,
 {len(recording.live):,} requests in bursts, {session.rate_per_s:g} a second in the mean, to models with deadlines:
-{_mix()}.
+{_mix()}. {_sessions(report)}
 Measured {_when(report)} on {os.cpu_count()} cores. Again, on a machine that has nothing else to do:
 `{_command(report)}`.
 
@@ -57,7 +57,8 @@ Share of the requests by worker, measured / predicted; in brackets the worker's 
   editing the config file while requests flow; the slowest swap was in force
   {milliseconds(max(recording.swaps_s))} ms after the file was written. {_left_out(report)}
 - **Who decided.** {_own(report)}
-- **Arrivals.** All windows of a block have the same requests at the same times, so a ratio compares like with like.
+- **Arrivals.** All windows of a block have the same requests at the same times{_names(report)}, so a ratio compares
+  like with like.
 - **Latency** is from the scheduled start of a request to its answer, as the unmodified tritonclient sees it. In time:
   within its model's deadline; a request that fails is not.
 - **Weights.** {_weights(report)}
@@ -181,8 +182,24 @@ def _mix() -> str:
     return ", ".join(f"{mix.name} {mix.weight:.0%} ({milliseconds(mix.deadline_s)} ms)" for mix in traffic.MIX)
 
 
+def _sessions(report: Report) -> str:
+    session = report.recording.session
+    if not session.sessions:
+        return "No request has a key."
+    return (
+        f"Each model has {session.sessions} sessions at any moment, of {session.session_requests:g} requests in the "
+        f"mean, which share a key. Each emulated GPU remembers {session.cache_keys:,} keys, and a request whose key it "
+        f"has seen takes {session.cache_saving:.0%} less: a stand-in for a prefix cache, by the simulator's law. "
+        "Policies place keys (`sticky_keys: false`); `wlpr` knows nothing of them."
+    )
+
+
 def _problems(report: Report) -> str:
     return "".join(f"**{problem}.**\n\n" for problem in report.problems())
+
+
+def _names(report: Report) -> str:
+    return ", their sessions under new names" if report.recording.session.sessions else ""
 
 
 def _when(report: Report) -> str:
@@ -198,7 +215,8 @@ def _command(report: Report) -> str:
     equal = " --equal-weights" if set(report.recording.weights.values()) == {1.0} else ""
     return (
         f"python -m experiments.live_switchback {policies} --blocks {session.rounds} --window-s {session.window_s:g} "
-        f"--settle-s {session.settle_s:g} --rate {session.rate_per_s:g} --seed {session.seed}{equal}"
+        f"--settle-s {session.settle_s:g} --rate {session.rate_per_s:g} --sessions {session.sessions} "
+        f"--seed {session.seed}{equal}"
     )
 
 

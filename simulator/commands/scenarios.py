@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.commands import inputs
-from simulator.scenario import Scenario, load_scenario, scenario_names
+from simulator.scenario import Scenario, load_scenario, long_scenario_names, scenario_names
 
 _EPILOG = """\b
 Examples:
@@ -23,10 +23,13 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.option("--split", type=click.Choice(["train", "held-out"]), help="Only these [default: all].")
+@click.option("--minutes", is_flag=True, help="Those of several minutes each, in place of the short ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
-def scenarios(split: Any, as_json: bool) -> None:
+def scenarios(split: Any, minutes: bool, as_json: bool) -> None:
     """List the scenarios: train are for tuning and training policies, held-out for judging them."""
-    found = sorted((load_scenario(name) for name in scenario_names(split)), key=lambda each: each.split, reverse=True)
+    names = long_scenario_names() if minutes else scenario_names()
+    every = [load_scenario(name) for name in names]
+    found = sorted((each for each in every if split in (None, each.split)), key=lambda each: each.split, reverse=True)
     described = [_described(scenario) for scenario in found]
     if as_json:
         click.echo(json.dumps(described, indent=2))

@@ -9,7 +9,7 @@ import click
 
 from simulator.commands import inputs
 from simulator.commands.simulate import SWEEP
-from simulator.scenario import scenario_names
+from simulator.scenario import long_scenario_names, scenario_names
 from simulator.scoreboard import table
 from simulator.scoreboard.compare import REFERENCE, Plan, compare
 from simulator.scoreboard.document import Report, as_json
@@ -27,6 +27,7 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.option("--quick", is_flag=True, help=f"{_QUICK_SEEDS} seeds of {_QUICK_REQUESTS:,} requests.")
+@click.option("--minutes", is_flag=True, help="The scenarios of several minutes each, in place of the short ones.")
 @click.option("--sweep", is_flag=True, help="Also every policy at other loads; takes six times as long.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Runs of each, unless --quick."
@@ -39,10 +40,10 @@ Examples:
     show_default=True,
     help="Folder for index.html, scoreboard.json and README.md.",
 )
-def scoreboard(quick: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
+def scoreboard(quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
     """Run all installed policies on all scenarios and write the report."""
     plan = Plan(
-        scenarios=inputs.load_scenarios(scenario_names()),
+        scenarios=inputs.load_scenarios(long_scenario_names() if minutes else scenario_names()),
         policies=inputs.all_policies(),
         seeds=tuple(range(_QUICK_SEEDS if quick else seeds)),
         requests=_QUICK_REQUESTS if quick else None,

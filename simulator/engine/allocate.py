@@ -78,8 +78,9 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     holds = any(fleet.settings.holding.models for fleet in fleets)
-    events = (2 + holds) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
-    # A request on its way is in the heap where ways are unequal, and so is a client's next one, and the end of a hold.
+    events = (3 + holds) * z.requests + n * (z.slots + m + 4 + b * z.snapshots) + 4 * faults + 64
+    # A request on its way is in the heap where ways are unequal, and so are a client's next one, when it gives up, and
+    # the end of a hold.
     most_rows = max(model.batching.max_batch_rows for fleet in fleets for model in fleet.models)
     return {
         **lengths_of(n, m),
@@ -87,7 +88,7 @@ def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, 
         # Nobody reads the tables of keys where a hash places all of them.
         "places": 1 if all(fleet.settings.sticky_keys for fleet in fleets) else PLACES,
         **{"e": e, "b": b, "g": e * n, "r": e * b * n, "f": e * b, "em": e * m, "ebm": e * b * m},
-        **{"k": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
+        **{"k": z.requests, "x": z.requests, "t": timeline, "two": 2, "four": 4, "heap": events, "faults": faults},
         **{"env": at.ENV_COLUMNS, "model": at.MODEL_COLUMNS, "worker": at.WORKER_COLUMNS, "preferred": MOST_PREFERRED},
         **{"clock": at.CLOCK_COLUMNS, "count": at.COUNT_COLUMNS, "real": at.REAL_COLUMNS, "whole": at.WHOLE_COLUMNS},
         **{"slots": z.slots, "levels": z.levels + 1, "log": z.log, "snapshots": z.snapshots},
@@ -189,6 +190,7 @@ def reset(sim: Sim, e: int) -> None:
     x.real[workers, at.DEVICE_END] = np.inf
     x.real[workers, at.NEXT_SAMPLE] = np.inf
     x.real[workers, at.SLOWNESS] = 1.0
+    x.loaded[workers] = sim.plan.loaded[workers]
     for column in (at.UP, at.JOINED, at.READY):
         x.whole[workers, column] = sim.plan.worker[workers, at.W_PRESENT]
     x.whole[workers, at.STARTED_UP] = np.where(x.whole[workers, at.UP], _WARM, 0)

@@ -12,7 +12,7 @@ from simulator.engine.compiled import inlined, outlined
 from simulator.engine.heap import push
 from simulator.engine.layout import Sim
 from simulator.engine.reports import log_execution
-from simulator.engine.requests import end, fail, uniform
+from simulator.engine.requests import UNFINISHED, end, fail, uniform
 from simulator.result import Status
 
 _OK = int(Status.OK)
@@ -29,6 +29,7 @@ def enqueue(sim: Sim, e: int, g: int, k: int, now_s: float) -> bool:
     if 0 < spec[at.M_MAX_QUEUE] <= x.queue_count[g, m, level]:
         return False
     x.queued_s[e, k] = now_s
+    x.stage[e, k] = at.IN_QUEUE
     put(sim, e, g, m, level, k)
     x.queued[g, m] += 1
     x.whole[g, at.QUEUED] += 1
@@ -56,6 +57,28 @@ def take(sim: Sim, e: int, g: int, m: int, level: int) -> int:
     x.queue_head[g, m, level] = x.next[e, k]
     x.queue_count[g, m, level] -= 1
     return k
+
+
+@outlined
+def take_out(sim: Sim, e: int, k: int) -> None:
+    """Take a request that is queued out of the queue, wherever it stands."""
+    x, m = sim.state, sim.demand.model[e, k]
+    g = e * sim.sizes.workers + x.server[e, k]
+    for level in range(sim.sizes.levels + 1):
+        before, one = -1, x.queue_head[g, m, level]
+        for _ in range(x.queue_count[g, m, level]):
+            if one == k:
+                if before < 0:
+                    x.queue_head[g, m, level] = x.next[e, k]
+                else:
+                    x.next[e, before] = x.next[e, k]
+                if x.queue_tail[g, m, level] == k:
+                    x.queue_tail[g, m, level] = before
+                x.queue_count[g, m, level] -= 1
+                x.queued[g, m] -= 1
+                x.whole[g, at.QUEUED] -= 1
+                return
+            before, one = one, x.next[e, one]
 
 
 @outlined
@@ -163,6 +186,7 @@ def _start(sim: Sim, e: int, g: int, m: int, rows: int, now_s: float) -> None:
         else:
             x.next[e, tail] = k
         tail = k
+        x.stage[e, k] = at.EXECUTES
         size = sim.demand.rows[e, k]
         taken += size
         requests += 1
@@ -219,7 +243,11 @@ def finish(sim: Sim, e: int, g: int, now_s: float) -> int:
     k = x.slot_head[g, slot]
     while k >= 0:
         following = x.next[e, k]
-        end(sim, e, k, _OK, now_s)
+        if x.status[e, k] == UNFINISHED:
+            end(sim, e, k, _OK, now_s)
+            if sim.plan.env[e, at.E_EXTRAS] and sim.demand.responses[e, k] > 0:
+                began_s = x.slot_began_s[g, slot]
+                x.first_s[e, k] = began_s + (now_s - began_s) * sim.demand.first_share[e, k]
         requests += 1
         k = following
     x.slot_state[g, slot] = at.FREE

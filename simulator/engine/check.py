@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simulator.arrivals import Arrivals
-from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
+from simulator.spec import Fault, FleetSpec, ModelSpec, WorkerSpec
 
 MOST_PREFERRED = 8
 MOST_LEVELS = 8
@@ -34,6 +34,7 @@ def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
     for fault in fleet.faults:
         if fault.worker not in names:
             yield f"fault {fault.kind} names worker {fault.worker!r}: name one of {names}"
+        yield from _load_problems(fleet, fault)
         if fault.kind == "slow" and not fault.amount > 0:
             yield f"amount of fault slow is {fault.amount}: give a factor above 0"
     if fleet.balancers < 1:
@@ -47,6 +48,20 @@ def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
         yield from _worker_problems(worker, [model.name for model in fleet.models])
     for model in fleet.models:
         yield from _model_problems(model)
+
+
+def _load_problems(fleet: FleetSpec, fault: Fault) -> Iterator[str]:
+    models = {model.name: model for model in fleet.models}
+    if fault.kind not in ("load", "unload"):
+        if fault.model:
+            yield f"fault {fault.kind} has model {fault.model!r}: leave it out, only load and unload are of one"
+        return
+    if fault.model not in models:
+        yield f"fault {fault.kind} has model {fault.model!r}: name one of {list(models)}"
+        return
+    for worker in fleet.workers:
+        if worker.name == fault.worker and models[fault.model].service_on(worker.device) is None:
+            yield f"fault {fault.kind} of {fault.model} on {worker.name}: the model has no service on {worker.device}"
 
 
 def _zone_problems(fleet: FleetSpec) -> Iterator[str]:
@@ -111,5 +126,33 @@ def _arrival_problems(fleet: FleetSpec, arrivals: Arrivals) -> Iterator[str]:
     if len(wrong):
         k = wrong[0]
         yield f"rows of request {k} is {arrivals.rows[k]}: its model takes 1 to {most[k]} (max_batch_rows)"
+    yield from _extras_problems(arrivals)
     if arrivals.clients == 0 and (np.any(np.diff(arrivals.time_s) < 0) or arrivals.time_s[0] < 0):
         yield "time_s of arrivals descends or is negative: sort the requests by time, from 0"
+
+
+def _extras_problems(arrivals: Arrivals) -> Iterator[str]:
+    extras, requests = arrivals.extras, len(arrivals)
+    if extras is None:
+        return
+    for name in ("sequence", "starts", "responses", "first_share", "patience_s"):
+        if len(getattr(extras, name)) != requests:
+            yield f"arrivals have {requests} times and {len(getattr(extras, name))} of {name}: give as many"
+            return
+    ranges = {"sequence": (-1, requests - 1), "first_share": (np.nextafter(0, 1), 1), "responses": (0, np.inf)}
+    for name, (low, high) in ranges.items():
+        column = getattr(extras, name)
+        if not low <= column.min() <= column.max() <= high:
+            yield f"{name} of arrivals runs from {column.min()} to {column.max()}: give {low:g} to {high:g}"
+            return
+    own = np.flatnonzero(extras.sequence >= 0)
+    if not arrivals.key[own].all():
+        yield "key of a request of a sequence is 0: give each the key of its sequence"
+    own = own[np.argsort(extras.sequence[own], kind="stable")]
+    same = np.diff(extras.sequence[own]) == 0
+    for name in ("key", "model"):
+        column = getattr(arrivals, name)[own]
+        if np.any(same & (column[1:] != column[:-1])):
+            yield f"requests of one sequence differ in {name}: give all of them the same"
+    if not extras.patience_s.min() > 0:
+        yield f"patience_s of a request is {extras.patience_s.min()}: give seconds above 0, infinite for ever"

@@ -13,7 +13,9 @@ from simulator.engine.calls import call
 from simulator.engine.compiled import from_source, inlined, mix, outlined
 from simulator.engine.heap import push
 from simulator.engine.layout import Sim
+from simulator.engine.leaving import foresee
 from simulator.engine.requests import count_system, send
+from simulator.engine.sequences import find_worker, in_sequence
 from simulator.result import Status
 
 _name_fallbacks, _uniform_of = from_source(picking.name_fallbacks), from_source(picking.uniform_of)
@@ -57,15 +59,15 @@ def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
 
 
 @inlined
-def arrive(sim: Sim, e: int, k: int, now_s: float) -> int:
-    """A request arrives; returns how many workers are eligible, 0 where it was refused."""
+def arrive(sim: Sim, e: int, k: int, now_s: float) -> None:
+    """A request arrives."""
     sim.state.arrived_s[e, k] = now_s
     count_system(sim, e, 1, now_s)
-    return _count_eligible(sim, e, k, now_s)
+    foresee(sim, e, k, now_s)
 
 
 @inlined
-def _count_eligible(sim: Sim, e: int, k: int, now_s: float) -> int:
+def count_eligible(sim: Sim, e: int, k: int, now_s: float) -> int:
     """How many workers are eligible for a request, 0 where it was refused for that."""
     known, b = sim.known, sim.demand.balancer[e, k]
     if sim.plan.env[e, at.E_EXACT]:
@@ -95,6 +97,27 @@ def meet(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 
 @outlined
+def meet_sequence(sim: Sim, e: int, k: int, now_s: float) -> int:
+    """The worker that a request's sequence belongs to; -1 where the request was refused. `Router._eligible` and
+    `_check_limits_of_sequence`; `Desk.mask` has all that it may belong to.
+    """
+    known, b, mask = sim.known, sim.demand.balancer[e, k], sim.desk.mask[e]
+    if sim.plan.env[e, at.E_EXACT]:
+        knowledge.know_exactly(sim, e, b, now_s)
+    w = find_worker(sim, e, k)
+    if w >= 0:
+        mask[:] = False
+        mask[w] = True
+        full = _within_limits(sim, e, k, b, now_s) == 0
+        find_worker(sim, e, k)
+        if not full:
+            return w
+    known.number[e, b] += 1
+    refuse(sim, e, k, SHED if w >= 0 else NO_WORKER, now_s)
+    return -1
+
+
+@outlined
 def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     first = knowledge.row(sim, e, sim.demand.balancer[e, k], 0)
     _name_fallbacks(sim, e, first, w, ask_of(sim, e, k, now_s), now_s, sim.state.fallback[e, k])
@@ -109,7 +132,7 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
         refuse(sim, e, k, SHED, now_s)
         return
     sim.state.picked[e, k] = w
-    if sim.plan.env[e, at.E_FALLIBLE]:
+    if sim.plan.env[e, at.E_FALLIBLE] and not in_sequence(sim, e, k):
         _name_those_after(sim, e, k, w, now_s)
     r = knowledge.row(sim, e, d.balancer[e, k], w)
     knowledge.count_in(sim, e, r, d.model[e, k], d.rows[e, k], now_s)
@@ -121,7 +144,7 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
 @outlined
 def _place_at_once(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> None:
     """As if it were not held."""
-    if _count_eligible(sim, e, k, now_s) > 0 and meet(sim, e, k, now_s) > 0:
+    if count_eligible(sim, e, k, now_s) > 0 and meet(sim, e, k, now_s) > 0:
         assign(sim, e, k, call(decider, sim, options, e, k, now_s), now_s)
 
 

@@ -61,6 +61,7 @@ def ask(sim: Sim, e: int, g: int, slot: int, now_s: float) -> None:
     if x.whole[g, at.ACTIVE] < sim.plan.worker[g, at.W_CONCURRENCY]:
         bring_up_to_date(sim, g, now_s)
         x.slot_state[g, slot] = at.RUNS
+        x.slot_began_s[g, slot] = now_s
         x.whole[g, at.ACTIVE] += 1
         schedule(sim, e, g, now_s)
     else:
@@ -85,6 +86,7 @@ def leave(sim: Sim, e: int, g: int, now_s: float) -> None:
             if waits and (first < 0 or x.slot_order[g, slot] < x.slot_order[g, first]):
                 first = slot
         x.slot_state[g, first] = at.RUNS
+        x.slot_began_s[g, first] = now_s
         x.whole[g, at.ACTIVE] += 1
         x.whole[g, at.WAITING] -= 1
     schedule(sim, e, g, now_s)

@@ -11,10 +11,7 @@ from simulator.engine.heap import push
 from simulator.engine.knowledge import announce, lose_reports
 from simulator.engine.layout import Sim
 from simulator.engine.reports import report_again
-from simulator.engine.requests import end
-
-LOST = 6
-"""A request's status while it is lost in a crash, so that its outcome has no latency; an ERROR in results."""
+from simulator.engine.requests import UNFINISHED, end
 
 
 @inlined
@@ -30,7 +27,8 @@ def _lose(sim: Sim, e: int, k: int, now_s: float) -> None:
     """A chain of requests is lost."""
     while k >= 0:
         following = sim.state.next[e, k]
-        end(sim, e, k, LOST, now_s)
+        if sim.state.status[e, k] == UNFINISHED:
+            end(sim, e, k, at.LOST, now_s)
         k = following
 
 
@@ -52,6 +50,7 @@ def _crash(sim: Sim, e: int, w: int, now_s: float) -> None:
         x.queued[g, m], x.executing[g, m], x.busy_instances[g, m] = 0, 0, 0
         x.timer_s[g, m] = np.inf
         x.compute_s[g, m] = 0.0
+        x.model_epoch[g, m] += 1
     for column in (at.ACTIVE, at.WAITING, at.QUEUED, at.EXECUTING, at.LOGGED, at.SAMPLED, at.STARTED_UP, at.UP):
         x.whole[g, column] = 0
     x.whole[g, at.INCARNATION] += 1
@@ -82,6 +81,9 @@ def begin(sim: Sim, e: int, i: int, now_s: float) -> None:
     elif kind == at.SILENT:
         x.whole[g, at.IS_SILENT] = 1
         lose_reports(sim, e, w)
+    elif kind == at.UNLOAD and x.loaded[g, plan.fault_model[e, i]] == at.LOADED:
+        x.loaded[g, plan.fault_model[e, i]] = at.UNLOADED
+        x.model_epoch[g, plan.fault_model[e, i]] += 1
     if plan.fault_until_s[e, i] < np.inf:
         push(sim.heap, e, plan.fault_until_s[e, i], at.FAULT_END, i)
 
@@ -109,6 +111,8 @@ def cease(sim: Sim, e: int, i: int, now_s: float) -> None:
     elif kind == at.SILENT and x.whole[g, at.IS_SILENT]:
         x.whole[g, at.IS_SILENT] = 0
         report_again(sim, e, w, now_s)
+    elif kind == at.LOAD or (kind == at.UNLOAD and x.loaded[g, plan.fault_model[e, i]] == at.UNLOADED):
+        x.loaded[g, plan.fault_model[e, i]] = at.LOADED
 
 
 @inlined

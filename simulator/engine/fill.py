@@ -13,7 +13,7 @@ from balancer.core.kernel.state import settings_row
 from balancer.core.worker import Worker, kinds_of, objections, tier_of
 from policies.base import FloatArray
 from policies.hashing import key_of, mix
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, Extras
 from simulator.engine import layout as at
 from simulator.engine.allocate import TooLargeError, reset, samples
 from simulator.engine.layout import Demand, Plan, Sim
@@ -71,10 +71,13 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
         plan.fault_worker[e, i] = [worker.name for worker in fleet.workers].index(fault.worker)
         plan.fault_at_s[e, i], plan.fault_until_s[e, i] = fault.at_s, fault.at_s + fault.duration_s
         plan.fault_amount[e, i] = fault.amount
+        plan.fault_model[e, i] = [model.name for model in fleet.models].index(fault.model) if fault.model else 0
     sim.plan.seed[e] = mix(seed)
     sim.plan.router_seed[e] = [mix((seed << 8) + b) for b in range(sim.sizes.balancers)]
+    extras = arrivals.extras or Extras.none(len(arrivals))
+    sim.plan.env[e, at.E_EXTRAS] = arrivals.extras is not None
     for name in Demand._fields:
-        getattr(sim.demand, name)[e] = getattr(arrivals, name)
+        getattr(sim.demand, name)[e] = getattr(extras if hasattr(extras, name) else arrivals, name)
     reset(sim, e)
     _fill_profiles(sim, e, fleet)
     _fill_zones(sim, e, fleet)
@@ -150,6 +153,7 @@ def _fill_holding(sim: Sim, e: int, fleet: FleetSpec) -> None:
 def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
     n, plan = sim.sizes.workers, sim.plan
     plan.table[e * n : (e + 1) * n] = -1
+    plan.loaded[e * n : (e + 1) * n] = at.NEVER_LOADED
     for w, worker in enumerate(fleet.workers):
         g = e * n + w
         plan.worker[g, at.W_SPEED] = worker.speed
@@ -160,8 +164,9 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         for m, model in enumerate(fleet.models):
             service_time = model.service_on(worker.device)
             plan.permitted[g, m] = _permitted(fleet, worker, model)
-            if worker.holds(model.name) and service_time is not None:
+            if fleet.may_hold(worker, model.name) and service_time is not None:
                 plan.table[g, m] = tables.row(service_time)
+                plan.loaded[g, m] = at.LOADED if worker.holds(model.name) else at.NEVER_LOADED
                 plan.instances[g, m] = model.instances
     for w in range(n):
         there = w < len(fleet.workers) and fleet.workers[w].present

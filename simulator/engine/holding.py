@@ -123,10 +123,13 @@ def _attend(sim: Sim, options: Options, e: int, event: int, now_s: float) -> int
         if _release(sim, e, subject):
             overflow(sim, e, subject, decider, options, now_s)
         return 0
+    if kind == at.GIVE_UP:
+        _release(sim, e, subject)
+        return 0
     first, end = 0, knowledge.balancers(sim, e)
     if kind == at.ARRIVAL:
         _come_in(sim, e, subject, decider, options, now_s)
-    if kind == at.ARRIVAL or kind == at.OUTCOME:  # noqa: PLR1714 - `in` is no operation of compiled code here
+    if kind == at.ARRIVAL or kind == at.OUTCOME or kind == at.LEFT:  # noqa: PLR1714 - `in` is no operation of compiled code here
         first = sim.demand.balancer[e, subject]
         end = first + 1
     elif kind == at.REPORT:

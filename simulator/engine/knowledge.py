@@ -105,14 +105,20 @@ def fade_all(sim: Sim, e: int) -> None:
 
 
 @inlined
-def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
-    """`Fleet.objections`; without required reports, one that never reported is believed to have every model."""
+def is_member(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
+    """`Fleet.members`: as `_servable`, but for draining."""
     known, g = sim.known, e * sim.sizes.workers + w
-    if known.draining[r] or not known.added[r]:
+    if not known.added[r]:
         return False
     if not known.ready[r]:
         return not sim.desk.settings[e, REPORTS_REQUIRED] and sim.plan.permitted[g, m, 0]
-    return sim.plan.table[g, m] >= 0 and sim.plan.permitted[g, m, 1]
+    return known.loaded[r, m] == at.LOADED and sim.plan.permitted[g, m, 1]
+
+
+@inlined
+def _servable(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
+    """`Fleet.objections`; without required reports, one that never reported is believed to have every model."""
+    return not sim.known.draining[r] and is_member(sim, e, r, w, m)
 
 
 @outlined

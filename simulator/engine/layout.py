@@ -28,24 +28,24 @@ AnyArray = npt.NDArray[Any]
 
 # Kinds of events, in the order in which they happen at equal times; see README.md.
 (
-    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, HELD_LONG, SAMPLE, REPORT, SCALE, TIMELINE,
-    ANSWER, ARRIVAL,
-) = range(15)  # fmt: skip
+    TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, GIVE_UP, LEFT, HELD_LONG, SAMPLE, REPORT,
+    SCALE, TIMELINE, ANSWER, ARRIVAL,
+) = range(17)  # fmt: skip
 KIND_BITS = 56
 """An event's payload is `kind << KIND_BITS | subject`."""
 REPORT_BITS = 16
 """Of a report's number in the subject of its event."""
 
 # Kinds of faults, in the order of `FaultKind`.
-SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT = range(7)
+SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT, LOAD, UNLOAD = range(9)
 
 # Columns of `Plan.env`.
 (
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
     E_TIMELINE, E_CLIENTS, E_SAMPLES, E_FAULTS, E_FALLIBLE, E_FADE, E_EXACT, E_BALANCERS,
-    E_UNEQUAL_WAYS, E_HOLDS, E_HOLDER, E_DECIDER, ENV_COLUMNS,
-) = range(31)  # fmt: skip
+    E_UNEQUAL_WAYS, E_HOLDS, E_HOLDER, E_DECIDER, E_EXTRAS, E_SEQUENCES_OUTSIDE, ENV_COLUMNS,
+) = range(33)  # fmt: skip
 
 # Columns of `Plan.model`, by environment and model.
 (
@@ -70,8 +70,18 @@ AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
 (
     NEXT_ARRIVAL, NEXT_ANSWERED, IN_SYSTEM, REACH_HEAD, REACH_TAIL, OUTCOME_HEAD, OUTCOME_TAIL, DECIDING, ENDED,
-    TIMELINE_ROW, HEARD, COUNT_COLUMNS,
-) = range(12)  # fmt: skip
+    TIMELINE_ROW, HEARD, LEAVING, COUNT_COLUMNS,
+) = range(13)  # fmt: skip
+
+# Stages of a request; held ones, too, are not placed.
+NOT_PLACED, ON_THE_WAY, IN_QUEUE, EXECUTES = range(4)
+
+# What becomes of a model at a worker.
+NEVER_LOADED, UNLOADED, LOADED = range(3)
+
+# Statuses that results show as ERROR: lost in a crash, which leaves no latency; a request of a sequence that its worker
+# does not know, which says nothing of the worker.
+LOST, REFUSED = 100, 101
 
 # States of a slot.
 FREE, ON_HOST, WAITS, RUNS = range(4)
@@ -99,7 +109,9 @@ class Plan(NamedTuple):
     """`(e * m, 8)`, ascending, padded with 0."""
     worker: FloatArray = array("g worker", start=1)
     table: AnyArray = array("g m", int, -1)
-    """Row of the service tables; `(e * n, m)`, -1 where the model is not loaded."""
+    """Row of the service tables; `(e * n, m)`, -1 where the model is never loaded."""
+    loaded: AnyArray = array("g m", np.int8)
+    """At the start, `(e * n, m)`."""
     permitted: AnyArray = array("g m two", bool, True)
     """Whether the settings' model table permits it, `(e * n, m, 2)`: before the worker's first report, and after."""
     instances: AnyArray = array("g m", int)
@@ -114,6 +126,7 @@ class Plan(NamedTuple):
     fault_at_s: FloatArray = array("e faults")
     fault_until_s: FloatArray = array("e faults")
     fault_amount: FloatArray = array("e faults")
+    fault_model: AnyArray = array("e faults", int)
     seed: AnyArray = array("e", np.uint64)
     """`mix(seed)` as uint64, by environment."""
     router_seed: AnyArray = array("e b", np.uint64)
@@ -121,7 +134,7 @@ class Plan(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """The arrivals, `(e, k)` each."""
+    """The arrivals, `(e, k)` each; extras, which are seldom looked at, lie apart."""
 
     time_s: FloatArray = array("e k")
     model: AnyArray = array("e k", np.int16)
@@ -132,6 +145,11 @@ class Demand(NamedTuple):
     priority: AnyArray = array("e k", np.int16)
     balancer: AnyArray = array("e k", np.int16)
     tenant: AnyArray = array("e k", np.int16)
+    sequence: AnyArray = array("e x", np.int32, -1)
+    starts: AnyArray = array("e x", np.bool_)
+    responses: AnyArray = array("e x", np.int32)
+    first_share: FloatArray = array("e x", start=1)
+    patience_s: FloatArray = array("e x", start=np.inf)
 
 
 class State(NamedTuple):
@@ -151,6 +169,8 @@ class State(NamedTuple):
     slot_ready_s: FloatArray = array("g slots")
     """When the host phase ends."""
     slot_left_s: FloatArray = array("g slots")
+    slot_began_s: FloatArray = array("g slots")
+    """When it came onto the device."""
     queue_head: AnyArray = array("g m levels", int)
     """`(e * n, m, levels + 1)`: the last level is that of delayed requests."""
     queue_tail: AnyArray = array("g m levels", int)
@@ -163,6 +183,10 @@ class State(NamedTuple):
     """Rows on the way to the worker, `(e * n, m)`, and their work."""
     coming_work: FloatArray = array("g m")
     timer_s: FloatArray = array("g m", start=np.inf)
+    loaded: AnyArray = array("g m", np.int8)
+    """`(e * n, m)`."""
+    model_epoch: AnyArray = array("g m", int)
+    """How often the worker lost the model's sequences."""
     cache: AnyArray = array("g entries", np.uint64)
     """`(e * n, entries)`."""
     compute_s: FloatArray = array("g m")
@@ -181,6 +205,7 @@ class State(NamedTuple):
     snapshot_pending: FloatArray = array("g snapshots m")
     """`(e * n, snapshots, m)`."""
     snapshot_executing: FloatArray = array("g snapshots m")
+    snapshot_loaded: AnyArray = array("g snapshots m", np.int8)
     next: AnyArray = array("e k", np.int32, -1)
     """Of a request in whatever queue it is, -1 at the end; `(e, k)` as all that follow."""
     heard: AnyArray = array("e k", np.int32, -1)
@@ -193,10 +218,16 @@ class State(NamedTuple):
     server: AnyArray = array("e k", np.int16, -1)
     picked: AnyArray = array("e k", np.int16, -1)
     attempts: AnyArray = array("e k", np.int8)
+    stage: AnyArray = array("e k", np.int8, NOT_PLACED)
     fallback: AnyArray = array("e k fallbacks", np.int16, -1)
     """`(e, k, fallbacks)`."""
     timeline: FloatArray = array("e t n")
     """`(e, t, n)`."""
+    first_s: FloatArray = array("e x", start=np.nan)
+    """When the first response of a stream was sent; `(e, k)`."""
+    sequence_worker: AnyArray = array("e x", np.int16, -1)
+    """Which worker knows a sequence, and as of which `model_epoch`; `(e, k)`, by sequence."""
+    sequence_epoch: AnyArray = array("e x", int)
 
 
 class Asked(NamedTuple):
@@ -212,6 +243,7 @@ class Asked(NamedTuple):
     uniform: FloatArray = array("e")
     """The router's draw."""
     now_s: FloatArray = array("e")
+    sequence: AnyArray = array("e", np.bool_)
 
 
 class Heap(NamedTuple):
@@ -254,6 +286,8 @@ class Known(NamedTuple):
     executed_rows: FloatArray = array("r m")
     answered: FloatArray = array("r m")
     """Requests of those executions."""
+    loaded: AnyArray = array("r m", np.int8)
+    """As the last report says."""
     lines: FloatArray = array("e m line")
     """Of the report that is being taken in, as `balancer.core.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
     batches: FloatArray = array("e executed batch")

@@ -9,18 +9,20 @@ import numpy as np
 from balancer.core.holding import line
 from balancer.core.kernel import picking
 from balancer.core.kernel.state import Options
-from simulator.engine import batcher, device, faults, knowledge, reports
+from simulator.engine import batcher, device, faults, knowledge, reports, sequences
 from simulator.engine import layout as at
 from simulator.engine.calls import call
-from simulator.engine.coming import arrive, assign, meet, uniform_of
+from simulator.engine.coming import arrive, assign, count_eligible, meet, meet_sequence, uniform_of
 from simulator.engine.compiled import compiled, from_source, inlined, outlined
 from simulator.engine.heap import pop, push
 from simulator.engine.layout import Sim
-from simulator.engine.requests import UNAVAILABLE, count_coming, end, fail, uniform
+from simulator.engine.leaving import give_up, hear_void
+from simulator.engine.requests import UNAVAILABLE, UNFINISHED, count_coming, end, fail, uniform
+from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
 _draw, _is_held_model = from_source(picking.draw), from_source(line.is_held_model)
-_HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.HELD_LONG, at.REPORT, at.SCALE)
+_HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
 """Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)
 
@@ -35,15 +37,21 @@ def _reach(sim: Sim, e: int, k: int, now_s: float) -> int:
     x = sim.state
     w = x.server[e, k]
     g = e * sim.sizes.workers + w
+    if x.status[e, k] != UNFINISHED:
+        return -1  # its client has given up
     count_coming(sim, e, k, -1)
-    if not x.whole[g, at.UP] or sim.plan.table[g, sim.demand.model[e, k]] < 0:
+    if not x.whole[g, at.UP] or x.loaded[g, sim.demand.model[e, k]] != at.LOADED:
         fail(sim, e, k, now_s)
     elif (
         x.real[g, at.ERROR_SHARE] > 0
         and uniform(sim, e, 6, (k << 3) | (x.attempts[e, k] - 1)) < x.real[g, at.ERROR_SHARE]
     ):
         end(sim, e, k, _ERROR, now_s)
+    elif in_sequence(sim, e, k) and not sequences.is_known(sim, e, g, k):
+        end(sim, e, k, at.REFUSED, now_s)
     elif batcher.enqueue(sim, e, g, k, now_s):
+        if in_sequence(sim, e, k):
+            sequences.begin(sim, e, g, k)
         return w * sim.sizes.models + sim.demand.model[e, k]
     else:
         fail(sim, e, k, now_s)
@@ -55,8 +63,11 @@ def _hear(sim: Sim, e: int, k: int, now_s: float) -> None:
     """A balancer hears how a request ended."""
     x = sim.state
     status = x.status[e, k]
+    if status == at.REFUSED:
+        hear_void(sim, e, k, now_s)
+        return
     latency_s = x.resolved_s[e, k] - x.sent_s[e, k]
-    if status in (UNAVAILABLE, faults.LOST):
+    if status in (UNAVAILABLE, at.LOST) or (sim.plan.env[e, at.E_EXTRAS] and sim.demand.responses[e, k] > 0):
         latency_s = math.nan
     x.heard[e, x.counts[e, at.HEARD]] = k
     x.counts[e, at.HEARD] += 1
@@ -97,6 +108,11 @@ def _handle_rare(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> Non
         faults.scale(sim, e, now_s)
     elif kind == at.TIMELINE:
         _record_timeline(sim, e, now_s)
+    elif kind == at.GIVE_UP:
+        give_up(sim, e, subject, now_s)
+    elif kind == at.LEFT:
+        sim.state.counts[e, at.LEAVING] -= 1
+        hear_void(sim, e, subject, now_s)
 
 
 @inlined
@@ -164,6 +180,7 @@ def _ask(sim: Sim, e: int, k: int, now_s: float) -> None:
     a.model[e], a.balancer[e], a.rows[e], a.key[e] = d.model[e, k], b, d.rows[e, k], d.key[e, k]
     a.deadline_s[e], a.priority[e], a.now_s[e] = d.deadline_s[e, k], d.priority[e, k], now_s
     a.number[e] = sim.known.number[e, b]
+    a.sequence[e] = in_sequence(sim, e, k)
     a.uniform[e] = uniform_of(sim, e, b)
 
 
@@ -185,10 +202,26 @@ def _attend(sim: Sim, e: int, kind: int, subject: int, options: Options, now_s: 
     call(int(sim.plan.env[e, at.E_HOLDER]), sim, options, e, event, now_s)
 
 
+@outlined
+def _come_in_sequence(sim: Sim, e: int, k: int, now_s: float) -> bool:
+    """A request of a sequence arrives, whose worker no policy picks; returns whether the caller is to send it there."""
+    w = meet_sequence(sim, e, k, now_s)
+    if w >= 0 and sim.plan.env[e, at.E_SEQUENCES_OUTSIDE]:
+        sim.state.counts[e, at.DECIDING] = k
+        _ask(sim, e, k, now_s)
+        return True
+    if w >= 0:
+        assign(sim, e, k, w, now_s)
+    return False
+
+
 @inlined
 def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float) -> bool:
     """A request arrives; returns whether the caller is to decide it."""
-    if arrive(sim, e, k, now_s) == 0:
+    arrive(sim, e, k, now_s)
+    if in_sequence(sim, e, k):
+        return _come_in_sequence(sim, e, k, now_s)
+    if count_eligible(sim, e, k, now_s) == 0:
         return False
     if sim.plan.env[e, at.E_HOLDER] > 0 and _is_held_model(sim.held, e, sim.demand.model[e, k]):
         _attend(sim, e, at.ARRIVAL, k, options, now_s)
@@ -206,7 +239,8 @@ def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float
 def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
     """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
     x, models = sim.state, sim.sizes.models
-    while x.counts[e, at.ENDED] < sim.sizes.requests or x.counts[e, at.OUTCOME_HEAD] >= 0:
+    counts = x.counts[e]
+    while counts[at.ENDED] < sim.sizes.requests or counts[at.OUTCOME_HEAD] >= 0 or counts[at.LEAVING] > 0:
         now_s, kind, subject = _next(sim, e)
         x.clock[e, at.NOW] = now_s
         if kind == at.ANSWER:

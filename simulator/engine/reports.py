@@ -49,6 +49,7 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
     oldest = (taken - min(taken, kept)) % kept
     for m in range(models):
         x.snapshot_pending[g, place, m] = x.queued[g, m]
+        x.snapshot_loaded[g, place, m] = x.loaded[g, m]
         executing = 0.0
         if taken > 0:
             growth_s = x.compute_s[g, m] - x.sample_compute_s[g, oldest, m]
@@ -199,13 +200,19 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         forget_eligible(sim, e, b)
     lines, noted = 0, 0
     for m in range(sim.sizes.models):
-        if sim.plan.table[g, m] < 0:
+        loaded = x.snapshot_loaded[g, place, m]
+        if loaded != known.loaded[r, m]:
+            known.loaded[r, m] = loaded
+            forget_eligible(sim, e, b)
+        if loaded == at.NEVER_LOADED:
             continue
         if some:
             noted = _note_executed(sim, e, r, m, begins, lines, noted)
         line = known.lines[e, lines]
-        line[MODEL], line[MAX_BATCH_ROWS] = m, sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS]
-        line[INSTANCES] = sim.plan.instances[g, m]
+        line[MODEL], line[MAX_BATCH_ROWS], line[INSTANCES] = m, 1, 1
+        if loaded == at.LOADED:
+            line[MAX_BATCH_ROWS] = sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS]
+            line[INSTANCES] = sim.plan.instances[g, m]
         line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
         lines += 1

@@ -10,7 +10,7 @@ from simulator.engine.heap import push
 from simulator.engine.layout import Sim
 from simulator.result import Status
 
-UNAVAILABLE = int(Status.UNAVAILABLE)
+UNAVAILABLE, UNFINISHED = int(Status.UNAVAILABLE), int(Status.UNFINISHED)
 
 
 @inlined
@@ -55,6 +55,7 @@ def send(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     x, env = sim.state, sim.plan.env
     x.server[e, k] = w
     x.sent_s[e, k] = now_s
+    x.stage[e, k] = at.ON_THE_WAY
     count_coming(sim, e, k, 1)
     if env[e, at.E_UNEQUAL_WAYS]:
         across_s = sim.plan.across_s[(e * sim.sizes.balancers + sim.demand.balancer[e, k]) * sim.sizes.workers + w]

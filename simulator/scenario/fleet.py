@@ -180,10 +180,19 @@ class FleetSection(StrictModel):
                 yield ("faults", i, "worker"), fault.worker, "is there from the start: give its group `present: false`"
             if fault.kind == "errors" and fault.amount > 1:
                 yield ("faults", i, "amount"), fault.amount, "must be a share of requests, at most 1"
+        yield from self._strange_models()
         yield from self._strange_zones()
         for name in self.settings.models:
             if name not in self.models:
                 yield ("settings", "models", name), name, f"no such model; {did_you_mean(name, self.models)}"
+
+    def _strange_models(self) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
+        for i, fault in enumerate(self.faults):
+            of_model = fault.kind in ("load", "unload")
+            if of_model and fault.model not in self.models:
+                yield ("faults", i, "model"), fault.model, f"no such model; {did_you_mean(fault.model, self.models)}"
+            if not of_model and fault.model:
+                yield ("faults", i, "model"), fault.model, "is of load and unload alone: leave it out"
 
     def _strange_zones(self) -> Iterator[tuple[tuple[str | int, ...], Any, str]]:
         if self.zones and len(self.zones) != self.balancers:

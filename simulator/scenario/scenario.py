@@ -23,6 +23,7 @@ Split = Literal["train", "held-out"]
 _DATA = Path(__file__).parents[1] / "data"
 _SHIPPED = Path(__file__).parents[1] / "scenarios"
 _FOLDERS: dict[Split, Path] = {"train": _SHIPPED / "train", "held-out": _SHIPPED / "held_out"}
+_MINUTES = _SHIPPED / "minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,14 @@ class Scenario:
 
 
 def scenario_names(split: Split | None = None) -> list[str]:
-    """Names of the scenarios that are shipped, sorted: of one split, or of both."""
+    """Names of the scenarios that are shipped, sorted: of one split, or of both; without those of several minutes."""
     folders = list(_FOLDERS.values()) if split is None else [_FOLDERS[split]]
     return sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
+
+
+def long_scenario_names() -> list[str]:
+    """Names of those that take several minutes each, which nothing is trained on by default."""
+    return sorted(path.stem for path in _MINUTES.glob("*.yaml"))
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
@@ -80,10 +86,10 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     """
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        found = [folder / f"{name_or_path}.yaml" for folder in _FOLDERS.values()]
+        found = [folder / f"{name_or_path}.yaml" for folder in (*_FOLDERS.values(), _MINUTES)]
         path = next((file for file in found if file.is_file()), path)
         if path not in found:
-            hint = did_you_mean(str(name_or_path), scenario_names())
+            hint = did_you_mean(str(name_or_path), [*scenario_names(), *long_scenario_names()])
             raise OperatorError(f"scenario {str(name_or_path)!r} is not one that is shipped, nor a .yaml file; {hint}")
     try:
         content = path.read_bytes()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from balancer.files.schema import Count, NotNegative, Positive, StrictModel, did_you_mean, field_error
+from balancer.files.schema import Count, Fraction, NotNegative, Positive, StrictModel, did_you_mean, field_error
 from balancer.operate.decision_log.reading import read_log
 from simulator.log.workload import recorded_from
 from simulator.scenario.fleet import FleetSection
@@ -17,6 +17,7 @@ from simulator.spec import FleetSpec
 from simulator.workload.draws import (
     ONE,
     Between,
+    Distribution,
     Exponential,
     Lognormal,
     Pareto,
@@ -25,6 +26,7 @@ from simulator.workload.draws import (
     UniformKeys,
     ZipfKeys,
 )
+from simulator.workload.extras import Patience, Sequences, Stream
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Uniform
 from simulator.workload.trace import Recorded, TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
@@ -82,8 +84,8 @@ class ArrivalsSection(OneOf):
     """As a balancer recorded them."""
 
 
-class RowsSection(OneOf):
-    """Rows of a request: sizes that are listed must fit the model's max_batch_rows, drawn ones are capped by it."""
+class WholeSection(OneOf):
+    """A whole number of a request; drawn ones are rounded up."""
 
     fixed: Count | None = None
     """Always so many."""
@@ -95,6 +97,18 @@ class RowsSection(OneOf):
     """Heavy tail up to a bound."""
     lognormal: Lognormal | None = None
     """Lognormal."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """As it is drawn from."""
+        if self.fixed is not None or self.shares is not None:
+            return Shares(self.shares or {self.only: 1.0})
+        found: Distribution = self.only
+        return found
+
+
+class RowsSection(WholeSection):
+    """Rows of a request: sizes that are listed must fit the model's max_batch_rows, drawn ones are capped by it."""
 
     def check(self, model: str, most_rows: int) -> None:
         """Raise `ValueError` where a listed size is more than the model takes."""
@@ -112,6 +126,25 @@ class WorkSection(OneOf):
     """Lognormal."""
     pareto: Pareto | None = None
     """Heavy tail up to a bound."""
+
+
+class StreamSection(StrictModel):
+    """Each request is answered by several responses, evenly over its time on the device."""
+
+    responses: WholeSection
+    """How many. It is work that the balancer does not see."""
+    first: Annotated[float, Field(ge=1)] = 1.0
+    """What the first response takes, in later ones: a prefill."""
+    follows: Literal["rows", "key"] | None = None
+    """What the balancer sees and the number goes with: many rows many responses, or by key; none: nothing."""
+    correlation: Fraction = 0.8
+    """How closely: of the normal scores of both."""
+    at_most: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    """Responses."""
+
+    def stream(self) -> Stream:
+        """As the workload has it."""
+        return Stream(self.responses.distribution, self.first, self.follows, self.correlation, self.at_most)
 
 
 class KeysSection(OneOf):
@@ -136,16 +169,27 @@ class TrafficSection(StrictModel):
     """Hidden work; none: all the same."""
     deadline_s: Positive | Mapping[Positive, NotNegative] | None = None
     """From arrival, or weights by such; none: no deadline."""
+    sequences: Sequences | None = None
+    """Stateful sequences; none: no request belongs to one."""
+    stream: StreamSection | None = None
+    """Several responses to each request; none: one."""
+    patience: Patience | None = None
+    """When clients give up; none: never."""
+
+    @model_validator(mode="after")
+    def _follows_what_differs(self) -> Self:
+        if self.stream is not None and self.stream.follows == "rows" and self.rows.fixed is not None:
+            raise field_error(("stream", "follows"), "rows", "needs rows that differ: give other rows than `fixed`")
+        return self
 
     def traffic(self, name: str) -> ModelTraffic:
         """As the workload has it."""
-        rows = self.rows.only
-        if self.rows.fixed is not None or self.rows.shares is not None:
-            rows = Shares(self.rows.shares or {rows: 1.0})
         work = ONE if self.work is None else self.work.only
         due = self.deadline_s
         deadline_s = Shares(due) if isinstance(due, Mapping) else math.inf if due is None else due
-        return ModelTraffic(name, self.share, rows, work, deadline_s)
+        stream = None if self.stream is None else self.stream.stream()
+        extras = self.sequences, stream, self.patience
+        return ModelTraffic(name, self.share, self.rows.distribution, work, deadline_s, *extras)
 
 
 class WorkloadSection(StrictModel):
@@ -178,6 +222,13 @@ class WorkloadSection(StrictModel):
             raise field_error(
                 ("clients",), self.clients, "goes without a trace or log, as answers say when requests come"
             )
+        for name, section in self.models.items():
+            follows = section.stream.follows if section.stream is not None else None
+            if follows == "rows" and (self.arrivals.trace or self.arrivals.log):
+                rule = "goes without a trace or log, which may tell the rows"
+                raise field_error(("models", name, "stream", "follows"), follows, rule)
+            if follows == "key" and self.keys is None and section.sequences is None and not self.arrivals.log:
+                raise field_error(("models", name, "stream", "follows"), follows, "needs keys: give `keys` as well")
         for name, weights in (("priorities", self.priorities), ("tenants", self.tenants)):
             if not sum(weights.values()) > 0:
                 raise field_error((name,), dict(weights), "must have a weight above 0")

@@ -114,6 +114,7 @@ def _policy(board: Board, policy: str, baseline: str) -> dict[str, Any]:
 def _metrics(metrics: Metrics) -> dict[str, Any]:
     return {
         **_latency(metrics.latency),
+        **({"first_response": _first(metrics)} if np.isfinite(metrics.first_mean_s).any() else {}),
         "models": {name: _latency(each) for name, each in metrics.models.items()},
         "shares": {name: _by_seed(share) for name, share in metrics.shares.items()},
         "goodput_per_s": _by_seed(metrics.goodput_per_s),
@@ -122,6 +123,10 @@ def _metrics(metrics: Metrics) -> dict[str, Any]:
         "busy_share": _numbers(metrics.busy_share.mean(axis=0)),
         "worker_requests": _numbers(metrics.worker_requests.mean(axis=0)),
     }
+
+
+def _first(metrics: Metrics) -> dict[str, Any]:
+    return {"mean_s": _by_seed(metrics.first_mean_s), "p99_s": _by_seed(metrics.first_p99_s)}
 
 
 def _latency(latency: Latency) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class Metrics:
     latency: Latency
     models: dict[str, Latency]
     """The same within each model, by name."""
+    first_mean_s: FloatArray
+    """Arrival to the first response, of streams that were answered well; NaN where there are none."""
+    first_p99_s: FloatArray
     tail_s: FloatArray
     """Latency that a share `TAIL_SHARES` of the answered requests exceeds; `(e, len(TAIL_SHARES))`."""
     shares: dict[str, FloatArray]
@@ -81,9 +84,13 @@ def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> Metrics:
     measured_s = np.maximum(result.end_s - result.arrival_s[:, first], np.finfo(float).tiny)
     everything = np.ones_like(ok)
     busy_share = result.busy_s / np.maximum(result.end_s, np.finfo(float).tiny)[:, None]
+    first_s = result.first_s[:, first:]
+    streams = ok & np.isfinite(first_s)
     return Metrics(
         latency=_latency(latency_s, deadline_s, ok, everything),
         models={name: _latency(latency_s, deadline_s, ok, model == i) for i, name in enumerate(result.models)},
+        first_mean_s=_divide(np.where(streams, first_s, 0.0).sum(axis=1), streams.sum(axis=1)),
+        first_p99_s=_quantiles(first_s, streams, np.array([0.99]))[:, 0],
         tail_s=_quantiles(latency_s, ok, 1.0 - TAIL_SHARES),
         shares={each.name.lower(): np.mean(status == each, axis=1) for each in Status},
         goodput_per_s=in_time.sum(axis=1) / measured_s,

@@ -15,6 +15,8 @@ from simulator.scoreboard.summary import FIGURES, NAMES, Figure
 
 COLUMNS = ("policy", "mean ms", "p50", "p95", "p99", "p99.9", "in time", "not OK", "good/s", "Jain", "mean vs {}")
 """Of a scenario's table; the last names the baseline."""
+OF_STREAMS = ("first ms", "first p99")
+"""Further ones where requests are streams: to the first response."""
 
 
 def scenario_table(board: Board, baseline: str) -> Table:
@@ -24,15 +26,20 @@ def scenario_table(board: Board, baseline: str) -> Table:
     seeds = len(board.seeds)
     method = statistics.METHOD if seeds > 1 else "one seed: no intervals"
     caption = f"{seeds} seed{'s' * (seeds > 1)} of {board.requests:,} requests; {method}"
-    table = _table(title, caption, headings(baseline), [cells(board, each, baseline) for each in summary.ranked(board)])
+    lines = [cells(board, each, baseline) for each in summary.ranked(board)]
+    table = _table(title, caption, headings(baseline, board), lines)
     for name, (mean_s, p99_s) in reference_lines(board).items():
         table.add_row(name, mean_s, "", "", p99_s, style="dim italic")
     return table
 
 
-def headings(baseline: str) -> list[str]:
-    """`COLUMNS` with the baseline in them."""
-    return [column.format(baseline) for column in COLUMNS]
+def headings(baseline: str, board: Board) -> list[str]:
+    """`COLUMNS` with the baseline in them, and `OF_STREAMS` where there are any."""
+    return [column.format(baseline) for column in COLUMNS] + list(OF_STREAMS if _has_streams(board) else ())
+
+
+def _has_streams(board: Board) -> bool:
+    return any(np.isfinite(metrics.first_mean_s).any() for metrics in board.policies.values())
 
 
 def cells(board: Board, policy: str, baseline: str) -> list[str]:
@@ -40,6 +47,7 @@ def cells(board: Board, policy: str, baseline: str) -> list[str]:
     metrics = board.policies[policy]
     latency = metrics.latency
     times_s = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s, latency.p999_s)
+    first_s = metrics.first_mean_s, metrics.first_p99_s
     against = statistics.ratio(latency.mean_s, board.policies[baseline].latency.mean_s)
     return [
         policy,
@@ -49,6 +57,7 @@ def cells(board: Board, policy: str, baseline: str) -> list[str]:
         f"{np.mean(metrics.goodput_per_s):,.0f}",
         f"{np.mean(metrics.fairness):.2f}",
         "1" if policy == baseline else text.interval(against),
+        *(text.milliseconds(float(np.mean(each))) for each in first_s if _has_streams(board)),
     ]
 
 

@@ -206,13 +206,17 @@ class Sessions:
         u = generator.random((count, 2))
         place = np.floor(u[:, 0] * self.active).astype(np.int64)
         ends = u[:, 1] < 1 / self.mean_requests
-        # How many sessions have ended in a request's place before it: counted place by place, in order of time.
-        order = np.argsort(place, kind="stable")
-        before = np.concatenate(([0], np.cumsum(ends[order])))
-        first = np.searchsorted(place[order], place[order], side="left")
-        ended = np.empty(count, dtype=np.int64)
-        ended[order] = before[:-1] - before[first]
-        return _hashes(ended * self.active + place)
+        return _hashes(ends_before(place, ends) * self.active + place)
+
+
+def ends_before(place: npt.NDArray[np.int64], ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """How many in a request's place have ended before it: counted place by place, in order of time."""
+    order = np.argsort(place, kind="stable")
+    before = np.concatenate(([0], np.cumsum(ends[order])))
+    first = np.searchsorted(place[order], place[order], side="left")
+    ended = np.empty(len(place), dtype=np.int64)
+    ended[order] = before[:-1] - before[first]
+    return ended
 
 
 Keys = UniformKeys | ZipfKeys | Sessions

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.base import IntArray
-from simulator.arrivals import Arrivals
+from policies.base import IntArray, UintArray
+from simulator.arrivals import Arrivals, Extras
 from simulator.spec import FleetSpec
 from simulator.workload.draws import ONE, Distribution, Keys, Shares, mean_rows, whole_rows
+from simulator.workload.extras import Patience, Sequences, Stream, numbered, place_of_key
 from simulator.workload.times import Poisson, Process, draw_times
 from simulator.workload.trace import Recorded
 from tools.load.arrivals import FloatArray
 from tools.load.workload import streams
 
-_PARTS = 9
+_PARTS = 12
 _STEADY = Poisson()
 _ALL_ZERO = Shares({0: 1.0})
 
@@ -40,6 +41,17 @@ class ModelTraffic:
     """Hidden work, over its own mean; a trace with a work column goes before."""
     deadline_s: float | Shares = math.inf
     """From arrival, or several such, each with its share of the requests; infinite: none."""
+    sequences: Sequences | None = None
+    """Stateful sequences; their keys go before all others."""
+    stream: Stream | None = None
+    """Several responses to each request; their number is work on top of `work`."""
+    patience: Patience | None = None
+    """When clients give up; None: never."""
+
+    @property
+    def extra(self) -> bool:
+        """Whether its requests have more than most."""
+        return self.sequences is not None or self.stream is not None or self.patience is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class Workload:
         """
         if requests < 1:
             raise ValueError(f"requests is {requests}: ask for at least 1")
-        times, models, rows, work, keys, priorities, tenants, balancers, deadlines = streams(seed, _PARTS)
+        times, models, rows, work, keys, priorities, tenants, balancers, deadlines, *extra = streams(seed, _PARTS)
         position: IntArray = np.arange(requests)
         if self.clients:
             time_s = np.zeros(requests)
@@ -98,23 +110,70 @@ class Workload:
         else:
             time_s, position = self.recorded.window(self.rate_per_s, requests, times.random())
         model = self._models(fleet, position, models.random(requests))
-        drawn_rows, drawn_work = self._sizes(fleet, model, position, rows.random(requests), work.random(requests))
+        u_rows = rows.random(requests)
+        drawn_rows, drawn_work = self._sizes(fleet, model, position, u_rows, work.random(requests))
         deadline_s = self._deadlines_s(fleet, model, deadlines.random(requests))
         drawn_keys = np.zeros(requests, np.uint64) if self.keys is None else self.keys.draw(requests, keys)
         levels = self.priorities.quantile(priorities.random(requests)).astype(np.int16)
         owners = self.tenants.quantile(tenants.random(requests)).astype(np.int16)
+        key = self._told("keys", position, drawn_keys)
+        extras = None
+        if any(one.extra for one in self.traffic):
+            extras, key = self._extras(fleet, model, key, u_rows, extra)
+            drawn_work = drawn_work * self._stream_work(fleet, model, extras)
         return Arrivals(
             time_s=time_s,
             model=model,
             rows=drawn_rows,
             work=drawn_work,
-            key=self._told("keys", position, drawn_keys),
+            key=key,
             deadline_s=self._told("deadline_s", position, deadline_s),
             priority=self._told("priorities", position, levels),
             balancer=self._balancers(fleet, balancers.random(requests)),
             tenant=self._told("tenants", position, owners),
+            extras=extras,
             clients=self.clients,
         )
+
+    def _extras(
+        self,
+        fleet: FleetSpec,
+        model: npt.NDArray[np.int16],
+        key: UintArray,
+        u_rows: FloatArray,
+        generators: list[np.random.Generator],
+    ) -> tuple[Extras, UintArray]:
+        """What few requests have, and all keys, those of sequences included."""
+        count = len(model)
+        in_sequences, lengths, patience = (
+            generator.random((count, 3) if i == 0 else count) for i, generator in enumerate(generators)
+        )
+        found = Extras.none(count)
+        member, number = np.zeros(count, np.bool_), np.zeros(count, np.int64)
+        for i, traffic in enumerate(self._by_model(fleet)):
+            own = model == i
+            if traffic.sequences is not None:
+                member[own], number[own] = traffic.sequences.draw(in_sequences[own])
+            if traffic.patience is not None:
+                found.patience_s[own] = traffic.patience.quantile(patience[own])
+        sequence, starts, keys = numbered(member, model, number, [one.name for one in fleet.models])
+        key = np.where(member, keys, key)
+        for i, traffic in enumerate(self._by_model(fleet)):
+            own, stream = model == i, traffic.stream
+            if stream is not None:
+                shown = {"rows": u_rows[own], "key": place_of_key(key[own])}
+                found.responses[own] = stream.count(lengths[own], shown.get(stream.follows or ""))
+                found.first_share[own] = stream.first / stream.work(found.responses[own])
+        return replace(found, sequence=sequence, starts=starts), key
+
+    def _stream_work(self, fleet: FleetSpec, model: npt.NDArray[np.int16], extras: Extras) -> FloatArray:
+        """Work that streams have by their responses, over its mean; 1 for all others."""
+        work = np.ones(len(model))
+        for i, traffic in enumerate(self._by_model(fleet)):
+            if traffic.stream is not None:
+                own = model == i
+                work[own] = traffic.stream.work(extras.responses[own]) / traffic.stream.mean_work
+        return work
 
     def demand(self, fleet: FleetSpec) -> tuple[Demand, ...]:
         """What is asked of each of the fleet's models, exactly or, for drawn rows, to about 1 in 10,000.
@@ -140,6 +199,10 @@ class Workload:
                 rows = whole_rows(trace.rows[own], model.batching.max_batch_rows).astype(np.float64)
             if trace.work is not None:
                 work = trace.work[own]
+        stream = traffic.stream
+        if stream is not None and stream.follows == "rows":
+            most_rows = model.batching.max_batch_rows
+            return Demand(share, float(rows.mean()), stream.mean_row_work(traffic.rows, most_rows) * float(work.mean()))
         return Demand(share, float(rows.mean()), float((rows * work).mean()))
 
     def _by_model(self, fleet: FleetSpec) -> list[ModelTraffic]:

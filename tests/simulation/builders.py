@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, Extras
 from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Reports, ServiceTime, WorkerSpec
 
 
@@ -23,6 +23,11 @@ def arrivals_of(
     balancer: int | Sequence[int] = 0,
     tenant: int | Sequence[int] = 0,
     clients: int = 0,
+    sequence: int | Sequence[int] = -1,
+    starts: bool | Sequence[bool] = False,
+    responses: int | Sequence[int] = 0,
+    first_share: float | Sequence[float] = 1.0,
+    patience_s: float | Sequence[float] = np.inf,
 ) -> Arrivals:
     """One value for all requests, or one for each."""
 
@@ -39,6 +44,13 @@ def arrivals_of(
         priority=column(priority, np.int16),
         balancer=column(balancer, np.int16),
         tenant=column(tenant, np.int16),
+        extras=Extras(
+            column(sequence, np.int32),
+            column(starts, bool),
+            column(responses, np.int32),
+            column(first_share, float),
+            column(patience_s, float),
+        ),
         clients=clients,
     )
 

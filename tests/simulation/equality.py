@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.result import Result
 
-EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "executions")
+EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "first_s", "executions")
 ROUNDED = ("pending_integral_s", "end_s", "busy_s")
 
 

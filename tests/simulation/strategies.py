@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
+import numpy as np
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
@@ -29,6 +30,7 @@ from simulator.spec import (
     Cold,
     Device,
     Fault,
+    FaultKind,
     FleetSpec,
     ModelSpec,
     Network,
@@ -110,16 +112,17 @@ def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: boo
 
 moments = st.one_of(quanta(0, 256), quanta(0, 256), quanta(0, 3072))
 """While requests come, or when those have come that come slowly."""
-kinds: st.SearchStrategy[Any] = st.sampled_from(["slow", "stall", "crash", "errors", "join", "leave", "silent"])
+kinds: st.SearchStrategy[Any] = st.sampled_from(get_args(FaultKind))
 
 
 @st.composite
-def faults(draw: Draw, workers: int) -> Fault:
+def faults(draw: Draw, workers: int, models: tuple[str, ...]) -> Fault:
     kind = draw(kinds)
     # Stalls end, so that requests do.
     duration_s = draw(quanta(0, 256) if kind == "stall" else maybe(moments, math.inf))
     amount = draw(st.sampled_from([2.0, 4.0] if kind == "slow" else [0.5, 1.0]))
-    return Fault(kind, f"w{draw(st.integers(0, workers - 1))}", draw(moments), duration_s, amount)
+    model = draw(st.sampled_from(models)) if kind in ("load", "unload") else ""
+    return Fault(kind, f"w{draw(st.integers(0, workers - 1))}", draw(moments), duration_s, amount, model)
 
 
 profiles: st.SearchStrategy[Any] = st.dictionaries(
@@ -196,7 +199,7 @@ def fleets(draw: Draw) -> FleetSpec:
     names = tuple(f"m{m}" for m in range(draw(st.integers(1, 3))))
     count = draw(st.one_of(st.integers(1, 4), st.integers(1, 9)))
     workers = tuple(draw(worker_specs(w, names, 0 < w == count - 1)) for w in range(count))
-    troubles = draw(st.lists(faults(count), max_size=5))
+    troubles = draw(st.lists(faults(count, names), max_size=5))
     balancers = draw(st.integers(1, 3))
     if not workers[-1].present and draw(st.booleans()):
         troubles.append(Fault("join", workers[-1].name, draw(quanta(64, 640)), draw(quanta(0, 64)), 1.0))
@@ -220,11 +223,12 @@ def fleets(draw: Draw) -> FleetSpec:
 def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> Arrivals:
     """Bursts and pauses of `least` to `most` requests, or a few over several seconds; open loop or closed."""
     gaps = [1, 4, 16, 400] if least == 1 else [1, 4, 16]
+    extras = draw(st.one_of(st.just(set[str]()), st.sets(st.sampled_from(["sequences", "streams", "patience"]))))
     seed, longest_gap = draw(st.integers(0, 1000)), draw(st.sampled_from(gaps))
     bits = [mix(mix(seed) ^ i) for i in range(draw(st.integers(least, most if longest_gap < 400 else 20)))]
     model = [b % len(fleet.models) for b in bits]
     most_rows = [fleet.models[m].batching.max_batch_rows for m in model]
-    return arrivals_of(
+    found = arrivals_of(
         list(accumulate((b >> 8) % (longest_gap + 1) / 1024 for b in bits)),
         model=model,
         rows=[1 + (b >> 16) % most if b >> 24 & 1 else 1 for b, most in zip(bits, most_rows, strict=True)],
@@ -235,7 +239,26 @@ def arrivals(draw: Draw, fleet: FleetSpec, most: int = 100, least: int = 1) -> A
         balancer=[(b >> 34) % fleet.balancers for b in bits],
         tenant=[(b >> 40) % 3 for b in bits],
         clients=draw(st.sampled_from([0, 0, 0, 1, 4])),
+        responses=[b >> 44 & 7 if b >> 47 & 1 and "streams" in extras else 0 for b in bits],
+        first_share=[0.25 if b >> 48 & 1 else 1.0 for b in bits],
+        patience_s=[(1 + (b >> 49 & 63)) / 1024 if b >> 55 & 1 and "patience" in extras else math.inf for b in bits],
     )
+    return in_sequences(found, bits) if "sequences" in extras else found
+
+
+def in_sequences(arrivals: Arrivals, bits: list[int]) -> Arrivals:
+    """Half of the requests belong to one of a few sequences, whose first one mostly starts them."""
+    sequence = np.array([b >> 56 & 7 if b >> 59 & 1 else -1 for b in bits], np.int32)
+    sequence = np.where(sequence < len(bits), sequence, -1)
+    key, model, rows = (getattr(arrivals, name).copy() for name in ("key", "model", "rows"))
+    starts = np.zeros(len(bits), bool)
+    for q in set(sequence.tolist()) - {-1}:
+        own = np.flatnonzero(sequence == q)
+        starts[own[0]] = q != 3
+        key[own], model[own], rows[own] = mix(q + 1), model[own[0]], 1
+    assert arrivals.extras is not None
+    extras = dataclasses.replace(arrivals.extras, sequence=sequence.astype(np.int32), starts=starts)
+    return dataclasses.replace(arrivals, key=key, model=model, rows=rows, extras=extras)
 
 
 @st.composite

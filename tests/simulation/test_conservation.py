@@ -20,11 +20,12 @@ from simulator.spec import FleetSpec
 
 EVERYWHERE = pytest.mark.parametrize("simulate", SIMULATORS.values(), ids=SIMULATORS)
 names = st.sampled_from(sorted(BUILTIN))
+_EXECUTED = (Status.OK, Status.CANCELLED)
 
 
 def time_in_system_s(fleet: FleetSpec, result: Result) -> FloatArray:
-    """Of each request: until a worker or the balancer answered."""
-    at_worker = result.attempts[0] > 0
+    """Of each request: until a worker or the balancer answered, or its client gave up."""
+    at_worker = (result.attempts[0] > 0) & (result.status[0] != Status.CANCELLED)
     spent_s: FloatArray = result.latency_s[0] - np.where(at_worker, fleet.network.to_client_s, 0.0)
     return spent_s
 
@@ -38,25 +39,38 @@ def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scena
     status, attempts = result.status[0], result.attempts[0]
     turned_away = np.isin(status, (Status.SHED, Status.NO_WORKER))
     answered = np.isin(status, (Status.OK, Status.ERROR))
+    cancelled = status == Status.CANCELLED
+    never_sent = turned_away | (cancelled & (attempts == 0))
 
     assert status.shape == (len(arrivals),)
     assert not np.any(status == Status.UNFINISHED)
-    assert np.array_equal(turned_away, attempts == 0)
-    assert np.array_equal(turned_away, result.picked[0] < 0)
+    assert np.array_equal(never_sent, attempts == 0)
+    assert np.array_equal(never_sent, result.picked[0] < 0)
+    assert np.array_equal(turned_away, never_sent) or fleet.settings.holding.models
     assert np.array_equal(answered, result.worker[0] >= 0)
     assert attempts.max() <= 1 + min(fleet.retries, fleet.settings.max_fallbacks, len(fleet.workers) - 1)
     assert np.array_equal(
-        result.worker[0] != result.picked[0], (status == Status.UNAVAILABLE) | (answered & (attempts > 1))
+        result.worker[0] != result.picked[0],
+        (status == Status.UNAVAILABLE) | (answered & (attempts > 1)) | (cancelled & ~never_sent),
     )
 
     spent_s = time_in_system_s(fleet, result)
-    least_s = np.where(attempts > 0, fleet.network.to_worker_s, 0.0)
+    least_s = np.where((attempts > 0) & ~cancelled, fleet.network.to_worker_s, 0.0)
     assert np.all(spent_s >= least_s - 1e-12)
     # Little's law: the integral of the number in the system is the sum of the times in it.
     assert result.pending_integral_s[0] == pytest.approx(spent_s.sum(), abs=1e-9)
     assert result.end_s[0] == pytest.approx((result.arrival_s[0] + spent_s).max(), abs=1e-12)
     assert np.all(result.busy_s[0] <= result.end_s[0] + 1e-9)
 
+    extras = arrivals.extras
+    assert extras is not None
+    assert result.latency_s[0][cancelled] == pytest.approx(extras.patience_s[cancelled])
+    assert np.all(spent_s <= extras.patience_s + 1e-12)
+    streams = (extras.responses > 0) & (status == Status.OK)
+    assert np.array_equal(np.isfinite(result.first_s[0]), streams)
+    assert np.all(result.first_s[0][streams] <= result.latency_s[0][streams] + 1e-12)
+    # A sequence without fallbacks: whoever is picked is the only one that is asked.
+    assert np.all(attempts[extras.sequence >= 0] <= 1)
     if not arrivals.clients:
         assert np.array_equal(result.arrival_s[0], arrivals.time_s)
     served = np.bincount(result.worker[0][status == Status.OK], minlength=len(fleet.workers))
@@ -89,7 +103,9 @@ def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) 
         assert not router.fleet.queue.own_work_s.any()
         assert router.outcomes["unmatched"] == 0
         assert not router.failures
-    assert sum(router.outcomes["matched"] for router in simulation.world.routers) == len(simulation.decided)
+    # Those whose clients left before they reached a worker are withdrawn.
+    withdrawn = len(simulation.decided) - sum(router.outcomes["matched"] for router in simulation.world.routers)
+    assert 0 <= withdrawn <= np.sum(simulation.record.status == Status.CANCELLED)
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,7 +124,10 @@ def test_workers_execute_as_they_are_configured(scenario: Scenario, name: str) -
         counts = np.cumsum([change for _, change in sorted(changes)])
         assert counts.max(initial=0) <= fleet.models[m].instances
     executed = [request for execution in simulation.executed for request in execution.requests]
-    assert len(executed) == len(set(executed)) == np.sum(simulation.record.status == Status.OK)
+    assert len(executed) == len(set(executed))
+    # What a client gave up while it was executed is executed to its end.
+    status = simulation.record.status
+    assert {*np.flatnonzero(status == Status.OK)} <= {*executed} <= {*np.flatnonzero(np.isin(status, _EXECUTED))}
 
 
 def down_s(fleet: FleetSpec, worker: int) -> Iterator[tuple[float, float]]:

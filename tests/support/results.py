@@ -10,7 +10,7 @@ import numpy as np
 
 from policies import BUILTIN
 from policies.base import Policy
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, Extras
 from simulator.result import Result
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
@@ -25,6 +25,7 @@ def make_result(latency_s: Any, **fields: Any) -> Result:
     columns: dict[str, Any] = {
         "arrival_s": arrival_s,
         "latency_s": latency_s,
+        "first_s": np.full(shape, np.nan),
         "status": np.zeros(shape, np.int8),
         "worker": np.zeros(shape, np.int16),
         "picked": np.zeros(shape, np.int16),
@@ -67,8 +68,11 @@ def fake_run(
     times_s = np.arange(0.0, arrival_s.max(), timeline_period_s) if timeline_period_s else np.zeros(0)
     if progress is not None:
         progress(arrival_s.size)
+    latency_s = 0.02 + np.array(gamma) * slowness * (1 + rate / 1000)
+    streams = np.array([(one.extras or Extras.none(len(one))).responses > 0 for one in arrivals])
     return make_result(
-        0.02 + np.array(gamma) * slowness * (1 + rate / 1000),
+        latency_s,
+        first_s=np.where(streams, latency_s / 2, np.nan),
         arrival_s=arrival_s,
         end_s=arrival_s[:, -1] + 0.1,
         worker=np.array([generator.integers(0, workers, arrival_s.shape[1]) for generator in generators]),

@@ -64,6 +64,8 @@ class Stack:
     """Further models of every worker, each another one under a name of its own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config beside policy, discovery and addresses."""
+    triton_environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every server's models, beside their GPU."""
     triton_arguments: tuple[str, ...] = ()
     """Further ones, for every server."""
     agent_arguments: tuple[str, ...] = ()
@@ -248,7 +250,7 @@ class Stack:
                 http_port=http_port,
                 metrics_port=metrics_port,
                 log_path=self.directory / f"{name}.log",
-                environment={"EMULATED_GPU": gpu},
+                environment={"EMULATED_GPU": gpu, **self.triton_environment},
                 extra_args=self.triton_arguments,
             )
         )

@@ -1,30 +1,17 @@
 """The table of measured GPU times and its interpolation."""
 
 import csv
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.triton_file import load
 
 ROOT = Path(__file__).parents[2]
 GPUS = ("A100", "A30", "V100", "T4")
 
 
-def load(path: Path) -> ModuleType:
-    """Import a file of triton/, which is no package, as Triton does."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-latency_table = load(ROOT / "triton" / "emulation" / "latency_table.py")
+latency_table = load("triton/emulation/latency_table.py")
 
 
 def test_measured_points_are_returned_as_measured() -> None:

@@ -11,13 +11,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
 
 from balancer.errors import OperatorError
+from balancer.files.yaml_document import dump
 from tools.stack.ports import free_ports
 
 _T = TypeVar("_T")
@@ -37,16 +38,32 @@ class DemoError(OperatorError):
 class DemoStack:
     """The whole stack, as a context: started and ready within, stopped after, whatever happens."""
 
-    def __init__(self, directory: pathlib.Path, workers: int, policy: str, frontend: str | None = None) -> None:
-        """`directory` gets the config file and the log; `frontend`: as in the config, None: that of `balancer up`."""
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        workers: int,
+        policy: str,
+        settings: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`directory` gets the config file and the log.
+
+        Args:
+            directory: Is there.
+            workers: How many Tritons.
+            policy: In force at first.
+            settings: Sections of the config beside the policy's; else those of `balancer up`.
+            environment: Added to this process's, for all parts.
+        """
         self.workers = workers
-        self._frontend = frontend
+        self._settings = dict(settings or {})
+        self._environment = dict(environment or {})
         self.port, self._admin_port = free_ports(2)
         self.config_path = directory / "balancer.yaml"
         self.log_path = directory / "stack.log"
         self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None
-        write_policy(self.config_path, policy, frontend)
+        write_policy(self.config_path, policy, self._settings)
 
     @property
     def url(self) -> str:
@@ -82,6 +99,7 @@ class DemoStack:
                 stderr=asyncio.subprocess.STDOUT,
                 # A session of its own: Ctrl-C reaches this program alone, which then stops the stack in order.
                 start_new_session=True,
+                env=os.environ | self._environment,
             )
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2))
         try:
@@ -124,7 +142,7 @@ class DemoStack:
             DemoError: where that takes too long, with what the balancer says of the file.
         """
         began_s = time.monotonic()
-        write_policy(self.config_path, policy, self._frontend)
+        write_policy(self.config_path, policy, self._settings)
         while time.monotonic() < began_s + _SWAP_TIMEOUT_S:
             if (await self.workers_now())["policy"] == policy:
                 return time.monotonic() - began_s
@@ -187,10 +205,9 @@ async def interruptible(work: Coroutine[Any, Any, _T]) -> _T:
     return await task
 
 
-def write_policy(path: pathlib.Path, policy: str, frontend: str | None = None) -> None:
-    """Put a config that names the policy in place of the file, at once: no reader sees half of it."""
+def write_policy(path: pathlib.Path, policy: str, settings: Mapping[str, Any] | None = None) -> None:
+    """Put a config that names the policy, with these sections, in place of the file, at once: no reader sees half."""
     draft = path.with_name(path.name + ".new")
-    envoy = f"envoy:\n  frontend: {frontend}\n" if frontend is not None else ""
     comment = "# Written by the demo, which swaps the policy while traffic flows."
-    draft.write_text(f"{comment}\npolicy:\n  name: {policy}\n{envoy}")
+    draft.write_text(f"{comment}\n{dump({'policy': {'name': policy}, **(settings or {})})}")
     os.replace(draft, path)

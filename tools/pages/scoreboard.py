@@ -142,7 +142,7 @@ def _content(board: Board, report: Report, style: LineStyles) -> Iterator[str]:
         f"{_counted(fleet.balancers, 'balancer')}; {load}; {board.requests:,} requests a seed.</p>"
     )
     lines = [map(html.escape, table.cells(board, policy, report.baseline)) for policy in summary.ranked(board)]
-    yield html_table(table.headings(report.baseline), lines, more=_references(board))
+    yield html_table(table.headings(report.baseline, board), lines, more=_references(board))
     yield _figure(
         plots.tails(board, style),
         "Latency that a share of the requests exceeds, mean over seeds. Further right are the rarer, slower requests.",

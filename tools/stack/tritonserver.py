@@ -43,6 +43,9 @@ _LEAN_ARGUMENTS = (
     "--allow-metrics=true",
     # Of 32 threads for each model: only calls of one model to another, and decoupled ones, use them.
     "--backend-config=python,thread-pool-size=4",
+    # To the models: those that emulate GPUs may remember keys (triton/emulation/key_cache.py).
+    "--grpc-header-forward-pattern=(?i)x-routing-key",
+    "--http-header-forward-pattern=(?i)x-routing-key",
 )
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,10 +11,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tools.stack.digits import held_out, load_split
+from tools.stack.tritonserver import TritonServer
 
 # Measured on a T4, as triton/emulation/latency.csv has it.
 BERT_LARGE_16_ROWS_S = 0.2181
 BERT_DISTILLED_16_ROWS_S = 0.0342
+
+MakeTriton = Callable[..., TritonServer]
 
 
 def batch_times(client: tritonclient.grpc.InferenceServerClient, model: str) -> dict[int, tuple[int, float]]:
@@ -107,3 +111,33 @@ def test_triton_batches_what_waits_together(grpc_client: tritonclient.grpc.Infer
         for done in [pool.submit(infer_emulated, grpc_client, "emulated_bert_distilled", row) for _ in range(48)]:
             done.result()
     assert max(batch_times(grpc_client, "emulated_bert_distilled")) > 1
+
+
+async def test_a_key_that_the_emulated_gpu_remembers_takes_no_time_again(make_triton: MakeTriton) -> None:
+    scale, rows = 4, 16
+    cold_s = scale * BERT_LARGE_16_ROWS_S
+    cache = {"EMULATED_GPU_CACHE_KEYS": "64", "EMULATED_GPU_CACHE_SAVING": "1"}
+    server = make_triton(
+        "emulated_bert_large", environment={"EMULATED_GPU": "T4", "EMULATED_GPU_TIME_SCALE": str(scale), **cache}
+    )
+    await server.start()
+    await server.wait_ready()
+    with tritonclient.grpc.InferenceServerClient(server.grpc_endpoint) as client:
+
+        def is_warm(key: str) -> bool:
+            """By Triton's own count of one execution's time, which is nothing or nearly a second."""
+            before = batch_times(client, "emulated_bert_large").get(rows, (0, 0.0))[1]
+            tensor = tritonclient.grpc.InferInput("INPUT", [rows, 1], "FP32")
+            tensor.set_data_from_numpy(np.ones((rows, 1), np.float32))
+            client.infer("emulated_bert_large", [tensor], headers={"x-routing-key": key} if key else None)
+            return batch_times(client, "emulated_bert_large")[rows][1] - before < cold_s
+
+        assert [is_warm(key) for key in ("a", "a", "b", "a", "b", "", "")] == [
+            False,
+            True,
+            False,
+            True,
+            True,
+            False,
+            False,
+        ]

@@ -30,6 +30,13 @@ class LiveRequest:
     attempts: int = 0
     sent_s: float = math.nan
     queued_s: float = math.nan
+    sequence: int = -1
+    starts: bool = False
+    responses: int = 0
+    first_share: float = 1.0
+    place: int = -1
+    """Where its balancer holds it; -1: it does not."""
+    ended: bool = False
 
     @property
     def worker(self) -> int:
@@ -84,6 +91,11 @@ class Queue:
         for level in self.levels:
             level[:] = [r for r in level if r not in batch]
         return batch, math.nan
+
+    def remove(self, request: LiveRequest) -> None:
+        """Take it out, where it is there."""
+        for level in self.levels:
+            level[:] = [r for r in level if r is not request]
 
     def clear(self) -> list[LiveRequest]:
         """Remove and return all, in order."""

@@ -19,13 +19,15 @@ class Kind(IntEnum):
     REACH = 5
     BATCH_TIMER = 6
     OUTCOME = 7
-    HELD_LONG = 8
-    SAMPLE = 9
-    REPORT = 10
-    AUTOSCALE = 11
-    TIMELINE = 12
-    ANSWER = 13
-    ARRIVAL = 14
+    GIVE_UP = 8
+    LEFT = 9
+    HELD_LONG = 10
+    SAMPLE = 11
+    REPORT = 12
+    AUTOSCALE = 13
+    TIMELINE = 14
+    ANSWER = 15
+    ARRIVAL = 16
 
 
 ENDLESS = {Kind.TICK, Kind.SAMPLE, Kind.REPORT, Kind.AUTOSCALE, Kind.TIMELINE}

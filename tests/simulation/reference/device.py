@@ -24,6 +24,8 @@ class Execution:
     left_s: float
     """Device seconds."""
     lost: bool = False
+    began_s: float = math.nan
+    """When it came onto the device."""
 
 
 class Device:
@@ -79,6 +81,7 @@ class Device:
         while self.waiting and len(self.running) < self.sharing.concurrency:
             self.update(now_s)
             self.running.append(self.waiting.popleft())
+            self.running[-1].began_s = now_s
 
     def _next(self) -> Execution:
         return min(self.running, key=lambda execution: (execution.left_s, execution.slot))

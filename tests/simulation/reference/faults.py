@@ -62,6 +62,8 @@ class Faults:
                 self._join(worker)
             case "leave" if worker.state != "absent":
                 self._drain(worker, True)
+            case "unload" if worker.is_loaded(fault.model):
+                worker.unload(fault.model)
 
     def _end(self, fault: Fault, worker: Worker) -> None:
         match fault.kind:
@@ -76,6 +78,10 @@ class Faults:
                 self._come_up(worker)
             case "join":
                 self._ready(worker)
+            case "load":
+                worker.load(fault.model)
+            case "unload" if fault.model in worker.ready:
+                worker.load(fault.model)
 
     def _pace(self, worker: Worker, kind: str, slow: float, stalled: bool) -> None:
         worker.device.update(self.world.clock.now_s)

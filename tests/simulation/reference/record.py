@@ -18,6 +18,7 @@ class Record:
         self.unended = k
         self.arrival_s = np.full(k, np.nan)
         self.latency_s = np.full(k, np.nan)
+        self.first_s = np.full(k, np.nan)
         self.status = np.full(k, Status.UNFINISHED, np.int8)
         self.worker = np.full(k, -1, np.int16)
         self.picked = np.full(k, -1, np.int16)
@@ -58,6 +59,7 @@ class Record:
         return Result(
             arrival_s=self.arrival_s[None],
             latency_s=self.latency_s[None],
+            first_s=self.first_s[None],
             status=self.status[None],
             worker=self.worker[None],
             picked=self.picked[None],

@@ -62,7 +62,10 @@ class Reports:
         self.heard(balancer)
 
     def _take(self, worker: Worker) -> Report:
-        models = tuple(worker.report_model(m, self.world.clock.now_s) for m in worker.models)
+        now_s = self.world.clock.now_s
+        models = tuple(
+            worker.report_model(m, now_s) for m, model in worker.models.items() if model.name in worker.ready
+        )
         report = Report(
             worker=worker.spec.name,
             incarnation=worker.incarnation,

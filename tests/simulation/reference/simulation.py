@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind, Stream
@@ -11,45 +10,21 @@ from simulation.reference.device import Execution
 from simulation.reference.faults import Faults
 from simulation.reference.record import Record
 from simulation.reference.reports import Reports
+from simulation.reference.told import Decided, Executed
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
 from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
-from balancer.core.events import Finished
+from balancer.core.events import Finished, Void, Withdrawn
 from balancer.core.holding.waiting import Left
 from balancer.core.router import Decision
 from balancer.core.trials.steering import Plan, Role
 from policies.base import Policy, Request
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, Extras
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
 
 ALONE = Plan()
-
-
-@dataclass(frozen=True)
-class Decided:
-    """One decision."""
-
-    request: int
-    at_s: float
-    balancer: int
-    worker: int
-    fallbacks: tuple[int, ...]
-    propensity: float
-
-
-@dataclass(frozen=True)
-class Executed:
-    """One execution that ended."""
-
-    worker: int
-    number: int
-    """How many the worker had started before."""
-    model: int
-    started_s: float
-    ended_s: float
-    requests: tuple[int, ...]
 
 
 def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:
@@ -69,6 +44,7 @@ class Simulation:
     ) -> None:
         self.fleet = fleet
         self.arrivals = arrivals
+        self.extras = arrivals.extras or Extras.none(len(arrivals))
         self.world = World(fleet, policy, seed, plan)
         self.clock = self.world.clock
         self.record = Record(arrivals, timeline_period_s)
@@ -124,6 +100,9 @@ class Simulation:
     def _arrive(self, index: int, client: int) -> None:
         request = self._request(index, client)
         self.record.arrived(request)
+        if self.extras.patience_s[index] < math.inf:
+            at_s = self.clock.now_s + float(self.extras.patience_s[index])
+            self.clock.at(at_s, Kind.GIVE_UP, (index,), self._give_up, request)
         asked = Request(
             model=self.fleet.models[request.model].name,
             rows=request.rows,
@@ -131,6 +110,7 @@ class Simulation:
             deadline_s=float(self.arrivals.deadline_s[index]),
             priority=int(self.arrivals.priority[index]),
             tenant=self._tenant(int(self.arrivals.tenant[index])),
+            sequence=request.sequence >= 0,
         )
         waiting = self.world.waiting[request.balancer]
         try:
@@ -142,6 +122,7 @@ class Simulation:
             outcome = error
         if isinstance(outcome, int):
             self._held[request.balancer, outcome] = request
+            request.place = outcome
             at_s = self.clock.now_s + self.fleet.settings.holding.max_s
             self.clock.at(at_s, Kind.HELD_LONG, (index,), self._expire, request.balancer)
             self._turn(request.balancer)
@@ -161,13 +142,16 @@ class Simulation:
 
     def _let_go(self, balancer: int, gone: list[Left]) -> None:
         for left in gone:
-            self._place(self._held.pop((balancer, left.place)), left.outcome)
+            request = self._held.pop((balancer, left.place))
+            request.place = -1
+            self._place(request, left.outcome)
 
     def _place(self, request: LiveRequest, decision: Decision | RoutingError) -> None:
         index = request.index
         self.roles[index] = self.world.watch.role
         if isinstance(decision, RoutingError):
             status = Status.SHED if isinstance(decision, Shed) else Status.NO_WORKER
+            request.ended = True
             self.record.ended(request, status, -1, self.clock.now_s, self.clock.now_s - request.arrival_s)
             self._answer(request, self.clock.now_s)
             return
@@ -199,6 +183,10 @@ class Simulation:
             balancer=int(a.balancer[index]),
             client=client,
             arrival_s=self.clock.now_s,
+            sequence=int(self.extras.sequence[index]),
+            starts=bool(self.extras.starts[index]),
+            responses=int(self.extras.responses[index]),
+            first_share=float(self.extras.first_share[index]),
         )
 
     def _send(self, request: LiveRequest) -> None:
@@ -216,14 +204,20 @@ class Simulation:
 
     def _reach(self, request: LiveRequest) -> None:
         worker = self.world.workers[request.worker]
-        if worker.state != "up" or request.model not in worker.queues:
+        if request.ended:
+            return  # its client has given up
+        if worker.state != "up" or not worker.is_loaded(self.fleet.models[request.model].name):
             self._fail(request)
         elif self.world.u(Stream.ERROR, request.index << 3 | request.attempts - 1) < worker.error_share:
             self._end(request, Status.ERROR)
+        elif request.sequence >= 0 and not request.starts and request.sequence not in worker.sequences:
+            self._end(request, Status.ERROR, void="client")
         elif worker.queues[request.model].full(request.level):
             self._fail(request)
         else:
             worker.queues[request.model].push(request, self.clock.now_s)
+            if request.sequence >= 0:
+                self._know(worker, request)
             self._look(worker, request.model)
 
     def _fail(self, request: LiveRequest) -> None:
@@ -232,6 +226,34 @@ class Simulation:
             self._send(request)
         else:
             self._end(request, Status.UNAVAILABLE)
+
+    def _know(self, worker: Worker, request: LiveRequest) -> None:
+        """The worker has the sequence from now on; whoever had it before will not be asked again."""
+        for other in self.world.workers:
+            other.sequences.pop(request.sequence, None)
+        worker.sequences[request.sequence] = request.model
+
+    def _give_up(self, request: LiveRequest) -> None:
+        """The client leaves, unless it has its answer."""
+        if request.ended:
+            return
+        now_s = self.clock.now_s
+        if request.place >= 0:
+            self.world.waiting[request.balancer].withdraw(request.place)
+            del self._held[request.balancer, request.place]
+        else:
+            worker = self.world.workers[request.worker]
+            reached = not math.isnan(request.queued_s)
+            if request.model in worker.queues:
+                worker.queues[request.model].remove(request)
+            name = worker.spec.name
+            event = Finished(request.number, name, None, False, "client") if reached else Withdrawn(request.number)
+            at_s = now_s + self.fleet.network.outcome_s
+            self.clock.at(at_s, Kind.LEFT, (request.index,), self._observe, request.balancer, event)
+            self._unheard += 1
+        request.ended = True
+        self.record.ended(request, Status.CANCELLED, -1, now_s, now_s - request.arrival_s)
+        self._answer(request, now_s)
 
     # At a worker.
 
@@ -300,7 +322,9 @@ class Simulation:
         execution = worker.device.end_next(self.clock.now_s)
         self._reschedule(worker)
         for request in execution.batch:
-            self._end(request, Status.OK)
+            if not request.ended:
+                self._end(request, Status.OK)
+                self._first(request, execution)
         worker.counters[execution.model].count(execution, self.clock.now_s)
         worker.slots[execution.slot] = None
         self._note(worker, execution)
@@ -312,24 +336,33 @@ class Simulation:
 
     # How it ends.
 
-    def _lose(self, request: LiveRequest) -> None:
-        self._end(request, Status.ERROR, answered=False)
+    def _first(self, request: LiveRequest, execution: Execution) -> None:
+        """When the first response of a stream came."""
+        if request.responses:
+            took_s = self.clock.now_s - execution.began_s
+            sent_s = execution.began_s + took_s * request.first_share
+            self.record.first_s[request.index] = sent_s + self.fleet.network.to_client_s - request.arrival_s
 
-    def _end(self, request: LiveRequest, status: Status, answered: bool = True) -> None:
+    def _lose(self, request: LiveRequest) -> None:
+        if not request.ended:
+            self._end(request, Status.ERROR, answered=False)
+
+    def _end(self, request: LiveRequest, status: Status, answered: bool = True, void: Void = "") -> None:
+        request.ended = True
         now_s, network = self.clock.now_s, self.fleet.network
         served = status != Status.UNAVAILABLE
         answer_s = now_s + network.to_client_s
         self.record.ended(request, status, request.worker if served else -1, now_s, answer_s - request.arrival_s)
-        latency_s = now_s - request.sent_s if served and answered else None
+        latency_s = now_s - request.sent_s if served and answered and not request.responses else None
         name = self.fleet.workers[request.worker].name
-        outcome = Finished(request.number, name, latency_s, status == Status.OK)
+        outcome = Finished(request.number, name, latency_s, status == Status.OK, void)
         at_s = now_s + network.outcome_s
         self.clock.at(at_s, Kind.OUTCOME, (self._ended,), self._observe, request.balancer, outcome)
         self._ended += 1
         self._unheard += 1
         self._answer(request, answer_s)
 
-    def _observe(self, balancer: int, outcome: Finished) -> None:
+    def _observe(self, balancer: int, outcome: Finished | Withdrawn) -> None:
         self._unheard -= 1
         self.world.routers[balancer].observe(outcome, self.clock.now_s)
         self._turn(balancer)

@@ -46,7 +46,13 @@ class Worker:
         self.silent = False
         self.error_share = 0.0
         held = self.spec.models or tuple(model.name for model in fleet.models)
-        self.models = {m: model for m, model in enumerate(fleet.models) if model.name in held}
+        to_come = {f.model for f in fleet.faults if f.kind == "load" and f.worker == self.spec.name}
+        self.models = {m: model for m, model in enumerate(fleet.models) if model.name in {*held, *to_come}}
+        """All that it ever has."""
+        self.ready = {model.name: True for model in self.models.values() if model.name in held}
+        """Whether those that were loaded once still are, by name."""
+        self.sequences: dict[int, int] = {}
+        """Those that it knows, with their models."""
         self.queues = {m: Queue(model.batching) for m, model in self.models.items()}
         self.tables = {m: self._table(model) for m, model in self.models.items()}
         self.slots: list[Execution | None] = [None] * sum(model.instances for model in self.models.values())
@@ -92,6 +98,17 @@ class Worker:
         executing = sum(len(execution.batch) for execution in self.slots if execution)
         return sum(map(len, self.queues.values())) + executing
 
+    def is_loaded(self, model: str) -> bool:
+        return self.ready.get(model, False)
+
+    def load(self, model: str) -> None:
+        self.ready[model] = True
+
+    def unload(self, model: str) -> None:
+        """It forgets the model's sequences; what waits there is executed still."""
+        self.ready[model] = False
+        self.sequences = {q: m for q, m in self.sequences.items() if self.models[m].name != model}
+
     def free_instance(self, m: int) -> bool:
         executing = sum(1 for execution in self.slots if execution and execution.model == m)
         return executing < self.models[m].instances
@@ -126,6 +143,7 @@ class Worker:
         self.slots = [None] * len(self.slots)
         self.device.clear(now_s)
         self.cache.clear()
+        self.sequences.clear()
         self.incarnation += 1
         self._start_counters()
         return lost
@@ -142,11 +160,11 @@ class Worker:
         return ModelReport(
             model=model.name,
             version="1",
-            ready=True,
+            ready=self.ready[model.name],
             pending=float(len(self.queues[m])),
             executing=executing,
             succeeded=counters.succeeded,
-            max_batch_rows=model.batching.max_batch_rows,
-            instances=model.instances,
+            max_batch_rows=model.batching.max_batch_rows if self.ready[model.name] else 1,
+            instances=model.instances if self.ready[model.name] else 1,
             batches=tuple((rows, *counters.batches[rows]) for rows in sorted(counters.batches)),
         )

@@ -15,7 +15,7 @@ from policies import BUILTIN
 from policies.learned.artifact import write_artifact
 from policies.learned.policy import shipped
 from simulator.commands import inputs, scoreboard
-from simulator.scenario import scenario_names
+from simulator.scenario import long_scenario_names, scenario_names
 from simulator.scoreboard import compare as comparing
 
 SMALL = ("--requests", "100", "--seeds", "2")
@@ -110,12 +110,15 @@ def test_scenarios_as_table_and_as_json() -> None:
     assert "homogeneous-steady" not in shown.stdout
     listed = {each["name"]: each for each in json.loads(run("scenarios", "--json").stdout)}
     assert sorted(listed) == scenario_names()
+    long = json.loads(run("scenarios", "--minutes", "--json").stdout)
+    assert [each["name"] for each in long] == long_scenario_names()
     assert listed["big-fleet"]["workers"] == 256
     assert listed["overload"]["load"] == pytest.approx(1.1)
 
 
 def test_scoreboard_writes_page_numbers_and_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoreboard, "scenario_names", lambda: ["homogeneous-steady", "big-fleet"])
+    monkeypatch.setattr(scoreboard, "long_scenario_names", lambda: ["conversations"])
     monkeypatch.setattr(scoreboard, "_QUICK_REQUESTS", 60)
     monkeypatch.setattr(inputs, "all_policies", lambda: {name: BUILTIN[name]() for name in ("wlpr", "prequal")})
     result = run("scoreboard", "--quick", "--out", str(tmp_path / "new"))
@@ -123,6 +126,10 @@ def test_scoreboard_writes_page_numbers_and_markdown(tmp_path: Path, monkeypatch
     assert "<details>" in (tmp_path / "new" / "index.html").read_text()
     assert len(json.loads((tmp_path / "new" / "scoreboard.json").read_text())["scenarios"]) == 2
     assert "| big-fleet |" in (tmp_path / "new" / "README.md").read_text()
+    long = run("scoreboard", "--quick", "--minutes", "--out", str(tmp_path / "long"))
+    assert long.exit_code == 0, long.output
+    (found,) = json.loads((tmp_path / "long" / "scoreboard.json").read_text())["scenarios"]
+    assert found["policies"]["wlpr"]["first_response"]["mean_s"]["value"] > 0
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_only_requests_answered_well_have_a_latency_and_all_others_missed_their_
     assert found.goodput_per_s == pytest.approx(0.1)
     assert found.throughput_per_s == pytest.approx(0.2)
     assert {name: float(share[0]) * 6 for name, share in found.shares.items()} == pytest.approx(
-        {"ok": 2, "shed": 1, "error": 1, "unavailable": 1, "unfinished": 1, "no_worker": 0}
+        {"ok": 2, "shed": 1, "error": 1, "unavailable": 1, "unfinished": 1, "no_worker": 0, "cancelled": 0}
     )
 
 
@@ -79,3 +79,12 @@ def test_fairness() -> None:
 def test_a_warm_up_that_leaves_nothing_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=f"warm_up_share is {share}, must be"):
         measure(make_result([[1.0]]), share)
+
+
+def test_first_responses_are_those_of_streams_that_were_answered_well() -> None:
+    status = np.array([[Status.OK, Status.OK, Status.CANCELLED, Status.OK]])
+    first_s = np.array([[0.1, np.nan, np.nan, 0.3]])
+    found = measure(make_result([[0.5, 0.5, 0.5, 0.5]], status=status, first_s=first_s), 0.0)
+    assert found.first_mean_s == pytest.approx(0.2)
+    assert found.shares["cancelled"] == 0.25
+    assert np.isnan(measure(make_result([[0.5]]), 0.0).first_mean_s[0])

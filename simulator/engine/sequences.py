@@ -1,0 +1,53 @@
+"""Sequences: where they belong, and what workers know of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies import hashing
+from simulator.engine import knowledge
+from simulator.engine import layout as at
+from simulator.engine.compiled import from_source, inlined, mix, outlined
+from simulator.engine.layout import Sim
+
+_lot_of, _rendezvous_cost = from_source(hashing.lot_of), from_source(hashing.rendezvous_cost)
+
+
+@inlined
+def in_sequence(sim: Sim, e: int, k: int) -> bool:
+    """Whether a request belongs to one."""
+    return sim.plan.env[e, at.E_EXTRAS] > 0 and sim.demand.sequence[e, k] >= 0
+
+
+@outlined
+def find_worker(sim: Sim, e: int, k: int) -> int:
+    """Set `Desk.mask` to the workers that the request's sequence may belong to, and return the one that it belongs to;
+    -1: there is none.
+    """
+    b, best, best_bid = sim.demand.balancer[e, k], -1, np.inf
+    mixed_key = mix(sim.demand.key[e, k])
+    for w in range(sim.sizes.workers):
+        member = knowledge.is_member(sim, e, knowledge.row(sim, e, b, w), w, sim.demand.model[e, k])
+        sim.desk.mask[e, w] = member
+        if member:
+            bid = _rendezvous_cost(_lot_of(sim.desk.name_hash[e, w], mixed_key), sim.desk.weight[e, w])
+            if bid < best_bid:
+                best, best_bid = w, bid
+    return best
+
+
+@outlined
+def is_known(sim: Sim, e: int, g: int, k: int) -> bool:
+    """Whether the worker takes a request of a sequence: it starts it, or the worker knows it."""
+    x, q, w = sim.state, sim.demand.sequence[e, k], g - e * sim.sizes.workers
+    if sim.demand.starts[e, k]:
+        return True
+    return x.sequence_worker[e, q] == w and x.sequence_epoch[e, q] == x.model_epoch[g, sim.demand.model[e, k]]
+
+
+@outlined
+def begin(sim: Sim, e: int, g: int, k: int) -> None:
+    """The worker has queued a request of a sequence: it knows it from now on."""
+    q = sim.demand.sequence[e, k]
+    sim.state.sequence_worker[e, q] = g - e * sim.sizes.workers
+    sim.state.sequence_epoch[e, q] = sim.state.model_epoch[g, sim.demand.model[e, k]]
