@@ -200,8 +200,14 @@ def place_of(kind: str, lines: list[dict[str, Any]]) -> int:
         (lambda whole: b"{}\n", "is no decision log: Not a gzipped file"),
         (lambda whole: gzip.compress(b'{"header": {"format": "else"}}\n'), "it does not begin with the header of one"),
         (lambda whole: gzip.compress(b"text\n"), "line 1 is damaged"),
-        (edited(lambda lines: lines[0]["header"].update(version=4)), "line 1: format version 5 .*use the version"),
-        (edited(lambda lines: lines[0]["header"]["columns"].pop()), "line 1: format version 3 with the columns in_fl"),
+        (
+            edited(lambda lines: lines[0]["header"].update(version=VERSION + 1)),
+            f"line 1: format version {VERSION + 1} .*use the version",
+        ),
+        (
+            edited(lambda lines: lines[0]["header"]["columns"].pop()),
+            f"line 1: format version {VERSION} with the columns in_fl",
+        ),
         (edited(lambda lines: lines[3]["decision"].pop("probabilities")), "line 4 is damaged"),
         (edited(lambda lines: lines[3]["decision"].update(columns="00")), "line 4 is damaged"),
         (edited(lambda lines: lines[3]["decision"].update(worker="nobody")), "line 4 is damaged"),
