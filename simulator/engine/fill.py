@@ -85,7 +85,8 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
 
 def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
     estimators, reports, network = fleet.settings.estimators, fleet.reports, fleet.network
-    fallible = bool(fleet.faults) or any(
+    may_change = bool(fleet.faults) or math.isfinite(fleet.autoscale.period_s)
+    fallible = may_change or any(
         model.batching.max_queue_requests or math.isfinite(model.batching.timeout_s) for model in fleet.models
     )
     values = {
