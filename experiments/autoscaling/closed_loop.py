@@ -159,11 +159,15 @@ def closed_loop(setup: Setup, autoscaler: Autoscaler, targets: Targets, seed: in
     return Run(targets, result, Scraped(*np.array(seen).T), looks_s, wanted_there, ready_there)
 
 
+_OF_ALL = ("clients", "extras")
+"""Of arrivals, what is no column of requests; nobody here has extras."""
+
+
 def _run(setup: Setup, fleet: _Fleet, until_s: float, seed: int) -> Result:
     """With the requests until then."""
     count = int(np.searchsorted(setup.arrivals.time_s, until_s, "right"))
     columns = {each.name: getattr(setup.arrivals, each.name) for each in fields(setup.arrivals)}
-    arrivals = Arrivals(**{name: all_[:count] if name != "clients" else all_ for name, all_ in columns.items()})
+    arrivals = Arrivals(**{name: all_[:count] if name not in _OF_ALL else all_ for name, all_ in columns.items()})
     return run(fleet.spec(), [arrivals], setup.policy(), seeds=[seed], timeline_period_s=setup.scrape_s)
 
 

@@ -225,8 +225,9 @@ def work_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
 
 
 def others_left(q: Queue, at: At, now_s: float | FloatArray) -> FloatArray:
-    """The same of the others' requests; 0 where they have none."""
-    share: FloatArray = np.where(q.others_work_s[at] > _ZERO, work_left(q, at, now_s), _ZERO)
+    """The same of the others' requests; 0 where they have none, as own ones may share a batch that takes longer."""
+    some = (q.others[at] > _ZERO) & (q.others_work_s[at] > _ZERO)
+    share: FloatArray = np.where(some, work_left(q, at, now_s), _ZERO)
     return share
 
 

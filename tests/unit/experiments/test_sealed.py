@@ -75,7 +75,7 @@ def test_rivals_were_tuned_over_all_of_the_present_grid() -> None:
     assert set(tuned["policies"]) == set(rivals.GRIDS)
     losses = {name: found["chosen"]["loss"] for name, found in tuned["policies"].items()}
     assert tuned["best"] == min(losses, key=losses.__getitem__)
-    assert set(tuned["scenarios"]) == set(rivals.scenario_names("train"))
+    assert tuned["scenarios"] == [each.name for each in rivals.tuned_on()]
 
 
 def test_tuning_takes_what_is_better_on_the_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
