@@ -144,7 +144,7 @@ def test_workers_that_nobody_was_told_of_are_blank() -> None:
 def test_the_expected_latency_in_the_environment_is_the_policy_in_the_simulator() -> None:
     env, policy = (
         FleetEnv("several-models", requests=400),
-        ExpectedLatency(temperature=0.0, error_penalty_s=0.0, delayed_share=0.0),
+        ExpectedLatency(temperature=0.0, error_penalty_s=0.0, delayed_share=0.0, delayed_share_other_models=0.0),
     )
     observation, _ = env.reset(seed=3)
     steps: list[Any] = []
