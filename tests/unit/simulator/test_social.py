@@ -51,7 +51,8 @@ def test_more_than_can_be_served_and_an_unknown_rate_have_finite_tolls() -> None
 def test_where_models_of_unequal_sizes_share_devices_minding_others_is_better_than_knowing_all() -> None:
     shared, seeds = random_fleet(14), (0, 1)
     arrivals = [shared.arrivals(seed, 2000) for seed in seeds]
-    selfish = run(shared.fleet, arrivals, BUILTIN["expected_latency"](), seeds=seeds, knowledge="clairvoyant")
+    nobody = BUILTIN["expected_latency"](delayed_share=0.0, delayed_share_other_models=0.0)
+    selfish = run(shared.fleet, arrivals, nobody, seeds=seeds, knowledge="clairvoyant")
     minding = social.run_social(shared, arrivals, seeds)
     means_s = [measure(each).latency.mean_s.mean() for each in (minding, selfish)]
     assert means_s[0] < 0.8 * means_s[1]
