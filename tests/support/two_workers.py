@@ -13,6 +13,9 @@ from simulator.workload.draws import ONE
 from simulator.workload.times import Poisson
 from simulator.workload.workload import ModelTraffic, Workload
 
+SERVICE = [term.name for term in TERMS].index("service")
+"""The coefficient that misleads `misled`."""
+
 
 def two_workers(load: float = 0.6) -> Randomised:
     """Draws always this one fleet; no batches, so a request's work is what it is wherever others are."""
@@ -24,8 +27,8 @@ def two_workers(load: float = 0.6) -> Randomised:
     return Randomised((scenario,), random_share=0.0, load=(1.0, 1.0))
 
 
-def misled(hidden: int = 2, beta: float = 5.0) -> Network:
+def misled(hidden: int = 2, beta: float = 5.0, service: float = -1.5) -> Network:
     """A network that is drawn to the slow worker: it takes a long service for a merit."""
     bias = np.zeros(len(TERMS))
-    bias[[term.name for term in TERMS].index("service")] = -1.5
+    bias[SERVICE] = service
     return untrained(hidden, beta)._replace(bias=bias)

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.two_workers import misled, two_workers
+from support.two_workers import SERVICE, misled, two_workers
 
 pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
@@ -52,7 +52,7 @@ def test_it_unlearns_to_prefer_the_slow_worker() -> None:
     costs = [algorithm.iterate(Here())["cost"] for _ in range(settings.iterations)]
     assert costs[0] > 1.2
     assert np.mean(costs[-2:]) < 0.5 * (costs[0] + 1)
-    assert algorithm.network.bias[3] > misled().bias[3] + 0.2
+    assert algorithm.network.bias[SERVICE] > misled().bias[SERVICE] + 0.2
 
 
 def test_equal_seeds_give_equal_weights_whatever_the_pool() -> None:

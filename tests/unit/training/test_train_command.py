@@ -212,7 +212,7 @@ def test_a_log_that_grew_is_noticed_on_resume(tmp_path: Path) -> None:
     simulated_log(tmp_path / "log", scenario.fleet, scenario.arrivals(1, 200), RandomChoice(), 1)
     start = tmp_path / "start.npz"
     start.write_bytes(
-        write_artifact(make_artifact(initial(np.random.default_rng(3), 4, 20.0), *[np.zeros(16)] * 2, {}))
+        write_artifact(make_artifact(initial(np.random.default_rng(3), 4, 20.0), *[np.zeros(len(FEATURES))] * 2, {}))
     )
     options = ("--from-log", str(tmp_path / "log"), "--init", str(start), "--jobs", "1", "--minutes", "0")
     first = train(tmp_path / "run", *options, *SMALL[6:])
@@ -296,7 +296,7 @@ def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -
 
 
 def test_a_run_from_a_log_starts_from_the_shipped_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = make_artifact(initial(np.random.default_rng(3), 5, 20.0), *[np.zeros(16)] * 2, {})
+    start = make_artifact(initial(np.random.default_rng(3), 5, 20.0), *[np.zeros(len(FEATURES))] * 2, {})
     monkeypatch.setattr(planning, "shipped", lambda: start)
     plan = planning.make_plan({"from_log": "anywhere"})
     assert (plan.init, plan.settings["hidden"], plan.scenarios) == ("shipped", 5, ())
