@@ -97,7 +97,9 @@ def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) 
     simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
     simulation.run()
 
-    assert [worker.pending for worker in simulation.world.workers] == [0] * len(scenario.fleet.workers)
+    # What executes for clients that gave up goes on after the last answer.
+    cancelled = np.sum(simulation.record.status == Status.CANCELLED)
+    assert 0 <= sum(worker.pending for worker in simulation.world.workers) <= cancelled
     for router in simulation.world.routers:
         assert not router.fleet.queue.in_flight.any()
         assert not router.fleet.queue.own_work_s.any()
@@ -105,7 +107,7 @@ def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) 
         assert not router.failures
     # Those whose clients left before they reached a worker are withdrawn.
     withdrawn = len(simulation.decided) - sum(router.outcomes["matched"] for router in simulation.world.routers)
-    assert 0 <= withdrawn <= np.sum(simulation.record.status == Status.CANCELLED)
+    assert 0 <= withdrawn <= cancelled
 
 
 @settings(max_examples=60, deadline=None)
