@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,25 +18,14 @@ from tritonclient.grpc import service_pb2
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.proxy.rules import wire
+from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
 
-TEXT = "BYTES"
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-"""Of the types that JSON can carry beside text."""
-_ONLY_BINARY = ("FP16", "BF16")
 _BINARY_BYTES, _BINARY, _BINARY_DEFAULT = "binary_data_size", "binary_data", "binary_data_output"
 _REGION = "shared_memory_region"
 _IN_MEMORY = {_REGION: str, "shared_memory_byte_size": int, "shared_memory_offset": int}
 _CLASSES = "classification"
 _RESERVED = "triton_"
 _RAW = service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
-_LENGTH_BYTES = 4
-"""Before each element of a text tensor."""
 _MISFIT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 Json = Any
@@ -221,7 +209,11 @@ def _add_input(
         tensors.append(body[at : at + size])
         return at + size
     data = _member(given, "data", list, "inputs")
-    tensors.append(_tensor(name, datatype, math.prod(shape), data))
+    count = elements(shape)
+    if count is None:
+        words = f"Unable to parse 'shape': it has {len(shape)} dimensions; in JSON {MOST_RANK} at most are read"
+        raise UnreadableError("inputs", words)
+    tensors.append(_tensor(name, datatype, count, data))
     return at
 
 
@@ -243,18 +235,18 @@ def _shape(dimensions: list[Json]) -> list[int]:
     return dimensions
 
 
-def _tensor(name: str, datatype: str, elements: int, data: list[Json]) -> bytes:
+def _tensor(name: str, datatype: str, count: int, data: list[Json]) -> bytes:
     """The raw bytes of a tensor whose elements stand in JSON, nested by dimensions or not."""
-    if datatype in _ONLY_BINARY:
+    if datatype in ONLY_BINARY:
         words = f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
         raise UnreadableError("data", f"{words} {_told(name)}")
     dtype = DTYPES.get(datatype)
     if dtype is None and datatype != TEXT:
         raise UnreadableError("data", f"invalid datatype for input {_told(name)}")
-    if elements == 0:
+    if count == 0:
         return b""
     values = _flat(data)
-    if len(values) != elements:
+    if len(values) != count:
         raise UnreadableError("data", _MISFIT)
     if not {*map(type, values)} <= _of_json(dtype):
         raise UnreadableError(
@@ -262,7 +254,7 @@ def _tensor(name: str, datatype: str, elements: int, data: list[Json]) -> bytes:
         )
     if dtype is None:
         texts = [_encoded(each, "data") for each in values]
-        return b"".join(len(each).to_bytes(_LENGTH_BYTES, "little") + each for each in texts)
+        return b"".join(len(each).to_bytes(LENGTH_BYTES, "little") + each for each in texts)
     try:
         with np.errstate(over="ignore"):  # to infinity, as Triton has it
             return np.array(values, dtype).tobytes()

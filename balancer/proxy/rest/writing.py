@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from balancer.core.bounds import shown
-from balancer.proxy.rest.reading import DTYPES, TEXT, As, Wanted
+from balancer.proxy.rest.reading import As, Wanted
+from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, TEXT, elements
 
 _AT_ONCE = 4096
 """Elements that are written in one piece: a few milliseconds."""
-_LENGTH_BYTES = 4
 
 
 class UnwritableError(Exception):
@@ -77,10 +76,13 @@ def _value(parameter: service_pb2.InferParameter) -> Any:
 
 
 def _data(output: Any, raw: bytes) -> Iterator[bytes]:
+    count = elements(output.shape)
+    if count is None:
+        raise _misfit(output)
     if output.datatype == TEXT:
-        pieces = _texts(output, raw)
+        pieces = _texts(output, raw, count)
     elif (dtype := DTYPES.get(output.datatype)) is not None:
-        if len(raw) != math.prod(output.shape) * dtype.itemsize:
+        if len(raw) != count * dtype.itemsize:
             raise _misfit(output)
         pieces = _numbers(np.frombuffer(raw, dtype))
     else:
@@ -100,14 +102,14 @@ def _numbers(array: np.ndarray[Any, Any]) -> Iterator[list[Any]]:
         yield array[at : at + _AT_ONCE].tolist()
 
 
-def _texts(output: Any, raw: bytes) -> Iterator[list[str]]:
-    at, piece, left = 0, [], math.prod(output.shape)
+def _texts(output: Any, raw: bytes, count: int) -> Iterator[list[str]]:
+    at, piece, left = 0, [], count
     while left:
-        end = at + _LENGTH_BYTES + int.from_bytes(raw[at : at + _LENGTH_BYTES], "little")
-        if at + _LENGTH_BYTES > len(raw) or end > len(raw):
+        end = at + LENGTH_BYTES + int.from_bytes(raw[at : at + LENGTH_BYTES], "little")
+        if at + LENGTH_BYTES > len(raw) or end > len(raw):
             raise _misfit(output)
         # What is no text goes out as the bytes that it is, as from a Triton.
-        piece.append(raw[at + _LENGTH_BYTES : end].decode(errors="surrogateescape"))
+        piece.append(raw[at + LENGTH_BYTES : end].decode(errors="surrogateescape"))
         at, left = end, left - 1
         if len(piece) == _AT_ONCE or not left:
             yield piece

@@ -6,7 +6,6 @@ memory. All else goes alone, so that Triton itself says what is wrong with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,18 +14,8 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from balancer.core import bounds
+from balancer.proxy.rules.tensors import LENGTH_BYTES, SIZES, TEXT, elements
 
-_SIZES = {
-    **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
-    **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
-    **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
-    **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
-}
-"""Bytes of an element."""
-_TEXT = "BYTES"
-_LENGTH_BYTES = 4
-"""Before each element of a text tensor."""
-_MOST_RANK = 32
 _MOST_BYTES = 2**20
 """Of a request that is joined: a larger one fills a device by itself."""
 _MOST_TEXTS = 4096
@@ -75,7 +64,7 @@ def _is_plain(tensor: service_pb2.ModelInferRequest.InferInputTensor, content: b
     """Whether a tensor is nothing but its bytes, which fit."""
     if tensor.parameters or tensor.HasField("contents"):
         return False
-    if tensor.datatype == _TEXT and math.prod(tensor.shape) > _MOST_TEXTS:
+    if tensor.datatype == TEXT and (elements(tensor.shape) or 0) > _MOST_TEXTS:
         return False
     return _fits(tensor.datatype, tensor.shape, content, rows)
 
@@ -125,23 +114,23 @@ def split(data: bytes, requests: Sequence[Joinable]) -> list[bytes]:
 
 def _fits(datatype: str, shape: Sequence[int], content: bytes, rows: int) -> bool:
     """Whether the bytes are those of such a tensor with so many rows."""
-    if len(shape) > _MOST_RANK or not shape or shape[0] != rows or any(size < 0 for size in shape):
+    count = elements(shape)
+    if count is None or not shape or shape[0] != rows:
         return False
-    elements = math.prod(shape)
-    if datatype == _TEXT:
-        ends = _ends_of_texts(content, elements)
+    if datatype == TEXT:
+        ends = _ends_of_texts(content, count)
         return ends is not None and ends[-1] == len(content)
-    return len(content) == elements * _SIZES.get(datatype, -1)
+    return len(content) == count * SIZES.get(datatype, -1)
 
 
-def _ends_of_texts(content: bytes, elements: int) -> list[int] | None:
+def _ends_of_texts(content: bytes, count: int) -> list[int] | None:
     """Where each element ends, after a 0; None where there are not so many."""
     ends = [0]
-    if elements * _LENGTH_BYTES > len(content):
+    if count * LENGTH_BYTES > len(content):
         return None
-    for _ in range(elements):
-        start = ends[-1] + _LENGTH_BYTES
-        end = start + int.from_bytes(content[start - _LENGTH_BYTES : start], "little")
+    for _ in range(count):
+        start = ends[-1] + LENGTH_BYTES
+        end = start + int.from_bytes(content[start - LENGTH_BYTES : start], "little")
         if end > len(content):
             return None
         ends.append(end)
@@ -150,14 +139,14 @@ def _ends_of_texts(content: bytes, elements: int) -> list[int] | None:
 
 def _parts(output: service_pb2.ModelInferResponse.InferOutputTensor, content: bytes, counts: list[int]) -> list[bytes]:
     """The bytes of each part, by rows."""
-    per_row = math.prod(output.shape[1:])
     bounds_of_rows = [0, *accumulate(counts)]
-    if not _fits(output.datatype, output.shape, content, bounds_of_rows[-1]):
+    per_row = elements(output.shape[1:])
+    if per_row is None or not _fits(output.datatype, output.shape, content, bounds_of_rows[-1]):
         raise UnlikeError
-    if output.datatype == _TEXT:
+    if output.datatype == TEXT:
         ends = _ends_of_texts(content, per_row * bounds_of_rows[-1])
         assert ends is not None  # as it fits
         cuts = [ends[rows * per_row] for rows in bounds_of_rows]
     else:
-        cuts = [rows * per_row * _SIZES[output.datatype] for rows in bounds_of_rows]
+        cuts = [rows * per_row * SIZES[output.datatype] for rows in bounds_of_rows]
     return [content[start:end] for start, end in pairwise(cuts)]

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.proxy.rules import wire
+from balancer.proxy.rules.tensors import elements
 from balancer.proxy.rules.wire import Part
 
 MOST_BYTES = 2**18
@@ -20,7 +21,6 @@ _OUTPUT, _RAW = 5, 6
 _NAME = 1
 """Of an output."""
 _MOST_OF_OUTPUT = 64
-_MOST_RANK = 32
 _TYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 _CONTENTS = {"FP32": "fp32_contents", "FP64": "fp64_contents"}
 """Where numbers stand that are not raw bytes; Triton has no such place for FP16."""
@@ -57,9 +57,7 @@ def _rows(data: bytes, output: str) -> npt.NDArray[np.float64] | None:
         data[outputs[place].start : outputs[place].end]
     )
     values = _raw(data, tensor.datatype, raw[place]) if len(raw) == len(outputs) else _explicit(tensor)
-    if values is None or len(tensor.shape) > _MOST_RANK or any(size < 0 for size in tensor.shape):
-        return None
-    if math.prod(tensor.shape) != len(values):
+    if values is None or elements(tensor.shape) != len(values):
         return None
     if not len(values):
         return None
