@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
+from support.joined import assert_joined
 from support.stack import Stack
 from tritonclient.utils import InferenceServerException
 
@@ -46,22 +47,11 @@ def tensor(name: str, array: np.ndarray, kind: str) -> triton_grpc.InferInput:
 async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack) -> None:
     async with triton_grpc.InferenceServerClient(stack.url) as client:
 
-        async def checksum(number: int) -> float:
-            rows = np.full((1 + number % 2, 4), number, np.float32)
-            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=str(number))
-            assert result.get_response().id == str(number)
-            found = result.as_numpy("CHECKSUM")
-            assert found.shape == (len(rows), 1)
-            assert (found == found[0]).all()
-            return float(found[0, 0])
+        async def infer(rows: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=name)
+            return result.get_response().id, result.as_numpy("CHECKSUM")
 
-        together = await asyncio.gather(*(checksum(number) for number in range(32)))
-        alone = [await checksum(number) for number in range(32)]
-    assert together == alone
-    joined, sent = [
-        await stack.metric("balancer_proxy_batches_total", result=result) for result in ("requests", "sent")
-    ]
-    assert sent < joined
+        await assert_joined(stack, infer)
     assert await stack.metric("balancer_proxy_batches_total", result="apart") == 0
     assert await stack.metric("balancer_proxy_batches_total", result="not_split") == 0
 

@@ -15,6 +15,7 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http as http_client
 import tritonclient.http.aio as triton_http
+from support.joined import assert_joined
 from support.stack import Stack
 from tritonclient.utils import InferenceServerException
 
@@ -206,21 +207,11 @@ async def test_an_answer_serves_equal_requests(stack: Stack) -> None:
 async def test_requests_are_joined_and_each_gets_its_own_rows(stack: Stack) -> None:
     async with triton_http.InferenceServerClient(stack.url, conn_limit=32) as client:
 
-        async def checksum(number: int) -> float:
-            rows = np.full((1 + number % 2, 4), number, np.float32)
-            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=str(number))
-            assert result.get_response()["id"] == str(number)
-            found = result.as_numpy("CHECKSUM")
-            assert found.shape == (len(rows), 1)
-            return float(found[0, 0])
+        async def infer(rows: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+            result = await client.infer("emulated_tft", [tensor("INPUT", rows, "FP32")], request_id=name)
+            return result.get_response()["id"], result.as_numpy("CHECKSUM")
 
-        together = await asyncio.gather(*(checksum(number) for number in range(32)))
-        alone = [await checksum(number) for number in range(32)]
-    assert together == alone
-    joined, sent = [
-        await stack.metric("balancer_proxy_batches_total", result=result) for result in ("requests", "sent")
-    ]
-    assert sent < joined
+        await assert_joined(stack, infer)
 
 
 async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack) -> None:

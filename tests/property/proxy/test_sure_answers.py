@@ -141,7 +141,7 @@ def test_the_last_good_answer_is_given_and_nobody_is_asked_in_vain(does: list[Do
     assert played.step.arrived.call.request.model == good[-1]
     assert played.step.arrived.cascaded
     if good[-1] == asked[-1] and (played.does[good[-1]].sure or 0) < THRESHOLD:
-        # It is not sure, and no further model was asked: none had a worker, or time.
+        # The last model asked was not sure, so each one after it had no worker, or not enough time left.
         left_s = time_s - answer_s(time_s) - played.now_s
         after = able[able.index(good[-1]) + 1 :] if good[-1] in able else able
         assert all(played.does[model].expected_s > left_s - 1e-9 for model in after)  # type: ignore[operator]  # the able have one
