@@ -22,7 +22,7 @@ from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.scoreboard.metrics import WARM_UP_SHARE
 from simulator.training.arena import counted_latency_s
 from simulator.training.validation import TAIL_WEIGHT
-from simulator.training.written import scenario
+from simulator.training.written import NEVER_SEALED, scenario
 
 DEFAULTS = ("expected_latency", "wlpr", "least_requests", "peak_ewma", "prequal", "power_of_two")
 BASELINE = DEFAULTS[0]
@@ -44,8 +44,8 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 capacity for the mix of requests, as an operator sets it who has measured; else it is 1."""
 _WRITTEN = 24
 """How many of the written distribution."""
-_WRITTEN_SEED, _NUMBER = 7000, 1 << 20
-"""Of these; sealed ones are numbered from 0 on."""
+_WRITTEN_SEED = 7000
+"""Of these."""
 _SEEDS = tuple(range(7000, 7004))
 _REQUESTS = 4000
 _TOLD = "told"
@@ -78,7 +78,7 @@ def points(name: str) -> list[dict[str, Any]]:
 
 def tuned_on() -> list[Scenario]:
     """The train scenarios, and some of the written distribution that nothing else is made of."""
-    drawn = (replace(scenario(_WRITTEN_SEED, _NUMBER + k), name=f"written {k}") for k in range(_WRITTEN))
+    drawn = (replace(scenario(_WRITTEN_SEED, NEVER_SEALED + k), name=f"written {k}") for k in range(_WRITTEN))
     return [*map(load_scenario, scenario_names("train")), *drawn]
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from policies.base import WORST, FleetView, FloatArray, Request, count_of
-from policies.expected_latency import ExpectedLatency, expected_s, saved_s
+from policies.expected_latency import Elements, ExpectedLatency, expected_s, saved_s
 
 _HEURISTIC = ExpectedLatency()
 """With its defaults: what the network corrects."""
@@ -25,10 +25,6 @@ _TINY_S, _ZERO, _ONE = np.array(1e-6), np.array(0.0), np.array(1.0)
 _ERROR_S, _SAVING = np.array(_HEURISTIC.error_penalty_s), np.array(_HEURISTIC.saving_factor)
 _SHARE, _SHARE_OTHER = np.array(_HEURISTIC.delayed_share), np.array(_HEURISTIC.delayed_share_other_models)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
-
-
-Elements: TypeAlias = Any
-"""A `FloatArray`, or a number: mypy has no type for a function of either."""
 
 
 class Seen(NamedTuple):

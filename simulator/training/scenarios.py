@@ -27,7 +27,7 @@ from simulator.spec import (
     ServiceTime,
     WorkerSpec,
 )
-from simulator.training.written import WRITTEN, scenario
+from simulator.training.written import NEVER_SEALED, WRITTEN, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
@@ -38,8 +38,6 @@ WORKERS = (4, 16)
 _WRITTEN_SHARE = 0.5
 """Of random scenarios."""
 _TRAINED = dataclasses.replace(WRITTEN, requests=2000)
-_NUMBER = 1 << 20
-"""Of those of the written distribution; sealed ones are numbered from 0 on."""
 _NETWORK = Network(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
@@ -76,7 +74,7 @@ def random_scenario(generator: np.random.Generator, workers: tuple[int, int] = W
     """A fleet, of at least and at most so many workers, with its workload; equal generators give equal ones."""
     if generator.random() < _WRITTEN_SHARE:
         written = dataclasses.replace(_TRAINED, workers=workers)
-        return dataclasses.replace(scenario(int(generator.integers(1 << 32)), _NUMBER, written), name="random")
+        return dataclasses.replace(scenario(int(generator.integers(1 << 32)), NEVER_SEALED, written), name="random")
     return _single(generator, workers)
 
 

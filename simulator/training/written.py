@@ -87,6 +87,8 @@ class Written(Ranges):
 
 
 WRITTEN = Written()
+NEVER_SEALED = 1 << 20
+"""The first of the numbers that no sealed scenario has, whatever its seed: for training and tuning."""
 
 
 def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
