@@ -85,9 +85,10 @@ def latencies(scenario: Scenario, seeds: Sequence[int], requests: int) -> FloatA
         share = used.share(now_s)
         toll = np.where(told, best, share / np.square(1 - share))
         cost = policy.cost(
-            *(view.completion_s, view.backlog_s, view.pending, view.pending_other_models, view.error_rate),
+            *(view.completion_s, view.backlog_s, view.pending),
+            *(view.pending_other_models, view.behind_s, view.error_rate),
             *(view.cached, view.saving_s, policy.error_penalty_s),
-            *(policy.delayed_share, policy.delayed_share_other_models, policy.saving_factor),
+            *(policy.delayed_share, policy.delayed_share_other_models, policy.behind_share, policy.saving_factor),
         )
         picks = batch.draw(least(cost + price * toll * added_s, view.eligible))
         used.add(np.flatnonzero(batch.waiting & (picks >= 0)), picks, added_s, now_s)

@@ -151,6 +151,11 @@ class FleetView(Protocol):
         """Those of `pending` that are for other models than this request's; other balancers' are taken to be of the
         same mix as this one's."""
 
+    @property
+    def behind_s(self) -> FloatArray:
+        """Those seconds of `completion_s` that are for waiting requests of other models, and that would go after this
+        request if models took turns, a batch of each instance at a time."""
+
 
 def option(
     default: Any,

@@ -20,10 +20,12 @@ def expected_s(
     backlog_s: Elements,
     pending: Elements,
     pending_other_models: Elements,
+    behind_s: Elements,
     error_rate: Elements,
     error_penalty_s: Elements,
     delayed_share: Elements,
     delayed_share_other_models: Elements,
+    behind_share: Elements,
 ) -> Elements:
     """Expected seconds, errors and others' delay counted as such; of elements."""
     # Bounded, so that what is infinite or unknown makes the cost so, and no other.
@@ -31,7 +33,8 @@ def expected_s(
     of_own_model = np.maximum(np.fmin(pending - pending_other_models, WORST), 0.0)
     delayed = delayed_share * of_own_model
     delayed = delayed + delayed_share_other_models * np.fmin(pending_other_models, WORST)
-    return completion_s + delayed * added_s + error_penalty_s * error_rate
+    behind_s = behind_share * np.fmin(np.fmax(behind_s, 0.0), WORST)
+    return np.maximum(completion_s - behind_s, added_s) + delayed * added_s + error_penalty_s * error_rate
 
 
 def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> Elements:
@@ -43,11 +46,16 @@ def saved_s(cached: Elements, saving_s: Elements, saving_factor: Elements) -> El
 class ExpectedLatency(CostPolicy):
     """Least expected seconds, by a softmin whose scale is `temperature` times the best.
 
-    The seconds are `completion_s`, what errors cost, and the delay that the request is taken to cause to others there:
-    what it adds to the device (`completion_s - backlog_s`), once for each of `delayed_share` of the pending requests of
-    its own model, and of `delayed_share_other_models` of those of others. Models take turns on a device, so a long
-    request delays many short ones of other models, which its own completion does not tell. Those of its own model are
-    ahead of it, but others come before the queue is empty. Without a queue this is nothing.
+    The seconds are `completion_s` less `behind_share` of `behind_s`, what errors cost, and the delay that the
+    request is taken to cause to others there: what it adds to the device (`completion_s - backlog_s`), once for
+    each of `delayed_share` of the pending requests of its own model, and of `delayed_share_other_models` of those
+    of others. Models take turns on a device, so a long request delays many short ones of other models, which its
+    own completion does not tell. Those of its own model are ahead of it, but others come before the queue is empty.
+    Without a queue this is nothing.
+
+    `completion_s` has all work there go before the request. Of other models less does, as models take turns, and on a
+    device that executes several at once much less. Who leaves that out keeps models apart, and such a device half idle;
+    who counts it in full sends long requests in among many short ones.
 
     On herding: balancers that read the same reports would all run to the same worker, if they trusted reports alone.
     What prevents it is in the estimate and not in the choice: every pick counts at once, for the others' picks too, so
@@ -82,7 +90,13 @@ class ExpectedLatency(CostPolicy):
         "Share of a worker's pending requests of other models that are taken to be delayed by what the request adds",
         ge=0.0,
     )
-
+    behind_share: float = option(
+        0.5,
+        "Share taken to go after the request, of the work of other models that would do so if models took turns on the "
+        "device; 0: all goes before",
+        ge=0.0,
+        le=1.0,
+    )
     saving_factor: float = option(
         16.0,
         "How many times the seconds count that a warm cache is expected to save, for the requests with the same key "
@@ -98,12 +112,14 @@ class ExpectedLatency(CostPolicy):
         backlog_s: Elements,
         pending: Elements,
         pending_other_models: Elements,
+        behind_s: Elements,
         error_rate: Elements,
         cached: Elements,
         saving_s: Elements,
         error_penalty_s: Elements,
         delayed_share: Elements,
         delayed_share_other_models: Elements,
+        behind_share: Elements,
         saving_factor: Elements,
     ) -> Elements:
         """Expected seconds, errors and others' delay counted as such, less what a warm cache saves."""
@@ -112,9 +128,11 @@ class ExpectedLatency(CostPolicy):
             backlog_s,
             pending,
             pending_other_models,
+            behind_s,
             error_rate,
             error_penalty_s,
             delayed_share,
             delayed_share_other_models,
+            behind_share,
         )
         return seconds - saved_s(cached, saving_s, saving_factor)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from balancer.core.estimators import caches, latency, queue, service, tokens
 from balancer.core.estimators.caches import Caches
-from balancer.core.estimators.columns import At
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
 from balancer.core.estimators.service import Service
@@ -71,7 +70,7 @@ class View:
     `now_s` and `rows` broadcast against `(..., n)`.
     """
 
-    _of_model: At
+    _of_model: tuple[Any, ...]
     """Where an array `(..., n, m)` has the column of the request's model, `(..., n)`."""
 
     def __init__(
@@ -118,10 +117,18 @@ class View:
     def backlog_s(self) -> FloatArray:
         return queue.backlog_now_s(self._queue, ..., self._now_s, self._others_left)
 
+    @part
+    def _forming(self) -> FloatArray:
+        return queue.forming_now(self._queue, ..., self._now_s)
+
     @column
     def completion_s(self) -> FloatArray:
-        forming = queue.forming_now(self._queue, ..., self._now_s)
-        return queue.completion_now_s(self._queue, self._service, self._of_model, self._rows, self.backlog_s, forming)
+        q, s = self._queue, self._service
+        return queue.completion_now_s(q, s, self._of_model, self._rows, self.backlog_s, self._forming)
+
+    @column
+    def behind_s(self) -> FloatArray:
+        return queue.behind_now_s(self._queue, self._service, self._of_model, self._rows, self._forming)
 
     @column
     def service_s(self) -> FloatArray:

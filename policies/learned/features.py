@@ -24,6 +24,7 @@ _HEURISTIC = ExpectedLatency()
 _TINY_S, _ZERO, _ONE = np.array(1e-6), np.array(0.0), np.array(1.0)
 _ERROR_S, _SAVING = np.array(_HEURISTIC.error_penalty_s), np.array(_HEURISTIC.saving_factor)
 _SHARE, _SHARE_OTHER = np.array(_HEURISTIC.delayed_share), np.array(_HEURISTIC.delayed_share_other_models)
+_SHARE_BEHIND = np.array(_HEURISTIC.behind_share)
 _WORST, _INF = np.array(WORST), np.array(np.inf)
 
 
@@ -64,11 +65,13 @@ def cost_of(
     backlog_s: Elements,
     pending: Elements,
     pending_other_models: Elements,
+    behind_s: Elements,
     error_rate: Elements,
 ) -> Elements:
     """What a pick costs by `expected_latency`, but for caches; infinite and unknown (NaN) ones are `WORST`."""
     seconds = expected_s(
-        completion_s, backlog_s, pending, pending_other_models, error_rate, _ERROR_S, _SHARE, _SHARE_OTHER
+        *(completion_s, backlog_s, pending, pending_other_models, behind_s, error_rate),
+        *(_ERROR_S, _SHARE, _SHARE_OTHER, _SHARE_BEHIND),
     )
     return np.fmin(seconds, _WORST)
 
@@ -174,8 +177,8 @@ TERMS = (
 )
 """Costs relative to the best, that the network weighs and adds."""
 
-_COLUMNS = 3
-"""Counts up when a column of the view, or the cost, comes to mean something else: 3, since the cost minds others."""
+_COLUMNS = 4
+"""Counts up when a column of the view, or the cost, comes to mean something else: 4, since models take turns."""
 SCHEMA = hashlib.sha256(
     json.dumps([_COLUMNS, *([[*one.described().values()] for one in ones] for ones in (FEATURES, TERMS))]).encode()
 ).hexdigest()[:16]
@@ -230,7 +233,9 @@ def _see(request: Request, fleet: FleetView) -> Seen:
     error_rate, service_s, count = fleet.error_rate, at_least_tiny(fleet.service_s), count_of(eligible)
     count = max(count, 1) if isinstance(count, int) else np.maximum(count, 1)
     other_models = fleet.pending_other_models
-    cost_s = np.where(eligible, cost_of(completion_s, backlog_s, pending, other_models, error_rate), _INF)
+    cost_s = np.where(
+        eligible, cost_of(completion_s, backlog_s, pending, other_models, fleet.behind_s, error_rate), _INF
+    )
     return Seen(
         marginal_s=completion_s - backlog_s,
         backlog_s=backlog_s,

@@ -28,13 +28,15 @@ from policies.learned.unrolled import in_turn, with_names
 READS = (
     *("completion_s", "backlog_s", "pending", "in_flight", "reported_pending"),
     *("service_s", "latency_s", "error_rate", "report_age_s"),
-    *("pending_other_models", "cached", "saving_s"),
+    *("pending_other_models", "cached", "saving_s", "behind_s"),
 )
 """Columns of the view that the policy reads, in the order in which `fill_learned` takes them."""
 _READS, _WORKER, _FLEET, _TERMS = len(READS), len(OF_WORKER), len(OF_FLEET), len(TERMS)
 # Lines: first the fields of `Seen` that differ between workers, which begin as the columns.
 _COMPLETION, _MARGINAL, _BACKLOG, _PENDING, _SERVICE, _ERROR_RATE = 0, 0, 1, 2, 5, 7
 _OTHER_MODELS, _CACHED, _SAVED, _COST = 9, 10, 11, 12
+_BEHIND = _COST
+"""Until the cost takes its place."""
 _X = _COST + 1
 """The first line of features."""
 _Z = _X + _WORKER
@@ -140,6 +142,7 @@ def _look(lines: FloatArray, rows: float, deadline_s: float) -> tuple[float, ...
             lines[_BACKLOG, w],
             lines[_PENDING, w],
             lines[_OTHER_MODELS, w],
+            lines[_BEHIND, w],
             lines[_ERROR_RATE, w],
         )
         lines[_SAVED, w] = saving_of(lines[_CACHED, w], lines[_SAVED, w])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -283,3 +284,23 @@ def completion_now_s(
     waiting = q.forming_rows[at] * forming
     added_s = alone_s(s, at, waiting + rows) / s.parallel[at] - alone_s(s, at, waiting) / s.parallel[at]
     return backlog_s + added_s
+
+
+def behind_now_s(
+    q: Queue, s: Service, at: tuple[Any, ...], rows: float | FloatArray, forming: float | FloatArray
+) -> FloatArray:
+    """Device seconds of what waits there for other models and goes after a request; as `completion_now_s`.
+
+    Models take turns, a batch of each instance at a time. A request is served in the turn that its model's queue has
+    come to it, and of other models no more batches than these turns have room for go before.
+    """
+    turns = np.ceil((q.forming_rows[at] * forming + rows) / (s.max_batch_rows[at] * s.instances[at]))
+    behind_s: FloatArray = turns * _ZERO
+    for m in range(q.forming_rows.shape[-1]):
+        # The request's own model among them, of which nothing is behind.
+        of = (*at[:-1], m)
+        there = q.forming_rows[of] * forming
+        batches = np.ceil(there / s.max_batch_rows[of])
+        ahead = np.minimum(turns * s.instances[of] / np.maximum(batches, _ONE), _ONE)
+        behind_s = behind_s + alone_s(s, of, there) / s.parallel[of] * (_ONE - ahead)
+    return behind_s

@@ -15,6 +15,7 @@ from balancer.core.estimators.caches import saving_now_s, warm
 from balancer.core.estimators.latency import error_rate_now, latency_now_s
 from balancer.core.estimators.queue import (
     backlog_now_s,
+    behind_now_s,
     completion_now_s,
     forming_now,
     of_other_models,
@@ -67,8 +68,18 @@ def backlog_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float
 def completion_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
     """See `FleetView`."""
     before_s = backlog_s(x, e, w, r, ask, now_s)
-    forming = float(forming_now(x.queue, r, now_s)) if x.queue.balancers[r] > 1 else 1.0
-    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s, forming))
+    return float(completion_now_s(x.queue, x.service, (r, ask.model), ask.rows, before_s, _forming(x, r, now_s)))
+
+
+def behind_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
+    """See `FleetView`; needs no look at other models where none of their requests is there."""
+    if x.queue.balancers[r] <= 1 and x.queue.in_flight[r] == x.queue.own_requests[r, ask.model]:
+        return 0.0
+    return float(behind_now_s(x.queue, x.service, (r, ask.model), ask.rows, _forming(x, r, now_s)))
+
+
+def _forming(x: Books, r: int, now_s: float) -> float:
+    return float(forming_now(x.queue, r, now_s)) if x.queue.balancers[r] > 1 else 1.0
 
 
 def service_s(x: Books, e: int, w: int, r: int, ask: Ask, now_s: float) -> float:
@@ -170,6 +181,7 @@ OF_WORKER: dict[str, Callable[[Books, int, int, int, Ask, float], float]] = {
     "cached": cached,
     "saving_s": saving_s,
     "pending_other_models": pending_other_models,
+    "behind_s": behind_s,
     LOT: lot,
     ONE: lambda x, e, w, r, ask, now_s: 1.0,
 }

@@ -34,8 +34,10 @@ def fade(s: Service, first: int, workers: int, share: float, default_s: float, k
     service.fade(s, kind, first, workers, share, default_s)
 
 
-def make_service(workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4) -> Service:
-    s = allocate(Service, workers, 1)
+def make_service(
+    workers: int = 1, fixed_s: float = 0.08, per_row_s: float = 0.01, max_batch: int = 4, models: int = 1
+) -> Service:
+    s = allocate(Service, workers, models)
     s.fixed_s[:], s.per_row_s[:], s.max_batch_rows[:] = fixed_s, per_row_s, max_batch
     return s
 
@@ -266,6 +268,19 @@ class TestQueue:
         assert queue.completion_now_s(q, s, (0, 0), 3.0, backlog_s) == pytest.approx(backlog_s + 3 * 0.01 / 2)
         assert queue.completion_now_s(q, s, (0, 0), 4.0, backlog_s) == pytest.approx(backlog_s + (0.08 + 4 * 0.01) / 2)
 
+    def test_models_that_take_turns_put_what_is_beyond_the_requests_own_turn_behind_it(self) -> None:
+        q, s = allocate(Queue, 1, 2), make_service(max_batch=4, models=2)
+        # One row of each executes; four batches of the second model wait, and one row of the first.
+        for m, rows in ((0, 1), (1, 1), (0, 1), (1, 16)):
+            queue.sent(q, s, 0, m, rows, now_s=0.0)
+        # A row of the first joins the one that waits: its turn, one batch of the other goes before, three after.
+        four_s = 4 * 0.08 + 16 * 0.01
+        assert queue.behind_now_s(q, s, (0, 0), 1.0, 1.0) == pytest.approx(3 / 4 * four_s)
+        # Eight rows come in the third turn, and have three of the other before them.
+        assert queue.behind_now_s(q, s, (0, 0), 8.0, 1.0) == pytest.approx(1 / 4 * four_s)
+        # Whoever comes fifth for the second model has the first's before it.
+        assert queue.behind_now_s(q, s, (0, 1), 1.0, 1.0) == 0
+
     def test_a_lone_balancer_trusts_its_own_count_over_the_lagging_average(self) -> None:
         q, s = allocate(Queue, 1, 1), make_service()
         queue.sent(q, s, 0, 0, 1, now_s=0.0)
@@ -388,7 +403,9 @@ class TestOneOrAll:
         q, s = self.states()
         left = queue.others_left(q, ..., 2.0)
         backlog_s = queue.backlog_now_s(q, ..., 2.0, left)
-        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, queue.forming_now(q, ..., 2.0))
+        forming = queue.forming_now(q, ..., 2.0)
+        completion_s = queue.completion_now_s(q, s, (slice(None), 1), 3.0, backlog_s, forming)
+        behind_s = queue.behind_now_s(q, s, (slice(None), 1), 3.0, forming)
         for w in range(6):
             one_left = queue.others_left(q, w, 2.0)
             one_backlog_s = queue.backlog_now_s(q, w, 2.0, one_left)
@@ -397,3 +414,4 @@ class TestOneOrAll:
             assert one_backlog_s == backlog_s[w]
             one_forming = queue.forming_now(q, w, 2.0)
             assert queue.completion_now_s(q, s, (w, 1), 3.0, one_backlog_s, one_forming) == completion_s[w]
+            assert queue.behind_now_s(q, s, (w, 1), 3.0, one_forming) == behind_s[w]

@@ -49,6 +49,7 @@ def busy(n: int = 9, seed: int = 0) -> FakeView:
         latency_s=generator.exponential(0.1, n),
         report_age_s=generator.uniform(0, 0.1, n),
         pending_other_models=generator.uniform(0, 2, n),
+        behind_s=generator.exponential(0.02, n),
         cached=generator.uniform(0, 1, n),
         saving_s=generator.uniform(0, 0.001, n),
     )
@@ -67,14 +68,15 @@ def test_inputs_of_two_workers_by_hand() -> None:
         error_rate=[0.1, 0.0, 0.0],
         report_age_s=[0.07, np.inf, 0.0],
         pending_other_models=[1, 0, 20],
+        behind_s=[0.1, 0, 0],
         cached=[0.0, 0.5, 0.0],
         saving_s=[0.01, 0.02, 0.0],
     )
     given = inputs(ROWS, view)
     ratios = {f.name: np.expm1(given.features[:2, i]).tolist() for i, f in enumerate(FEATURES)}
     costs = {t.name: given.terms[:2, i].tolist() for i, t in enumerate(TERMS)}
-    # completion + 1 s * errors + marginal * (0.2 * pending of its own model + 0.5 * of the others).
-    cost = [0.3 + 0.1 + 0.1 * (0.2 * 1 + 0.5 * 1), 0.14 + 0.04 * 0.2 * 6]
+    # completion - 0.5 * behind + 1 s * errors + marginal * (0.2 * pending of its own model + 0.5 * of the others).
+    cost = [0.3 - 0.5 * 0.1 + 0.1 + 0.1 * (0.2 * 1 + 0.5 * 1), 0.14 + 0.04 * 0.2 * 6]
     best, saved = cost[1], 16 * 0.5 * 0.02
     expected_ratios = {
         "excess": [cost[0] / best - 1, 0],
