@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
-from support.stack import Stack, exposed, sum_of
+from support.stack import Stack, exposed, records, sum_of
 from support.waiting import eventually
 
 from balancer.front import module
@@ -32,6 +32,7 @@ ODD_IN_PATHS = "é 1:%x"
 """Likewise, and one that a path may have, encoded."""
 NAMES = (FORWARDED, "any", ODD, ODD_IN_PATHS)
 """What is forwarded; the names of cascades, nobody else knows."""
+LOG = "access.log"
 MODELS = (FORWARDED, "several_outputs", "decoupled_count")
 
 
@@ -55,6 +56,7 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         "envoy": {
             "frontend": "pick" if asking else request.param,
             "shared_folder": str(directory / "shared"),
+            "access_log": str(directory / LOG),
             "forwarded": [*NAMES, "decoupled_count"],
         },
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
@@ -155,3 +157,15 @@ async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
                 break
     assert found == [0, 1, 2]
     await counted(stack, before, decisions=1, requests=1)
+
+
+async def test_envoys_log_has_one_line_of_each(stack: Stack) -> None:
+    """The last test: Envoy writes the rest when it ends."""
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        await client.infer(FORWARDED, text(triton_grpc, "told"), request_id="by its message")
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        await client.infer(FORWARDED, text(triton_http, "told"), headers={"x-request-id": "by its header"})
+    await stack.envoy.stop()
+    lines = records(stack.directory / LOG)
+    assert len([line for line in lines if line["triton_request_id"] == "by its message"]) == 1
+    assert len([line for line in lines if line["request_id"] == "by its header"]) == 1
