@@ -159,6 +159,18 @@ async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
     await counted(stack, before, decisions=1, requests=1)
 
 
+async def test_while_the_balancer_is_away_workers_answer(stack: Stack) -> None:
+    await stack.balancer.stop()
+    try:
+        for of in (triton_grpc, triton_http):
+            async with of.InferenceServerClient(stack.url) as client:
+                result = await client.infer(FORWARDED, text(of, "alone"))
+            assert result.as_numpy("UPPER")[0, 0] == b"ALONE"
+    finally:
+        await stack.restart_balancer()
+        await stack.all_ready()
+
+
 async def test_envoys_log_has_one_line_of_each(stack: Stack) -> None:
     """The last test: Envoy writes the rest when it ends."""
     async with triton_grpc.InferenceServerClient(stack.url) as client:
