@@ -123,8 +123,8 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _some_are_forwarded(self) -> Self:
-        if self.envoy.forwarded and self.envoy.frontend != "pick":
-            rule = "needs envoy.frontend: pick; with proxy all models are forwarded, and with native none can be"
+        if self.envoy.forwarded and self.envoy.frontend == "proxy":
+            rule = "names models beside envoy.frontend: proxy, which forwards all; set pick or native, or name none"
             raise field_error(("envoy", "forwarded"), ", ".join(self.envoy.forwarded), rule)
         return self
 

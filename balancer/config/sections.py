@@ -51,6 +51,7 @@ from balancer.files.yaml_document import ConfigError
 from balancer.gateway.bootstrap import BootstrapOptions
 from balancer.gateway.bootstrap_addresses import check_balancers
 from balancer.gateway.kserve import HeaderNames
+from balancer.gateway.names import MOST_FORWARDED
 from policies.base import Policy
 
 _SETTINGS = Settings()
@@ -334,9 +335,9 @@ class EnvoySection(StrictModel):
     (a shadow's share, or a policy that is neither compiled nor published), the balancer is asked. `proxy`: the
     balancer, which forwards inferences itself (section `proxy`): gRPC's, and with `listen.fleet` those of REST's
     `infer`; for all else it is asked. null: `native` in `balancer up` with one process, else `pick`."""
-    forwarded: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
-    """Models, and names of `proxy.cascades`, whose inferences the balancer forwards as with `frontend: proxy`, while it
-    is asked about all others; needs `frontend: pick`."""
+    forwarded: Annotated[tuple[Name, ...], Field(max_length=MOST_FORWARDED)] = ()
+    """Models, and names of `proxy.cascades`, whose inferences the balancer forwards as with `frontend: proxy`, while
+    all others go as with `pick` or `native`; refused beside `frontend: proxy`."""
     shared_folder: str | None = None
     """Absolute path of the folder that is shared then, best in memory, such as `/dev/shm/balancer`; null: one in
     `/dev/shm`, by user and `listen.envoy`."""

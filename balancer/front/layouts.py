@@ -17,6 +17,7 @@ from balancer.core.events import Void
 from balancer.front.journal_layouts import JOURNAL_RING_BYTES, OF_JOURNAL, SEEN, RecordFlag, RecordKind
 from balancer.front.structs import ENDPOINT, ENDPOINT_BYTES, Struct
 from balancer.gateway.kserve import HeaderNames, Kind
+from balancer.gateway.names import MOST_FORWARDED
 from balancer.gateway.verdict import By
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
@@ -321,6 +322,7 @@ SIZES = {
     "TABLES": TABLES,
     "LEVELS": LEVELS,
     "MOST_PUBLISHED": MOST_PUBLISHED,
+    "MOST_FORWARDED": MOST_FORWARDED,
     "ENDPOINT_BYTES": ENDPOINT_BYTES,
     "MOST_NAMED": MOST_NAMED,
     "DECIDERS": len(Decider),

@@ -175,7 +175,7 @@ def _rendered(options: BootstrapOptions, secrets: Secrets) -> str:
     if forwards:
         forward_by_balancer(bootstrap, forwarded)
     if options.native is not None:
-        decide_natively(bootstrap, options.native)
+        decide_natively(bootstrap, options.native, options.forwarded)
     if options.fleet is not None:
         ask_the_balancer(bootstrap, options.fleet, options.balancer_tls, secrets)
         if not options.access.names_principals:

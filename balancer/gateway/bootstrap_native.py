@@ -8,6 +8,7 @@ each request; it hands over what the module does not settle.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,9 @@ class NativeOptions:
     """That the balancer shares."""
 
 
-def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
-    """Change a complete bootstrap in which Envoy asks for each request into one in which it decides."""
+def decide_natively(bootstrap: Node, native: NativeOptions, forwarded: tuple[str, ...] = ()) -> None:
+    """Change a complete bootstrap in which Envoy asks for each request into one in which it decides, but for models
+    that are `forwarded`."""
     resources = bootstrap["static_resources"]
     (listener,) = resources["listeners"]
     resources["listeners"].append(_asking_listener(listener))
@@ -47,12 +49,17 @@ def decide_natively(bootstrap: Node, native: NativeOptions) -> None:
     manager = _manager(listener)
     router = manager["http_filters"][-1]
     logs = [log for log in manager["access_log"] if log["name"] == names.FILE_LOG]
-    manager["http_filters"] = [_module_filter(native, told=bool(logs) or "tracing" in manager), router]
+    manager["http_filters"] = [
+        _module_filter(native, forwarded, told=bool(logs) or "tracing" in manager),
+        router,
+    ]
     _mutations(manager).pop()  # the id that the balancer tells requests apart by, where it is asked
     told_of = next(log for log in manager["access_log"] if log["name"] == names.OUTCOMES_LOG)
     manager["access_log"] = [_of_what_was_settled(log) for log in logs]
     if "tracing" in manager:
-        manager["access_log"].append(_only_settled(traced_logger(told_of)))
+        # Of what is forwarded the balancer knows.
+        known = (names.FORWARDED_HEADER,) if forwarded else ()
+        manager["access_log"].append(_only_settled(traced_logger(told_of), *known))
         manager["tracing"]["custom_tags"] = decision_tags(names.DECISION_NAMESPACE, names.DECISION_NAMESPACE)
     (host,) = manager["route_config"]["virtual_hosts"]
     for route in host["routes"]:
@@ -128,9 +135,10 @@ _ASKED_ROUTE: Node = {
 }
 
 
-def _module_filter(native: NativeOptions, told: bool) -> Node:
+def _module_filter(native: NativeOptions, forwarded: tuple[str, ...], told: bool) -> Node:
     """`told`: what was decided is left in metadata, for Envoy's log and traces; each request pays for it."""
-    value = f"{native.kernel}\n{native.folder}\n{names.TOLD if told else ''}"
+    lines = [str(native.kernel), str(native.folder), names.TOLD if told else ""]
+    value = "\n".join([*lines, list_of(forwarded)] if forwarded else lines)
     text = {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": value}
     return {
         "name": names.NATIVE_FILTER,
@@ -141,6 +149,11 @@ def _module_filter(native: NativeOptions, told: bool) -> Node:
             "filter_config": text,
         },
     }
+
+
+def list_of(models: Iterable[str]) -> str:
+    """Names as the module reads them, whatever is in them."""
+    return "".join(f"{len(name.encode())}:{name}" for name in models)
 
 
 def _library(native: NativeOptions) -> Node:
@@ -160,10 +173,14 @@ def _of_what_was_settled(log: Node) -> Node:
     return _only_settled(log)
 
 
-def _only_settled(log: Node) -> Node:
-    """Of requests that the module did not leave to the internal listener."""
-    settled = {"header_filter": {"header": {**_ASKED, "invert_match": True}}}
-    return {**log, "filter": {"and_filter": {"filters": [settled, log["filter"]]}} if "filter" in log else settled}
+def _only_settled(log: Node, *others: str) -> Node:
+    """Of requests that the module did not leave to the internal listener, and that have none of the other headers."""
+    conditions = [
+        {"header_filter": {"header": {"name": name, "present_match": True, "invert_match": True}}}
+        for name in (names.ASKING_HEADER, *others)
+    ]
+    conditions += [log["filter"]] if "filter" in log else []
+    return {**log, "filter": {"and_filter": {"filters": conditions}} if len(conditions) > 1 else conditions[0]}
 
 
 def _module_choice(native: NativeOptions) -> Node:

@@ -5,7 +5,6 @@ where the balancer has a port for HTTP. All else stays as it is: it goes to work
 from __future__ import annotations
 
 import copy
-from urllib.parse import quote
 
 from balancer.core import bounds
 from balancer.gateway import names
@@ -16,20 +15,21 @@ from balancer.gateway.kserve import METHODS, SERVICE, Kind
 _REST = "rest"
 """The template's name of routes by HTTP, the first of which is that of inferences."""
 _MARK = """\
-local models, in_paths = {%(models)s}, {%(in_paths)s}
+local models = {%(models)s}
+local function decoded(digits) return string.char(tonumber(digits, 16)) end
 function envoy_on_request(request)
   local fields = request:streamInfo():dynamicMetadata():get("%(extraction)s")
   local path = request:headers():get(":path"):match("^[^?]*")
   local named = path:match("^/v2/models/([^/]+)/infer$") or path:match("^/v2/models/([^/]+)/versions/[^/]+/infer$")
   local names = fields and fields["model_name"]
-  if names and models[names[1]] or in_paths[named or ""] then
-    request:headers():replace("%(header)s", "true")
+  if names and models[names[1]] or named and models[(named:gsub("%%%%(%%x%%x)", decoded))] then
+    request:headers():replace("%(header)s", "%(mark)s")
     request:clearRouteCache()
   end
 end
 """
 """What finds the route anew once the model is known."""
-_MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}
+_MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": names.FORWARDED}}
 _FORWARDED = {f"{SERVICE}{method}" for method, kind in METHODS.items() if kind in (Kind.INFERENCE, Kind.STREAM)}
 _INFER = r"/v2/models/[^/]+(/versions/[^/]+)?/infer"
 _JSON_BYTES = "inference-header-content-length"
@@ -47,8 +47,10 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
     mine = [route for route in host["routes"] if route["match"].get("path") in _FORWARDED]
     if models is not None:
         _mark(manager["http_filters"], models)
-        mine = [{**route, "match": {**route["match"], "headers": [_MARKED]}} for route in mine]
-        host["routes"][:0] = mine
+        marked = [{**route, "match": {**route["match"], "headers": [_MARKED]}} for route in mine]
+        for route in mine:
+            route["name"] = names.FORWARDABLE
+        host["routes"][:0] = mine = marked
     for route in mine:
         _to_proxy(route, names.PROXY_CLUSTER, found_late=models is not None)
     for log in manager["access_log"]:
@@ -59,12 +61,9 @@ def forward_by_balancer(bootstrap: Node, models: tuple[str, ...] | None) -> None
 
 def _mark(filters: list[Node], models: tuple[str, ...]) -> None:
     """Have Envoy mark requests for some models, just before it would ask about them."""
-    named, in_paths = (
-        ", ".join(f"[{_in_lua(name)}] = true" for name in them) for them in (models, tuple(map(quote, models)))
-    )
     code = _MARK % {
-        **{"models": named, "in_paths": in_paths},
-        **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER},
+        "models": ", ".join(f"[{_in_lua(name)}] = true" for name in models),
+        **{"extraction": names.EXTRACTION, "header": names.FORWARDED_HEADER, "mark": names.FORWARDED},
     }
     typed = {"@type": names.LUA_TYPE, "default_source_code": {"inline_string": code}}
     at = next(place for place, each in enumerate(filters) if each["name"] == names.PICKS_FILTER)
@@ -103,20 +102,30 @@ def _to_proxy(route: Node, cluster: str, *, found_late: bool = False) -> None:
 
 def forward_rest_by_balancer(bootstrap: Node, most_bytes: int, models: tuple[str, ...] | None) -> None:
     """Change such a bootstrap, in which the balancer answers calls about the fleet by HTTP too; `most_bytes`: of a body
-    that it takes."""
+    that it takes. Where a listener within Envoy asks, it forwards as well."""
     resources = bootstrap["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    (host,) = manager["route_config"]["virtual_hosts"]
-    routes = host["routes"]
-    at = next(place for place, route in enumerate(routes) if route["name"] == _REST)
-    forwarded = _rest_route(routes[at], () if models is None else (_MARKED,))
-    _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", found_late=models is not None)
-    routes[at:at] = [*(_rest_route(routes[at], headers) for headers in _as_picked(most_bytes)), forwarded]
+    for listener in resources["listeners"]:
+        _forward_rest(listener["filter_chains"][0]["filters"][0]["typed_config"], most_bytes, some=models is not None)
     clusters = resources["clusters"]
     ours = copy.deepcopy(next(cluster for cluster in clusters if cluster["name"] == names.FLEET_REST_CLUSTER))
     ours["name"] = ours["load_assignment"]["cluster_name"] = names.PROXY_REST_CLUSTER
     ours["health_checks"][0]["http_health_check"] = {"path": names.PROXY_HEALTH_PATH}
     clusters += [ours, either(f"{ours['name']}{names.OR_WORKER}", ours["name"], names.HTTP_CLUSTER)]
+
+
+def _forward_rest(manager: Node, most_bytes: int, *, some: bool) -> None:
+    """`some`: not all models are forwarded."""
+    (host,) = manager["route_config"]["virtual_hosts"]
+    routes = host["routes"]
+    at = next(place for place, route in enumerate(routes) if route["name"] == _REST)
+    as_picked = [_rest_route(routes[at], headers) for headers in _as_picked(most_bytes)]
+    forwarded = _rest_route(routes[at], (_MARKED,) if some else ())
+    _to_proxy(forwarded, f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}", found_late=some)
+    present = {each["name"] for each in manager["http_filters"]}
+    off = forwarded["typed_per_filter_config"]
+    forwarded["typed_per_filter_config"] = {name: config for name, config in off.items() if name in present}
+    forwardable = [{**_rest_route(routes[at], ()), "name": names.FORWARDABLE}] if some else []
+    routes[at:at] = [*as_picked, forwarded, *forwardable]
 
 
 def _as_picked(most_bytes: int) -> tuple[tuple[Node, ...], ...]:

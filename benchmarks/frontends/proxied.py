@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +17,7 @@ import tritonclient.grpc as grpc_client
 
 from balancer.discovery.workers import WorkerSpec
 from benchmarks.client import framed, write_infer
-from benchmarks.frontends.gateways import PROXY, UPSTREAMS, gateways, new_workers, upstream
+from benchmarks.frontends.gateways import ALONE, PROXY, UPSTREAMS, gateways, new_workers, upstream
 from benchmarks.frontends.rounds import Found, Load, Target, in_turn, table
 from benchmarks.options import Options
 from benchmarks.results import Section
@@ -54,7 +55,10 @@ _CASES = (
     _Case("Proxy: 1 MiB, saturated (8 in flight)", 2**20, Load(8, 1)),
 )
 _JOINING = {"one client": Load(1, 1), "saturated (64 in flight)": Load(8, 8)}
-_SMALL_LOADS = {"one client": Load(1, 1), "saturated (16 in flight)": Load(8, 2)}
+_SMALL_LOADS = {"one client": Load(1, 1), "saturated (16 in flight)": Load(16, 1)}
+"""Over HTTP/1.1 a connection has one request at a time."""
+REST = ", REST"
+"""Ends the names of gateways that are asked by it."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,12 @@ class _Served:
     model: str
     loads: Mapping[str, Load]
     proxies: Mapping[str, Mapping[str, Any]]
+    rest: bool = False
+    """Whether it is asked by REST too."""
 
 
 _SERVED = (
-    _Served("A small model (digits)", _SMALL, _SMALL_LOADS, {}),
+    _Served("A small model (digits)", _SMALL, _SMALL_LOADS, {}, rest=True),
     _Served("Joining without Triton's batcher", _SINGLE, _JOINING, {JOINED: _BATCH}),
     _Served("Joining with Triton's batcher", _BATCHING, _JOINING, {JOINED: _BATCH}),
 )
@@ -84,7 +90,10 @@ def measure(options: Options) -> Section:
     upstreams = f"{UPSTREAMS} upstreams in C that answer 64 bytes to anything; {rounds}"
     one = f"One Triton (emulated_tft: with one emulated A100), requests of one row; {rounds}"
     tables = [table(title, found, upstreams) for title, found in forwarded.items()]
-    tables += [table(title, found, one) for title, found in served.items()]
+    by_rest = f"{one} REST: JSON over HTTP/1.1, beside Envoy alone by REST."
+    for title, found in served.items():
+        alone = {name: ALONE + REST for name in found if name.endswith(REST)}
+        tables.append(table(title, found, by_rest if alone else one, alone))
     raw = {
         title: {name: [asdict(each) for each in rounds] for name, rounds in found.items()}
         for title, found in (forwarded | served).items()
@@ -116,14 +125,20 @@ async def _served(options: Options, folder: Path) -> dict[str, Found]:
     found: dict[str, Found] = {}
     async with _triton(folder) as worker:
         for each in _SERVED:
-            body = folder / f"infer-{each.model}"
+            body, json_body = folder / f"infer-{each.model}", folder / f"infer-{each.model}.json"
             _write_row(body, each.model)
+            _write_json_row(json_body, each.model)
             within = folder / each.model
             within.mkdir()
             proxies = _sections(each.model, each.proxies)
             async with gateways(options.policy, [worker], within, proxies=proxies) as made:
                 targets = {
                     name: Target(gateway.envoy.endpoint, body, 1, gateway.processes) for name, gateway in made.items()
+                }
+                path = f"/v2/models/{each.model}/infer"
+                targets |= {
+                    name + REST: Target(gateway.envoy.endpoint, json_body, 1, gateway.processes, path, http1=True)
+                    for name, gateway in (made.items() if each.rest else ())
                 }
                 for load_name, pushed in each.loads.items():
                     title = f"{each.title}, {load_name}"
@@ -139,6 +154,13 @@ def _write_row(path: Path, model: str) -> None:
     request.inputs.add(name=name, datatype="FP32", shape=row.shape)
     request.raw_input_contents.append(row.tobytes())
     path.write_bytes(framed(request.SerializeToString()))
+
+
+def _write_json_row(path: Path, model: str) -> None:
+    """The same over REST, its numbers as JSON."""
+    name, length = _INPUTS[model]
+    row = {"name": name, "datatype": "FP32", "shape": [1, length], "data": [1.0] * length}
+    path.write_text(json.dumps({"inputs": [row]}))
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +114,9 @@ def _compared(found: Found, name: str, of: str, by: Callable[[Round, Round], flo
     return Compared(np.array([by(mine, other) for mine, other in zip(found[name], found[of], strict=True)]))
 
 
-def table(title: str, found: Found, note: str = "") -> Table:
-    """Medians over the rounds; of ratios, the median of those within each round, with their range."""
+def table(title: str, found: Found, note: str = "", alone: Mapping[str, str] = MappingProxyType({})) -> Table:
+    """Medians over the rounds; of ratios, the median of those within each round, with their range; `alone`: what a
+    target is compared with where that is not `ALONE`."""
     processes = list(dict.fromkeys(process for rounds in found.values() for process in rounds[0].cpu_us))
     columns = ["", "per s", "of Envoy alone", "p50 µs", "of Envoy alone", *processes, "not OK"]
     made = Table(title, columns, note=note)
@@ -124,9 +126,10 @@ def table(title: str, found: Found, note: str = "") -> Table:
             for process in processes
         ]
         rate_per_s, p50_us = np.median([(each.rate_per_s, each.p50_us) for each in rounds], axis=0)
+        of = alone.get(name, ALONE)
         times = (
-            [str(rate(found, name)), f"{p50_us:,.0f}", str(p50(found, name))]
-            if name != ALONE
+            [str(rate(found, name, of)), f"{p50_us:,.0f}", str(p50(found, name, of))]
+            if name != of
             else ["", f"{p50_us:,.0f}", ""]
         )
         made.rows.append([name, f"{rate_per_s:,.0f}", *times, *cpu, f"{sum(each.not_ok for each in rounds)}"])

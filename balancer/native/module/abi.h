@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define ABI_VERSION "v0.2.0"
 
@@ -20,6 +21,10 @@ struct header {
   struct text name, value;
 };
 
+static inline bool same(struct text one, struct text other) {
+  return one.length == other.length && !memcmp(one.ptr, other.ptr, one.length);
+}
+
 #define TEXT(literal) ((struct text){literal, sizeof(literal) - 1})
 #define CALLBACK(name) envoy_dynamic_module_callback_##name
 #define HOOK(name) envoy_dynamic_module_on_##name
@@ -29,7 +34,7 @@ enum header_kind { REQUEST_HEADERS, REQUEST_TRAILERS, RESPONSE_HEADERS, RESPONSE
 enum body_kind { RECEIVED_REQUEST_BODY, BUFFERED_REQUEST_BODY, RECEIVED_RESPONSE_BODY };
 enum headers_status { HEADERS_CONTINUE, HEADERS_STOP };
 enum body_status { BODY_CONTINUE, BODY_STOP_AND_BUFFER };
-enum attribute { RESPONSE_CODE = 15, RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53 };
+enum attribute { RESPONSE_CODE = 15, RESPONSE_CODE_DETAILS = 16, UPSTREAM_ADDRESS = 41, ATTEMPT_COUNT = 53, ROUTE_NAME = 61 };
 enum host_count { REQUESTS_ACTIVE = 7 };
 enum log_level { LOG_INFO = 2, LOG_WARNING = 3 };
 

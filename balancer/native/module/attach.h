@@ -3,6 +3,7 @@
 #define MODULE_ATTACH_H
 
 #include "directory.h"
+#include "forwarded.h"
 #include "journal.h"
 #include "request.h"
 #include "kernel.h"
@@ -72,6 +73,7 @@ struct source {
   struct kernel kernel;
   char folder[512];
   bool told; /* what was decided, in metadata */
+  struct forwarded forwarded;
   pthread_mutex_t mutex;
   struct attached *current;
   uint64_t next_look_ns;

@@ -51,10 +51,6 @@ static struct text next_fallback(struct request *request) {
   return next;
 }
 
-static bool same(struct text one, struct text other) {
-  return one.length == other.length && !memcmp(one.ptr, other.ptr, one.length);
-}
-
 /* False: no healthy host has that address. */
 static bool is_healthy(void *cluster, struct text address, uint32_t *index) {
   size_t count = CALLBACK(lb_get_healthy_hosts_count)(cluster, FIRST_PRIORITY);

@@ -19,10 +19,6 @@ static uint64_t hash_of(struct text model, struct text version) {
   return hash;
 }
 
-static bool same(struct text one, struct text other) {
-  return one.length == other.length && !memcmp(one.ptr, other.ptr, one.length);
-}
-
 static bool within(const struct directory_head *head, struct piece piece) {
   return piece.at <= head->strings && piece.length <= head->strings - piece.at;
 }

@@ -21,27 +21,33 @@ static _Atomic unsigned lates;
 
 HOOKED const char *HOOK(program_init)(void) { return ABI_VERSION; }
 
-/* A config is the path of the library, that of the folder, and whether decisions are told in metadata, a line each. What
-   keeps it from being used is said once; then the balancer is asked, as without this filter. */
+/* Up to the end of its first line; `rest` is then what stands behind. */
+static struct text line_of(struct text *rest) {
+  const char *end = rest->length ? memchr(rest->ptr, '\n', rest->length) : NULL;
+  struct text line = {rest->ptr, end ? (size_t)(end - rest->ptr) : rest->length};
+  size_t used = line.length + (end != NULL);
+  *rest = (struct text){rest->ptr + used, rest->length - used};
+  return line;
+}
+
+/* A config is the path of the library, that of the folder, whether decisions are told in metadata, a line each, and the
+   models that the balancer forwards. What keeps it from being used is said once; then the balancer is asked, as without
+   this filter. */
 HOOKED const void *HOOK(http_filter_config_new)(void *envoy, struct text name, struct text config) {
   (void)envoy, (void)name;
   struct source *source = NULL;
   char paths[1024];
   const char *lacking = missing_callback(), *why = "its config is not two paths";
-  if (config.length < sizeof paths) {
-    memcpy(paths, config.ptr, config.length);
-    paths[config.length] = 0;
-    char *folder = strchr(paths, '\n');
-    if (folder) {
-      *folder++ = 0;
-      char *told = folder + strcspn(folder, "\n");
-      if (*told) *told++ = 0;
-      why = lacking;
-      if (!lacking) source = source_new(paths, folder, &why);
-      if (source) source->told = !strcmp(told, NAME_TOLD);
-    }
+  struct text rest = config, kernel = line_of(&rest), folder = line_of(&rest), told = line_of(&rest);
+  if (kernel.length && folder.length && kernel.length + folder.length + 2 <= sizeof paths) {
+    int length = snprintf(paths, sizeof paths, "%.*s", (int)kernel.length, kernel.ptr);
+    snprintf(paths + length + 1, sizeof paths - kernel.length - 1, "%.*s", (int)folder.length, folder.ptr);
+    why = lacking;
+    if (!lacking) source = source_new(paths, paths + length + 1, &why);
+    if (source) source->told = same(told, TEXT(NAME_TOLD));
+    if (source && forwarded_read(&source->forwarded, rest)) return source;
+    if (source) why = "its config is no list of models";
   }
-  if (source) return source;
   struct source *none = calloc(1, sizeof *none);
   if (!none) return NULL;
   pthread_mutex_init(&none->mutex, NULL);
@@ -123,6 +129,29 @@ static void tell(void *filter, const struct request *request) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i].value.length) told[count++] = all[i];
   if (count) CALLBACK(http_set_dynamic_metadata_string_batch)(filter, SPACE, told, count);
+}
+
+static struct text kept_of(const struct balancer_text *text) {
+  return (struct text){text->kept, text->bytes < sizeof text->kept ? text->bytes : sizeof text->kept};
+}
+
+/* True: the balancer forwards it, and the rest of it passes. Whether it can, Envoy's route says: that of a raw tensor or of
+   too large a body is another one. Before anybody else looked at the request. */
+static bool forward(void *filter, struct request *request) {
+  const struct balancer_facts *facts = &request->reader.facts;
+  struct text model = kept_of(&facts->model), route = {NULL, 0};
+  if (facts->model.bytes != model.length || !forwarded_has(&request->source->forwarded, model)) return false;
+  if (!CALLBACK(http_filter_get_attribute_string)(filter, ROUTE_NAME, &route) || !same(route, TEXT(NAME_FORWARDABLE)))
+    return false;
+  request->stage = PASSED;
+  request->ask.model = model;
+  request->ask.id = kept_of(&facts->id);
+  request->decision.length = 0;
+  request->decision.policy[0] = 0;
+  tell(filter, request);
+  CALLBACK(http_set_header)(filter, REQUEST_HEADERS, TEXT(NAME_FORWARDED_HEADER), TEXT(NAME_FORWARDED));
+  CALLBACK(http_clear_route_cache)(filter);
+  return true;
 }
 
 /* The first attempt goes to the worker that was picked, the next ones to the fallbacks. */
@@ -243,6 +272,7 @@ static bool refuse(void *filter, struct request *request, const struct balancer_
 static bool judge_request(void *filter, struct request *request, struct seen seen, uint64_t read_ns) {
   struct balancer_refusal refusal;
   struct balancer_headers headers = {header_of, &seen};
+  if (request->reader.request.grpc && request->reader.progress != BALANCER_REFUSED && forward(filter, request)) return true;
   request->ask.grpc = request->reader.request.grpc;
   const struct balancer_request *read = balancer_reader_finish(&request->reader, &request->names->of, headers, &refusal);
   if (!read) return refuse(filter, request, &refusal);
@@ -280,6 +310,8 @@ HOOKED int HOOK(http_filter_request_headers)(void *filter, const void *module, b
   request->path = header_of(&seen, ":path", 5, &path_length);
   enum balancer_progress progress = balancer_reader_start(&request->reader, headers, !end);
   if (request->reader.request.kind == BALANCER_PER_SERVER) return HEADERS_CONTINUE;
+  /* Over REST the path has the model. */
+  if (!request->reader.request.grpc && forward(filter, request)) return HEADERS_CONTINUE;
   request->came_ns = now_ns();
   if (end) request->uploaded_ns = request->came_ns;
   if (progress == BALANCER_MORE) {

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
-from support.stack import Stack
+from support.stack import Stack, exposed, records, sum_of
 from support.waiting import eventually
 
+from balancer.front import module
+from balancer.gateway.bootstrap_native import NativeOptions
+from balancer.native import library
+from tools.stack.envoyproxy import EnvoyProcess
 from tools.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -22,30 +28,62 @@ KEPT = {"proxy": {"cache_ttl_s": 60}}
 FORWARDED = "string_upper"
 ODD = '"] = 1, ["x\n\\ --(.*) %s'
 """A name that would break what it is written into, were it written as it is."""
+ODD_IN_PATHS = "é 1:%x"
+"""Likewise, and one that a path may have, encoded."""
+NAMES = (FORWARDED, "any", ODD, ODD_IN_PATHS)
+"""What is forwarded; the names of cascades, nobody else knows."""
+LOG = "access.log"
 MODELS = (FORWARDED, "several_outputs", "decoupled_count")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+@dataclasses.dataclass
+class Asking(Stack):
+    """Envoy has the module, which finds nothing that a balancer shares."""
+
+    def _new_envoy(self) -> EnvoyProcess:
+        envoy = super()._new_envoy()
+        native = NativeOptions(module.PATH, library.PATH, self.directory / "shared")
+        envoy.options = dataclasses.replace(envoy.options, native=native)
+        return envoy
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "asking"])
+async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("some")
+    asking = request.param == "asking"
     settings = {
         "models": dict.fromkeys(MODELS, KEPT),
-        "envoy": {"frontend": "pick", "forwarded": [FORWARDED, "decoupled_count", "any", ODD]},
+        "envoy": {
+            "frontend": "pick" if asking else request.param,
+            "shared_folder": str(directory / "shared"),
+            "access_log": str(directory / LOG),
+            "forwarded": [*NAMES, "decoupled_count"],
+        },
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-        "proxy": {"cascades": {"any": [FORWARDED]}},
+        "proxy": {"cascades": {name: [FORWARDED] for name in NAMES[1:]}},
     }
-    stack = Stack(directory, workers=2, settings=settings, models=MODELS)
+    stack = (Asking if asking else Stack)(directory, workers=2, settings=settings, models=MODELS)
     try:
         await stack.start()
-        await stack.count_unpicked()
         yield stack
     finally:
         await stack.stop()
 
 
-async def kept(stack: Stack) -> float:
-    """Requests that came to where answers are kept."""
-    return await stack.metric("balancer_proxy_cache_total")
+async def counts(stack: Stack) -> dict[str, float]:
+    """Decisions, requests that ended, those that came to where the proxy keeps answers, and what must not be."""
+    samples = await exposed(stack.admin())
+    names = ("decisions", "requests", "proxy_cache", "fallbacks", "handler_errors")
+    return {name: sum_of(samples, f"balancer_{name}_total") for name in names}
+
+
+async def counted(stack: Stack, before: dict[str, float], **more: int) -> None:
+    """Wait until that many more are counted, and no other one."""
+
+    async def told() -> bool:
+        return await counts(stack) == {name: count + more.get(name, 0) for name, count in before.items()}
+
+    await eventually(told, f"these more are counted: {more}")
 
 
 def text(of: Any, value: str) -> list[Any]:
@@ -61,26 +99,46 @@ def addends(of: Any) -> list[Any]:
     return tensors
 
 
-@pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
-async def test_a_model_that_is_named_is_forwarded_and_another_is_picked_for(stack: Stack, of: Any) -> None:
+@pytest.mark.parametrize(
+    ("of", "names"),
+    [(triton_grpc, NAMES), (triton_http, [name for name in NAMES if name != ODD])],
+    ids=["grpc", "rest"],
+)
+async def test_models_that_are_named_are_forwarded_and_count_once(stack: Stack, of: Any, names: list[str]) -> None:
+    before = await counts(stack)
     async with of.InferenceServerClient(stack.url) as client:
-        for name in (FORWARDED, "any"):
-            before = await kept(stack)
+        for name in names:
             for _ in range(2):
                 result = await client.infer(name, text(of, f"{name} {of.__name__}"))
-                assert result.as_numpy("UPPER")[0, 0] == f"{name} {of.__name__}".upper().encode()
-            assert await kept(stack) == before + 2
-        before, requests = await kept(stack), await stack.metric("balancer_requests_total")
+                assert result.as_numpy("UPPER")[0, 0].decode() == f"{name} {of.__name__}".upper()
+    # The second one of each is answered by what was kept of the first.
+    await counted(stack, before, decisions=len(names), requests=2 * len(names), proxy_cache=2 * len(names))
+
+
+@pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
+async def test_others_are_picked_for_whatever_their_headers_say(stack: Stack, of: Any) -> None:
+    before = await counts(stack)
+    async with of.InferenceServerClient(stack.url) as client:
         for headers in ({}, {"x-gateway-destination-endpoint-forwarded": "true"}):
             result = await client.infer("several_outputs", addends(of), headers=headers)
             assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
-        assert await kept(stack) == before
+    await counted(stack, before, decisions=2, requests=2)
 
-    async def told() -> bool:
-        return await stack.metric("balancer_requests_total") == requests + 2
 
-    await eventually(told, "Envoy has told of the two")
-    assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == stack.unpicked
+async def test_what_is_not_converted_is_picked_for(stack: Stack) -> None:
+    before = await counts(stack)
+    raw, headers = b"\4\0\0\0true", {"Inference-Header-Content-Length": "0"}
+    async with aiohttp.ClientSession() as session:
+        url = f"http://{stack.url}/v2/models/{FORWARDED}"
+        direct = f"http://127.0.0.1:{stack.specs[0].http_port}/v2/models/{FORWARDED}"
+        async with (
+            session.post(f"{url}/infer", data=raw, headers=headers) as response,
+            session.post(f"{direct}/infer", data=raw, headers=headers) as alone,
+        ):
+            assert (response.status, await response.read()) == (alone.status, await alone.read())
+        async with session.post(f"{url}/generate", json={"TEXT": "quiet"}) as response:
+            assert (await response.json(content_type=None))["UPPER"] == "QUIET"
+    await counted(stack, before, decisions=2, requests=2)
 
 
 async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
@@ -89,7 +147,7 @@ async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
         count.set_data_from_numpy(np.array([3], np.int32))
         yield {"model_name": "decoupled_count", "inputs": [count]}
 
-    before = await stack.metric("balancer_decisions_total")
+    before = await counts(stack)
     found = []
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         async for result, error in client.stream_infer(one(), stream_timeout=30):
@@ -98,5 +156,28 @@ async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
             if len(found) == 3:
                 break
     assert found == [0, 1, 2]
-    assert await stack.metric("balancer_decisions_total") == before + 1
-    assert await stack.metric("balancer_handler_errors_total") == 0
+    await counted(stack, before, decisions=1, requests=1)
+
+
+async def test_while_the_balancer_is_away_workers_answer(stack: Stack) -> None:
+    await stack.balancer.stop()
+    try:
+        for of in (triton_grpc, triton_http):
+            async with of.InferenceServerClient(stack.url) as client:
+                result = await client.infer(FORWARDED, text(of, "alone"))
+            assert result.as_numpy("UPPER")[0, 0] == b"ALONE"
+    finally:
+        await stack.restart_balancer()
+        await stack.all_ready()
+
+
+async def test_envoys_log_has_one_line_of_each(stack: Stack) -> None:
+    """The last test: Envoy writes the rest when it ends."""
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        await client.infer(FORWARDED, text(triton_grpc, "told"), request_id="by its message")
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        await client.infer(FORWARDED, text(triton_http, "told"), headers={"x-request-id": "by its header"})
+    await stack.envoy.stop()
+    lines = records(stack.directory / LOG)
+    assert len([line for line in lines if line["triton_request_id"] == "by its message"]) == 1
+    assert len([line for line in lines if line["request_id"] == "by its header"]) == 1

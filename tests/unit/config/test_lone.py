@@ -25,9 +25,11 @@ def test_who_is_alone_or_executes_nothing_once_is_not_warned(sections: dict[str,
     assert lone.warnings(from_mapping(sections)) == []
 
 
-@pytest.mark.parametrize("frontend", ["native", "proxy", None])
-def test_some_models_are_forwarded_only_beside_pick(frontend: str | None) -> None:
-    with pytest.raises(ConfigError, match=r"envoy\.forwarded: .*m, n.* needs envoy\.frontend: pick"):
-        from_mapping({"envoy": {"frontend": frontend, "forwarded": ["m", "n"]}})
-    assert from_mapping({"envoy": {"frontend": "pick", "forwarded": ["m"]}}).forwards
-    assert not from_mapping({"envoy": {"frontend": "pick"}}).forwards
+@pytest.mark.parametrize("frontend", ["native", "pick", None])
+def test_some_models_are_forwarded_where_not_all_are(frontend: str | None) -> None:
+    assert from_mapping({"envoy": {"frontend": frontend, "forwarded": ["m"]}}).forwards
+    assert not from_mapping({"envoy": {"frontend": frontend}}).forwards
+    with pytest.raises(ConfigError, match=r"envoy\.forwarded: .*m, n.* beside envoy\.frontend: proxy, .* set pick"):
+        from_mapping({"envoy": {"frontend": "proxy", "forwarded": ["m", "n"]}})
+    with pytest.raises(ConfigError, match=r"envoy\.forwarded: .* at most 256"):
+        from_mapping({"envoy": {"frontend": frontend, "forwarded": [f"m{number}" for number in range(257)]}})

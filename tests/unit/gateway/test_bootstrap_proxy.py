@@ -13,8 +13,10 @@ from balancer.core import bounds
 from balancer.gateway import names
 from balancer.gateway.bootstrap import BootstrapOptions, render
 from balancer.gateway.bootstrap_fleet import FleetOptions
+from balancer.gateway.bootstrap_native import NativeOptions
 
 FLEET = FleetOptions(grpc=("127.0.0.1:9200",), rest=("127.0.0.1:9201",))
+MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}
 REST = f"{names.PROXY_REST_CLUSTER}{names.OR_WORKER}"
 
 
@@ -49,22 +51,56 @@ def test_of_some_models_only_what_is_marked_is_forwarded() -> None:
     some = {"proxy": False, "forwarded": ("a.b", 'c"\\')}
     first, second, *others = routes(**some)
     for route in (first, second):
-        assert route["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
+        assert route["match"]["headers"] == [MARKED]
         assert (route["name"], route["route"]["cluster"]) == (names.PROXIED, names.PROXY_CLUSTER)
     assert names.PROXIED not in {route["name"] for route in others}
     manager = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     filters = [each["name"] for each in manager["http_filters"]]
     assert filters.index(names.FORWARDED_FILTER) == filters.index(names.PICKS_FILTER) - 1
     code = manager["http_filters"][filters.index(names.FORWARDED_FILTER)]["typed_config"]["default_source_code"]
-    models, in_paths = code["inline_string"].splitlines()[0].removeprefix("local models, in_paths = ").split("}, {")
-    assert models == r'{["\097\046\098"] = true, ["\099\034\092"] = true'
-    assert in_paths == r'["\097\046\098"] = true, ["\099\037\050\050\037\053\067"] = true}'
+    (models, *_) = code["inline_string"].splitlines()
+    assert models == r'local models = {["\097\046\098"] = true, ["\099\034\092"] = true}'
 
 
 def test_of_some_models_rest_is_forwarded_where_it_is_marked() -> None:
     some = routes(proxy=False, forwarded=("a.b", "c d"), fleet=FLEET)
     (forwarded,) = [route for route in some if route.get("route", {}).get("cluster") == REST]
-    assert forwarded["match"]["headers"] == [{"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}]
+    assert forwarded["match"]["headers"] == [MARKED]
+
+
+def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
+    """Its routes say what it may mark; the listener that asks does as where Envoy asks for each request."""
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
+    some: dict[str, Any] = {"proxy": False, "forwarded": ("a.b", "ü\n"), "fleet": FLEET}
+    outer, inner = (
+        listener["filter_chains"][0]["filters"][0]["typed_config"]
+        for listener in resources(native=native, **some)["listeners"]
+    )
+    module = outer["http_filters"][0]["typed_config"]
+    assert module["filter_config"]["value"] == "/k.so\n/f\n\n3:a.b3:ü\n"
+    asked = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    assert inner["http_filters"] == asked["http_filters"]
+    of_asked = [route for route in asked["route_config"]["virtual_hosts"][0]["routes"] if "fleet" not in str(route)]
+    of_inner = inner["route_config"]["virtual_hosts"][0]["routes"]
+    assert [each for each in of_inner if each["name"] == names.PROXIED] == [
+        each for each in of_asked if each["name"] == names.PROXIED
+    ]
+    (first, *routes_of_outer) = outer["route_config"]["virtual_hosts"][0]["routes"]
+    assert first["route"]["cluster"] == names.ASKING
+    marked = [each for each in routes_of_outer if each["name"] == names.PROXIED]
+    unmarked = [each for each in routes_of_outer if each["name"] == names.FORWARDABLE]
+    assert [each["match"].pop("headers") for each in marked] == 3 * [[MARKED]]
+    assert [each["match"] for each in unmarked] == [each["match"] for each in marked]
+    assert [each["route"]["cluster"] for each in unmarked] == [
+        *(2 * [names.GRPC_CLUSTER]),
+        names.HTTP_CLUSTER,
+    ]
+
+
+def test_the_module_is_told_of_no_models_where_there_are_none() -> None:
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/f"))
+    rest = {str(route["name"]) for route in routes(proxy=False, native=native, fleet=FLEET)}
+    assert not rest & {names.PROXIED, names.FORWARDABLE}
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

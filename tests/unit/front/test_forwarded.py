@@ -1,0 +1,57 @@
+"""The module's list of models that the balancer forwards, with sanitizers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from unit.front.conftest import SANITIZERS
+
+from balancer.front.build import SOURCES
+from balancer.gateway.bootstrap_native import list_of
+from balancer.gateway.names import MOST_FORWARDED
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    """Reads a list and says which of the models are in it."""
+    made = tmp_path_factory.mktemp("c") / "forwarded"
+    files = ["-I", SOURCES, "-o", made, Path(__file__).with_name("forwarded.c"), SOURCES / "forwarded.c"]
+    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS, *files], check=True)
+
+    def asked(of: str, *models: str) -> str:
+        run = subprocess.run([made, of, *models], capture_output=True, check=True)
+        return run.stdout.decode().strip()
+
+    return asked
+
+
+def test_what_is_named_is_in_it_and_nothing_else(ask: Ask) -> None:
+    rng = random.Random(1)
+    names = {"".join(rng.choices('ab:1\n"é𝄞', k=rng.randint(1, 9))) for _ in range(4 * MOST_FORWARDED)}
+    named, others = sorted(names)[:MOST_FORWARDED], sorted(names)[MOST_FORWARDED:]
+    assert len(named) == MOST_FORWARDED
+    assert others
+    rng.shuffle(named)
+    assert ask(list_of(named), *named, *others) == len(named) * "1" + len(others) * "0"
+
+
+def test_one_without_names_has_none(ask: Ask) -> None:
+    assert ask("", "", "m") == "00"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["m", ":", "1:", "2:m", "0:", "1:m0:", "1:mx", "1:m1", "-1:m", f"{2**64 + 1}:m", "99999999999999999999999:m"],
+)
+def test_what_is_no_list_is_refused(ask: Ask, wrong: str) -> None:
+    assert ask(wrong, "m") == "no list"
+
+
+def test_one_with_too_many_is_refused(ask: Ask) -> None:
+    assert ask(list_of([f"m{number}" for number in range(MOST_FORWARDED + 1)]), "m1") == "no list"
