@@ -9,6 +9,7 @@ import click
 
 from balancer.config.policy_options import build_policy
 from experiments.by_hand import words_of
+from experiments.estimators import handed
 from experiments.estimators.fleets import (
     long_services,
     random_fleet,
@@ -63,7 +64,24 @@ def measure_tree(
     To measure an older tree, copy this folder into it, and run it there.
     """
     policy = build_policy(name, json.loads(given))
-    groups: Groups = {
+    groups = _groups(fleets)
+    found: dict[str, dict[str, Found]] = json.loads(out.read_bytes())["found"] if out.exists() else {}
+    for group in chosen or GROUPS:
+        runs, count = _runs(group, seeds), _requests(group, requests)
+        found[group] = {}
+        for scenario in groups[group]:
+            found[group][scenario.name] = measure(scenario, policy, runs, count)
+            click.echo(f"{group}: {scenario.name}")
+    groups_of_it = "".join(f" --group '{each}'" for each in chosen)
+    options = (
+        f"--policy {name} --options '{given}' --fleets {fleets} --seeds {seeds} --requests {requests}{groups_of_it}"
+    )
+    content = {"command": f"python -m experiments.estimators measure FILE.json {options}", "policy": name}
+    write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
+
+
+def _groups(fleets: int) -> Groups:
+    return {
         THREE: three_models(),
         SEVERAL: three_models_shared_by_balancers(),
         LONG: long_services(),
@@ -75,20 +93,33 @@ def measure_tree(
             *shared_by_balancers(load_scenario(each) for each in _SHARED),
         ],
     }
-    found: dict[str, dict[str, Found]] = json.loads(out.read_bytes())["found"] if out.exists() else {}
-    for group in chosen or GROUPS:
-        runs = range(seeds if group in (RANDOM, RANDOM_SEVERAL) else 2 * seeds)
-        found[group] = {}
-        for scenario in groups[group]:
-            count = requests * _TIMES_REQUESTS.get(group, 1)
-            found[group][scenario.name] = measure(scenario, policy, runs, count)
-            click.echo(f"{group}: {scenario.name}")
-    groups_of_it = "".join(f" --group '{each}'" for each in chosen)
-    options = (
-        f"--policy {name} --options '{given}' --fleets {fleets} --seeds {seeds} --requests {requests}{groups_of_it}"
+
+
+def _runs(group: str, seeds: int) -> range:
+    return range(seeds if group in (RANDOM, RANDOM_SEVERAL) else 2 * seeds)
+
+
+def _requests(group: str, requests: int) -> int:
+    return requests * _TIMES_REQUESTS.get(group, 1)
+
+
+@main.command("hand-over")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--fleets", default=24, show_default=True, help="Random ones.")
+@click.option("--seeds", default=3, show_default=True, help="Of each random fleet; of all else twice as many.")
+@click.option("--requests", default=4000, show_default=True, help="Of each run, as in `measure`.")
+def hand_over(out: Path, fleets: int, seeds: int, requests: int) -> None:
+    """Write scenarios and arrivals to OUT, for a tree that is too old to draw them: see handed.py."""
+    handed.write(
+        out,
+        {
+            group: [
+                (one, [one.arrivals(seed, _requests(group, requests)) for seed in _runs(group, seeds)])
+                for one in scenarios
+            ]
+            for group, scenarios in _groups(fleets).items()
+        },
     )
-    content = {"command": f"python -m experiments.estimators measure FILE.json {options}", "policy": name}
-    write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
 
 
 @main.command()
