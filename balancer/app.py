@@ -208,6 +208,7 @@ class App:
             refused=lambda field: self.metrics.refused_inputs.labels("report", field).inc(),
             failed=self.metrics.handler_errors.labels("report").inc,
             may_speak=identity.speaker(self._listeners.role("reports")),
+            in_flight=self.router.fleet.in_flight_at,
         )
         self.metrics.watch(collector.counts, self._ads, self.state, self._listeners.certificates)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from balancer.core.others import ANSWER_WITHIN_S
 from balancer.core.settings import Settings
 
 
@@ -217,6 +218,15 @@ class FleetSpec:
     """Where each balancer stands; empty: all in `settings.zones.own`."""
     tenants: tuple[str, ...] = ()
     """Names of tenants, by their numbers in arrivals; for the weights in `settings.holding`."""
+
+    @property
+    def report_delay_s(self) -> float:
+        """From when a report is taken until a balancer has it, but for jitter.
+
+        Several balancers are asked first what they have in flight: question and answer take a way each.
+        """
+        asked_s = min(2 * self.reports.delay_s, ANSWER_WITHIN_S) if self.balancers > 1 else 0.0
+        return self.reports.delay_s + asked_s
 
     def zone_of(self, balancer: int) -> str:
         """Where a balancer stands; empty: zones do not matter to it."""

@@ -31,6 +31,8 @@ MAX_LATENCY_S = 86_400.0
 """Of one outcome; Envoy ends a stream that is silent for an hour."""
 MAX_MODELS = 1024
 """Versions of models in one report."""
+MAX_MODELS_IN_FLIGHT = 256
+"""That one balancer, or all others together, are told to have requests of at one worker."""
 MAX_FALLBACKS = 16
 """Workers named after a pick."""
 MAX_FLEET_MODELS = 4096

@@ -80,6 +80,8 @@ class Report:
     """Of the device, 0 to 1."""
     draining: bool = False
     """Whether the worker's agent was told that it is about to stop: it finishes what it has and gets nothing new."""
+    others: tuple[tuple[str, int], ...] | None = None
+    """(model, requests) of all that other balancers have in flight there; None: not known, or there are no others."""
     stream: int = 0
     """Which of this process's streams carried it, numbered by the receiver as they come: the newest stream of a worker
     is the worker, whatever numbers the older ones carried."""

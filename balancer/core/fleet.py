@@ -16,6 +16,7 @@ from balancer.core.kernel.block import Block
 from balancer.core.kernel.books import Ledger
 from balancer.core.kernel.plain import Kernel
 from balancer.core.kernel.state import KEY_MEMORY, settings_row
+from balancer.core.others import in_flight_by_model, others_by_model
 from balancer.core.settings import Settings
 from balancer.core.worker import Worker, kinds_of, objections, tier_of
 from policies.base import BoolArray, FloatArray, UintArray
@@ -280,7 +281,7 @@ class Fleet:
             self.add_models(sorted(new))
         lines: list[tuple[float, ...]] = []
         batches: list[tuple[float, ...]] = []
-        for model in event.models:
+        for model, others in zip(event.models, others_by_model(event), strict=True):
             column = self.models.get(model.model)
             if column is None:
                 continue
@@ -288,7 +289,8 @@ class Fleet:
             batches += self._executed(len(lines), worker, model, begins)
             executed_rows = sum(rows * executions for rows, executions, _ in model.batches)
             most, instances = max(model.max_batch_rows, 1), max(model.instances, 1)
-            lines.append((column, most, instances, model.pending, model.executing, executed_rows, model.succeeded))
+            counts = (model.pending, model.executing, executed_rows, model.succeeded, others)
+            lines.append((column, most, instances, *counts))
         self.kernel.take_report(self, row, lines, batches, event.balancers, now_s)
 
     def _executed(self, line: int, worker: Worker, model: ModelReport, begins: bool) -> Iterator[tuple[float, ...]]:
@@ -305,6 +307,11 @@ class Fleet:
                 worker.batches[key] = (executions, seconds)
                 if warm:
                     yield line, rows, new, seconds - before[1]
+
+    def in_flight_at(self, worker: str) -> dict[str, int]:
+        """Own requests there by model, without those that have none."""
+        row = self.index.get(worker)
+        return {} if row is None else in_flight_by_model(self.queue.own_requests[row], self.models)
 
     def sent(self, worker: str, column: int, rows: float, now_s: float) -> None:
         """Count a pick of ours in and take its token."""

@@ -10,6 +10,8 @@ class ReportStreams(Protocol):
 
     streams: int
     """Open now."""
+    questions: int
+    """Of agents, what is in flight at their workers; answered."""
     silent: int
     """Ended because nothing came."""
     invalid: int

@@ -288,6 +288,8 @@ class _Process(Collector):
         """Yield the families."""
         streams = self._streams
         yield GaugeMetricFamily("balancer_report_streams", "Agents' report streams open now", streams.streams)
+        asked = "Questions of agents, what is in flight at their workers"
+        yield CounterMetricFamily("balancer_report_questions", asked, streams.questions)
         ended = CounterMetricFamily(
             "balancer_report_streams_ended", "Report streams that this process ended, by cause", labels=["cause"]
         )

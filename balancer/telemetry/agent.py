@@ -11,6 +11,7 @@ from balancer.balancer_tls import BalancerTls, credentials
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
+from balancer.core.others import ANSWER_WITHIN_S
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
 from balancer.telemetry import control
@@ -153,7 +154,9 @@ class _Agent:
         await self._source.looked.wait()
         due_s = loop.time()
         while True:
-            triton = self._triton = await self._source.read()
+            # Both at once: what balancers answer, and what Triton says, are to be of one moment.
+            triton, _ = await asyncio.gather(self._source.read(), self._replicas.ask(ANSWER_WITHIN_S))
+            self._triton = triton
             self._drain.observe(triton, loop.time())
             number = number + 1 if triton.incarnation == incarnation else 0
             incarnation = triton.incarnation

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Iterable
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
@@ -43,6 +44,7 @@ class ReportEncoder:
             memory_used_bytes=report.memory_used_bytes,
             utilisation=None if math.isnan(report.utilisation) else report.utilisation,
             draining=report.draining,
+            others=None if report.others is None else report_pb2.Others(in_flight=in_flight_of(report.others)),
         )
         for key, model in models.items():
             before = self._carried.get(key)
@@ -54,6 +56,25 @@ class ReportEncoder:
                 _add_model(message, model, with_batches=before is None or model.batches != before.batches)
         self._incarnation, self._carried = report.incarnation, models
         return message
+
+
+def in_flight_of(counts: Iterable[tuple[str, int]]) -> list[report_pb2.InFlight]:
+    """Requests in flight by model, as messages."""
+    return [report_pb2.InFlight(model=model, requests=requests) for model, requests in counts]
+
+
+def decode_in_flight(field: str, entries: Collection[report_pb2.InFlight], most: float) -> dict[str, int]:
+    """Requests in flight by model, `most` of each.
+
+    Raises:
+        OutOfBoundsError: if there are too many models or requests.
+    """
+    _at_most(field, len(entries), bounds.MAX_MODELS_IN_FLIGHT)
+    counts = {}
+    for entry in entries:
+        model = bounds.text(f"{field}.model", entry.model)
+        counts[model] = int(bounds.number(f"{field}.requests", entry.requests, 0, most))
+    return counts
 
 
 def _add_model(message: report_pb2.WorkerReport, model: ModelReport, *, with_batches: bool) -> None:
@@ -120,6 +141,7 @@ class ReportDecoder:
             memory_used_bytes=_count("memory_used_bytes", message.memory_used_bytes),
             utilisation=utilisation if message.HasField("utilisation") else math.nan,
             draining=message.draining,
+            others=_decode_others(message),
             stream=stream,
         )
         self.worker, self._incarnation, self._models, self._tuple = worker, incarnation, models, models_tuple
@@ -132,6 +154,12 @@ class ReportDecoder:
             rule = f"stays {bounds.shown(self.worker)} on this stream; open a stream for each worker"
             raise OutOfBoundsError("worker", worker, rule)
         bounds.text("worker", worker)
+
+
+def _decode_others(message: report_pb2.WorkerReport) -> tuple[tuple[str, int], ...] | None:
+    if not message.HasField("others"):
+        return None
+    return tuple(decode_in_flight("others.in_flight", message.others.in_flight, bounds.MAX_PENDING).items())
 
 
 def _decode_models(message: report_pb2.WorkerReport, carried: dict[_Key, ModelReport]) -> dict[_Key, ModelReport]:

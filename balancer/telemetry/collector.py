@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.events import Event, ReportsLost
 from balancer.seldom import Seldom
 from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportDecoder
+from balancer.telemetry.codec import ReportDecoder, in_flight_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ def _anybody(_context: object, _worker: str) -> str:
     return ""
 
 
+def _nothing(_worker: str) -> Mapping[str, int]:
+    return {}
+
+
 @dataclass(slots=True)
 class Counts:
     """What a collector has seen since it was made; all cumulative but `streams`."""
@@ -55,7 +59,9 @@ class Counts:
     """Open now."""
     reports: int = 0
     bytes: int = 0
-    """Of serialised reports, without gRPC's and HTTP/2's framing."""
+    """Of serialised reports and questions, without gRPC's and HTTP/2's framing."""
+    questions: int = 0
+    """Of agents, what is in flight at their workers; all were answered."""
     invalid: int = 0
     """Reports out of bounds; each ended its stream."""
     silent: int = 0
@@ -85,6 +91,8 @@ class _Stream:
     number: int = 0
     """In the order of the first reports; 0: there was none yet."""
     received: int = 0
+    answered: int = 0
+    """Questions."""
     draining: bool = False
     """What its last report said."""
     heard_s: float = 0.0
@@ -117,6 +125,10 @@ class _Stream:
         if self.ended is None:
             self.ended = _EndedError(code, why)
             self.task.cancel()
+
+    def acknowledgement(self, more: int = 0) -> report_pb2.ReportAck:
+        """Of all reports that were received, and of so many more."""
+        return report_pb2.ReportAck(received=self.received + more, answered=self.answered)
 
     async def write(self, context: _Context, ack: report_pb2.ReportAck) -> None:
         """Goes on where the stream is ended meanwhile: gRPC can send no status before a message that is on its way, and
@@ -162,6 +174,7 @@ class Collector:
         silence_s: float = SILENCE_S,
         *,
         may_speak: MaySpeak = _anybody,
+        in_flight: Callable[[str], Mapping[str, int]] = _nothing,
         refused: Callable[[str], None] = lambda field: None,
         failed: Callable[[], None] = lambda: None,
         max_streams: int = bounds.MAX_REPORT_STREAMS,
@@ -172,6 +185,7 @@ class Collector:
             on_event: Told of everything.
             silence_s: A stream that carries nothing for so long is ended.
             may_speak: Asked when a stream's first report names its worker.
+            in_flight: Asked what this balancer has in flight at a worker, by model.
             refused: Told of each report out of bounds, by the field that is; and `streams` for one stream too many.
             failed: Told of each stream that ended by a mistake of ours.
             max_streams: Open at once.
@@ -180,6 +194,7 @@ class Collector:
         self._on_event = on_event
         self._silence_s = silence_s
         self._may_speak = may_speak
+        self._in_flight = in_flight
         self._refused = refused
         self._failed = failed
         self._max_streams = max_streams
@@ -232,6 +247,9 @@ class Collector:
         clock = asyncio.get_running_loop().time
         while isinstance(message := await _read(context), report_pb2.WorkerReport):
             stream.heard_s = clock()
+            if message.asks:
+                await self._answer(stream, context, message)
+                continue
             try:
                 number = stream.number or self._opened + 1
                 report = decoder.decode(message, number)
@@ -249,9 +267,21 @@ class Collector:
             counts.reports += 1
             counts.bytes += message.ByteSize()
             if stream.received % ACKNOWLEDGE_EVERY == 0 or report.draining != stream.draining:
-                await stream.write(context, report_pb2.ReportAck(received=stream.received + 1))
+                await stream.write(context, stream.acknowledgement(1))
             stream.draining = report.draining
             stream.received += 1
+
+    async def _answer(self, stream: _Stream, context: _Context, question: report_pb2.WorkerReport) -> None:
+        """Say what this balancer has in flight at the stream's worker."""
+        if not stream.number:
+            why = OutOfBoundsError("asks", True, "comes after a stream's first report, which names the worker")
+            raise _EndedError(grpc.StatusCode.INVALID_ARGUMENT, str(why)) from why
+        self.counts.questions += 1
+        self.counts.bytes += question.ByteSize()
+        stream.answered += 1
+        answer = stream.acknowledgement()
+        answer.in_flight.extend(in_flight_of(self._in_flight(stream.decoder.worker).items()))
+        await stream.write(context, answer)
 
     def _begin(self, stream: _Stream, worker: str, context: _Context) -> None:
         """The stream's first report is valid: from now on the stream is the worker, if it may be."""

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining")
+    __slots__ = ("worker", "incarnation", "number", "ready", "all_models", "models", "balancers", "device", "memory_bytes", "memory_used_bytes", "utilisation", "draining", "others", "asks")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class WorkerReport(_message.Message):
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     number: int
@@ -32,7 +34,23 @@ class WorkerReport(_message.Message):
     memory_used_bytes: int
     utilisation: float
     draining: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
+    others: Others
+    asks: bool
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., ready: _Optional[bool] = ..., all_models: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ..., balancers: _Optional[int] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., utilisation: _Optional[float] = ..., draining: _Optional[bool] = ..., others: _Optional[_Union[Others, _Mapping]] = ..., asks: _Optional[bool] = ...) -> None: ...
+
+class Others(_message.Message):
+    __slots__ = ("in_flight",)
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
+    def __init__(self, in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...
+
+class InFlight(_message.Message):
+    __slots__ = ("model", "requests")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    requests: int
+    def __init__(self, model: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class ModelReport(_message.Message):
     __slots__ = ("model", "version", "ready", "pending", "executing", "succeeded", "failed", "max_batch_rows", "instances", "batches")
@@ -69,7 +87,11 @@ class BatchStatistics(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., executions: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class ReportAck(_message.Message):
-    __slots__ = ("received",)
+    __slots__ = ("received", "answered", "in_flight")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     received: int
-    def __init__(self, received: _Optional[int] = ...) -> None: ...
+    answered: int
+    in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
+    def __init__(self, received: _Optional[int] = ..., answered: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
 
 from balancer.balancer_tls import BalancerTls, credentials
+from balancer.core import bounds
+from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Report
 from balancer.errors import OperatorError
 from balancer.files.schema import UNIX
 from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportEncoder
+from balancer.telemetry.codec import ReportEncoder, decode_in_flight
+from balancer.telemetry.others import all_but
 from balancer.telemetry.trouble import Said, Trouble, explain
 
 logger = logging.getLogger(__name__)
@@ -55,6 +60,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_QUESTION = report_pb2.WorkerReport(asks=True)
+
 _Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 _Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]
 Value = TypeVar("Value")
@@ -63,8 +70,8 @@ Value = TypeVar("Value")
 class Replica:
     """The stream to one balancer. A new report takes the place of one that was not sent yet."""
 
-    def __init__(self, address: str, tls: BalancerTls | None = None) -> None:
-        """`address` is `ip:port`, or `unix:/path`; `run` connects."""
+    def __init__(self, address: str, tls: BalancerTls | None = None, told: Callable[[], None] = lambda: None) -> None:
+        """`address` is `ip:port`, or `unix:/path`; `run` connects. `told` is called after each answer."""
         self.address = address
         self._tls = tls
         self.wanted = True
@@ -77,6 +84,17 @@ class Replica:
         """Which report of the stream was the first of those that now say draining; 0: they do not."""
         self._heard_s = -math.inf
         self._said = Said(address)
+        self._told = told
+        self._asks = False
+        """Whether a question is to be sent."""
+        self._asked = 0
+        """Questions of this stream."""
+        self._answered = -1
+        """Of them; -1: the balancer has not said that it answers any."""
+        self._odd = False
+        """Whether an answer was out of bounds, which the log says once."""
+        self.in_flight: dict[str, int] | None = None
+        """What the balancer has in flight here by model, as its last answer says; None: it has not said."""
 
     @property
     def connected(self) -> bool:
@@ -87,6 +105,20 @@ class Replica:
     def knows_draining(self) -> bool:
         """Whether the balancer acknowledged a report that says draining, as all since do."""
         return 0 < self._draining_sent <= self._received
+
+    @property
+    def owes(self) -> bool:
+        """Whether a question is without an answer."""
+        return self.connected and 0 <= self._answered < self._asked
+
+    def ask(self) -> bool:
+        """Ask what the balancer has in flight here, if it answers and owes no answer; whether it was asked."""
+        if not self.connected or self._answered < 0 or self.owes:
+            return False
+        self._asked += 1
+        self._asks = True
+        self._wake.set()
+        return True
 
     def offer(self, report: Report) -> None:
         """Send it as soon as the stream can take one."""
@@ -102,6 +134,7 @@ class Replica:
             trouble = await self._connection()
             heard = self._heard_s > -math.inf
             self._heard_s, self._draining_sent = -math.inf, 0
+            self._forget_answers()
             if heard and loop.time() - began_s > _STEADY_S:
                 self._said.well()
             self._said.trouble(trouble, loop.time())
@@ -164,6 +197,10 @@ class Replica:
             while not acknowledgements.done():
                 await self._wake.wait()
                 self._wake.clear()
+                if self._asks:
+                    self._asks = False
+                    if not await _write(call, _QUESTION):
+                        break
                 if self._report is not None and self._sent - self._received < WINDOW:
                     message, self._report = encoder.encode(self._report), None
                     self._sent += 1
@@ -171,10 +208,8 @@ class Replica:
                         self._draining_sent = 0
                     elif not self._draining_sent:
                         self._draining_sent = self._sent
-                    try:
-                        await call.write(message)
-                    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                        break  # The call ended meanwhile; the acknowledgements' task knows how.
+                    if not await _write(call, message):
+                        break
             await acknowledgements
         finally:
             acknowledgements.cancel()
@@ -188,7 +223,36 @@ class Replica:
                 self._said.connected()
             self._heard_s = asyncio.get_running_loop().time()
             self._received = ack.received
+            self._take_answer(ack)
             self._wake.set()
+
+    def _take_answer(self, ack: report_pb2.ReportAck) -> None:
+        if not ack.HasField("answered") or ack.answered > self._asked:
+            return
+        if ack.answered > max(self._answered, 0):
+            try:
+                self.in_flight = decode_in_flight("in_flight", ack.in_flight, bounds.MAX_IN_FLIGHT)
+            except OutOfBoundsError as error:
+                self.in_flight = None
+                if not self._odd:
+                    logger.warning("balancer %s: its answers are left out: %s", self.address, error)
+                self._odd = True
+        self._answered = ack.answered
+        self._told()
+
+    def _forget_answers(self) -> None:
+        """The stream is over."""
+        self._asks, self._asked, self._answered, self.in_flight = False, 0, -1, None
+        self._told()
+
+
+async def _write(call: _Call, message: report_pb2.WorkerReport) -> bool:
+    """Whether it was written. Else the call ended meanwhile; who reads the acknowledgements knows how."""
+    try:
+        await call.write(message)
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        return False
+    return True
 
 
 def _known(value: Coroutine[Any, Any, Value]) -> list[Value]:
@@ -222,6 +286,7 @@ class Replicas:
         self._targets = tuple(targets)
         self._replicas: dict[str, Replica] = {}
         self._unresolved: set[str] = set()
+        self._told = asyncio.Event()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -238,10 +303,26 @@ class Replicas:
         """Connected balancers that have not acknowledged yet that this worker is draining."""
         return [r.address for r in self._replicas.values() if r.connected and not r.knows_draining]
 
+    async def ask(self, within_s: float) -> None:
+        """Ask all balancers what they have in flight here, where there are several; returns once all answered, or then.
+
+        An answer that is late counts from the next report on.
+        """
+        if self.connected < 2:
+            return
+        asked = [replica for replica in self._replicas.values() if replica.ask()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(replica.owes for replica in asked):
+                    self._told.clear()
+                    await self._told.wait()
+
     def offer(self, report: Report) -> None:
-        """Send the report to all, as soon as each can take one."""
-        for replica in self._replicas.values():
-            replica.offer(report)
+        """Send the report to all, as soon as each can take one, and with it what all others told to have in flight."""
+        told = {address: each.in_flight for address, each in self._replicas.items() if each.connected}
+        for address, replica in self._replicas.items():
+            others = all_but(address, told)
+            replica.offer(report if others is None else replace(report, others=others))
 
     async def run(self) -> None:
         """Resolve the targets, now and then again, and stream to what they resolve to; until cancelled."""
@@ -256,7 +337,7 @@ class Replicas:
                 await asyncio.sleep(_RESOLVE_PERIOD_S)
 
     async def _stream(self, address: str) -> None:
-        replica = self._replicas[address] = Replica(address, self._tls)
+        replica = self._replicas[address] = Replica(address, self._tls, self._told.set)
         try:
             await replica.run()
         finally:

@@ -124,6 +124,9 @@ def _report(rng: Random, worker: str, order: int) -> bytes:
         memory_used_bytes=odd.integer(rng, 64),
         utilisation=rng.choice((0.5, odd.real(rng))),
     )
+    report.asks = rng.random() < 0.05
+    for _ in range(rng.choice((0, 0, 1, 3, 300 if rng.random() < 0.02 else 1))):
+        report.others.in_flight.add(model=rng.choice((MODEL, odd.name(rng))), requests=odd.integer(rng, 32))
     for number in range(rng.choice((0, 1, 1, 2, 5, 300 if rng.random() < 0.02 else 1))):
         model = report.models.add(
             model=rng.choice((MODEL, f"m{rng.randrange(10_000)}", odd.name(rng))),

@@ -23,10 +23,11 @@ from simulator.scenario import load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
 POLICY = "expected_latency"
-GROUPS = THREE, SEVERAL, LONG, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
+GROUPS = THREE, SEVERAL, LONG, LONG_SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
     "three models",
     "three models, several balancers",
     "long services",
+    "long services, several balancers",
     "random fleets",
     "random fleets, several balancers",
     "train scenarios",
@@ -34,7 +35,7 @@ GROUPS = THREE, SEVERAL, LONG, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
 )
 _SHARED = ("cache-affinity", "heterogeneous-steady", "mixed-sizes", "several-models", "slow-worker")
 """Train scenarios of one balancer that several share as well."""
-_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3, LONG: 2}
+_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3, LONG: 2, LONG_SEVERAL: 2}
 """Where queues take long to build up."""
 
 
@@ -85,6 +86,7 @@ def _groups(fleets: int) -> Groups:
         THREE: three_models(),
         SEVERAL: three_models_shared_by_balancers(),
         LONG: long_services(),
+        LONG_SEVERAL: shared_by_balancers(long_services()),
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
         RANDOM_SEVERAL: shared_by_balancers(random_fleet(seed) for seed in range(fleets)),
         TRAIN: [load_scenario(each) for each in scenario_names("train")],

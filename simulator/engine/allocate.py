@@ -58,14 +58,14 @@ def sizes(fleets: Sequence[FleetSpec], requests: int) -> Sizes:
 def _snapshots(fleet: FleetSpec) -> int:
     """Reports that may be on their way at once, with 20 mean delays of jitter."""
     reports = fleet.reports
-    on_the_way = math.ceil((reports.delay_s + 20 * reports.jitter_s) / reports.period_s) + len(fleet.faults)
+    on_the_way = math.ceil((fleet.report_delay_s + 20 * reports.jitter_s) / reports.period_s) + len(fleet.faults)
     return int(min(4 + on_the_way, 1024))
 
 
 def _log(fleet: FleetSpec) -> int:
     """A power of two."""
     reports = fleet.reports
-    executions = _EXECUTIONS_PER_S * (reports.period_s + reports.delay_s + 20 * reports.jitter_s)
+    executions = _EXECUTIONS_PER_S * (reports.period_s + fleet.report_delay_s + 20 * reports.jitter_s)
     return int(min(max(2 ** math.ceil(math.log2(executions)), _LEAST_LOG), _MOST_LOG))
 
 

@@ -91,7 +91,7 @@ def _fill_environment(env: FloatArray, fleet: FleetSpec) -> None:
     )
     values = {
         at.E_PERIOD: reports.period_s,
-        at.E_DELAY: reports.delay_s,
+        at.E_DELAY: fleet.report_delay_s,
         at.E_JITTER: reports.jitter_s,
         at.E_LOSS: reports.loss,
         at.E_TO_WORKER: network.to_worker_s,

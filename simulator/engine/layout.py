@@ -204,6 +204,8 @@ class State(NamedTuple):
     """`(e * n, snapshots, 4)`: a ring of reports taken: log position, epoch, incarnation, number."""
     snapshot_pending: FloatArray = array("g snapshots m")
     """`(e * n, snapshots, m)`."""
+    snapshot_in_flight: FloatArray = array("g snapshots b m")
+    """What each balancer had in flight there, `(e * n, snapshots, balancers, m)`."""
     snapshot_executing: FloatArray = array("g snapshots m")
     snapshot_loaded: AnyArray = array("g snapshots m", np.int8)
     next: AnyArray = array("e k", np.int32, -1)

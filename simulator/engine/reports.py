@@ -14,6 +14,7 @@ from balancer.core.kernel.reports import (
     LINE,
     MAX_BATCH_ROWS,
     MODEL,
+    OTHERS,
     PENDING,
     ROWS,
     SECONDS,
@@ -59,6 +60,8 @@ def sample(sim: Sim, e: int, w: int, now_s: float) -> int:
                 executing = min(growth_s / elapsed_s, most)
         x.snapshot_executing[g, place, m] = executing
         x.sample_compute_s[g, taken % kept, m] = x.compute_s[g, m]
+        for b in range(balancers(sim, e)):
+            x.snapshot_in_flight[g, place, b, m] = sim.queue.own_requests[row(sim, e, b, w), m]
     x.sample_s[g, taken % kept] = now_s
     x.whole[g, at.SAMPLED] = taken + 1
     return place
@@ -174,6 +177,16 @@ def _count_execution(sim: Sim, r: int, g: int, place: int) -> None:
     known.seconds[r, m, rows] += sim.state.log_s[g, place]
 
 
+@inlined
+def _others(sim: Sim, e: int, b: int, g: int, place: int, m: int) -> float:
+    """What all balancers but `b` had in flight when the report was taken, as they told the agent."""
+    requests = 0.0
+    for c in range(balancers(sim, e)):
+        if c != b:
+            requests += sim.state.snapshot_in_flight[g, place, c, m]
+    return requests
+
+
 @outlined
 def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     """`Fleet.report`: a balancer takes a report over; late ones, and those on the way when a stream broke, are lost."""
@@ -214,6 +227,7 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
             line[MAX_BATCH_ROWS] = sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS]
             line[INSTANCES] = sim.plan.instances[g, m]
         line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
+        line[OTHERS] = _others(sim, e, b, g, place, m) if loaded == at.LOADED else math.nan
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
         lines += 1
     take_report(sim, e, r, known.lines[e], lines, known.batches[e], noted, balancers(sim, e), now_s)

@@ -209,11 +209,18 @@ def test_a_balancer_hears_of_others_requests_with_the_next_report_and_its_delay(
     Simulation(fleet, arrivals_of([0.0, 0.0, *times_s], balancer=[1, 1] + [0] * 99), policy, 1).run()
     sampled_s = draw(1, Stream.PHASE, 0) * 0.05
 
-    # Two of the other balancer and the own ones so far; the first of all executes.
-    expected = [
-        0 if t < sampled_s + 0.03 else 1 + math.floor(sampled_s * 1000) for t in times_s if t < sampled_s + 0.08
-    ]
+    # Two of the other balancer and the own ones so far; the first of all executes. The answers of the balancers take
+    # longer than a report waits for them.
+    heard_s = sampled_s + 0.005 + 0.03
+    expected = [0 if t < heard_s else 1 + math.floor(sampled_s * 1000) for t in times_s if t < heard_s + 0.05]
     assert [int(seen[0]) for seen in policy.seen[2:]][: len(expected)] == expected
+
+
+def test_several_balancers_are_asked_before_a_report_goes() -> None:
+    fleet = fleet_of(model_of(0.010), balancers=2, reports=Reports(0.05, delay_s=0.002))
+    assert fleet.report_delay_s == pytest.approx(3 * 0.002)
+    assert dataclasses.replace(fleet, balancers=1).report_delay_s == 0.002
+    assert dataclasses.replace(fleet, reports=Reports(0.05, delay_s=1.0)).report_delay_s == pytest.approx(1.005)
 
 
 def test_lost_reports_do_not_arrive_and_late_ones_are_ignored() -> None:

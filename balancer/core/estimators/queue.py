@@ -170,6 +170,17 @@ def forget_forming(q: Queue, w: int, models: FloatArray) -> None:
             q.forming_rows[w, int(models[i])] = 0.0
 
 
+def executing_of(q: Queue, w: int, m: int, pending: float, executing: float, others: float) -> float:
+    """Requests of a model that execute at a worker of which a report came, or are on the way there.
+
+    Where it tells what other balancers have in flight (`others`; not a number: it does not), those that do not wait
+    are counted. Else what executes is `executing`, an average of the past.
+    """
+    if q.balancers[w] <= 1 or math.isnan(others):
+        return executing
+    return float(max(q.own_requests[w, m] + others - pending, 0.0))
+
+
 def take_lying(q: Queue, s: Service, w: int, m: int, pending: float, executing: float, rows: float) -> float:
     """Seconds of the device for what a report says lies there of a model, in requests of so many rows each.
 

@@ -7,6 +7,7 @@ import numpy as np
 from balancer.core.estimators.caches import SETTLED
 from balancer.core.estimators.caches import observe as observe_hits
 from balancer.core.estimators.queue import (
+    executing_of,
     forget_forming,
     recount,
     reported,
@@ -20,7 +21,7 @@ from balancer.core.kernel.state import SERVICE_MEMORY, Books
 from policies.base import FloatArray
 
 # Columns of the lines: one of a model each.
-MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, LINE_COLUMNS = range(8)
+MODEL, MAX_BATCH_ROWS, INSTANCES, PENDING, EXECUTING, EXECUTED_ROWS, SUCCEEDED, OTHERS, LINE_COLUMNS = range(9)
 # Columns of what was executed since the last report: of which line, rows of a batch, executions, seconds in all.
 LINE, ROWS, EXECUTIONS, SECONDS, BATCH_COLUMNS = range(5)
 
@@ -97,8 +98,9 @@ def take_report(
             recount(q, s, r, m)
         done = after
         pending += lines[line, PENDING]
-        executing += lines[line, EXECUTING]
+        executes = executing_of(q, r, m, lines[line, PENDING], lines[line, EXECUTING], lines[line, OTHERS])
+        executing += executes
         rows = rows_per_request(lines[line, EXECUTED_ROWS], lines[line, SUCCEEDED])
-        work_s += take_lying(q, s, r, m, lines[line, PENDING], lines[line, EXECUTING], rows)
+        work_s += take_lying(q, s, r, m, lines[line, PENDING], executes, rows)
     reported(q, r, pending, executing, work_s, now_s)
     refill(x, e, r, now_s)

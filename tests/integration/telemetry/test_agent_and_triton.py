@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ from support.reports import Heard, collecting
 from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
-from balancer.core.events import ModelReport, Report, ReportsLost
+from balancer.core.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded
+from balancer.core.router import Router
+from balancer.core.settings import Settings
 from balancer.gateway.bootstrap_tls import TritonTls
 from balancer.gateway.endpoints import Endpoint
 from balancer.telemetry.agent import AgentOptions, run_agent
 from balancer.telemetry.control import drain
+from policies.base import Request
+from policies.round_robin import RoundRobin
 from tools.stack.ports import free_ports
 from tools.stack.tritonserver import TritonServer
 
@@ -103,6 +107,39 @@ def seconds(value: float) -> list[Any]:
 def model_of(report: Report, name: str = "seconds") -> ModelReport:
     """Of the report; not ready where the report lists no models, as before Triton answered."""
     return next((model for model in report.models if model.model == name), ModelReport(name, "", ready=False))
+
+
+async def test_each_of_two_balancers_hears_what_the_other_has_in_flight_of_the_same_moment(
+    triton: TritonServer, client: Any
+) -> None:
+    """Two routers, the agent and a real Triton: what one has sent, the other counts as executing there."""
+    routers = [Router(RoundRobin(), Settings()) for _ in range(2)]
+    heard = [Heard(), Heard()]
+
+    def telling(b: int) -> Callable[[Event], None]:
+        def tell(event: Event) -> None:
+            routers[b].observe(event, asyncio.get_running_loop().time())
+            heard[b](event)
+
+        return tell
+
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = []
+        for b, router in enumerate(routers):
+            router.observe(WorkerAdded("w"), 0.0)
+            collecting_there = collecting(telling(b), in_flight=router.fleet.in_flight_at)
+            addresses.append((await stack.enter_async_context(collecting_there))[1])
+        await stack.enter_async_context(agent_beside(triton, *addresses))
+        await heard[1].report(lambda report: report.ready and report.others == ())
+        decisions = [routers[0].route(Request("seconds"), asyncio.get_running_loop().time()) for _ in range(4)]
+        requests = asyncio.gather(*(client.infer("seconds", seconds(0.5)) for _ in decisions))
+        await heard[1].report(lambda report: report.others == (("seconds", 4),))
+        # None of its own, none waits or all do: by what it was told, 4 are there, long before any ends.
+        assert routers[1].fleet.queue.others[0] == 4
+        await requests
+        for decision in decisions:
+            routers[0].observe(Finished(decision.number, "w", 0.5, True), asyncio.get_running_loop().time())
+        await heard[1].report(lambda report: report.others == (), after=len(heard[1].events))
 
 
 async def test_reports_say_what_triton_does(heard: Heard, client: Any) -> None:

@@ -218,7 +218,9 @@ class Host:
         device = DEVICES[draw % 3] if draw % 29 == 0 else ""
         stopping = draw % 31 == 0
         ready = draw % 37 != 0
-        return Report(f"w{worker}", starts, n, ready, known, balancers=1 + worker % 3, device=device, draining=stopping)
+        others = None if draw % 4 == 0 else tuple((model, (draw >> 5 * i) % 9) for i, model in enumerate(MODELS[:-1]))
+        told = {"balancers": 1 + worker % 3, "others": others}
+        return Report(f"w{worker}", starts, n, ready, known, **told, device=device, draining=stopping)
 
     def state(self) -> dict[str, np.ndarray]:
         fleet = self.router.fleet

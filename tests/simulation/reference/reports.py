@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
 from balancer.core.events import Report, ReportsLost
+
+
+def _all_but(balancer: int, told: Sequence[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
+    """What all others have in flight."""
+    total: Counter[str] = Counter()
+    for b, requests in enumerate(told):
+        if b != balancer:
+            total.update(requests)
+    return tuple(total.items())
 
 
 class Reports:
@@ -22,7 +33,7 @@ class Reports:
         """The first reports, received at once; then samples for ever."""
         for worker in self.world.workers:
             if worker.state == "up":
-                self.world.tell(self._take(worker))
+                self.world.tell(replace(self._take(worker), others=()))
             self._schedule(worker, self.world.u(Stream.PHASE, worker.index), 0)
 
     def resume(self, worker: Worker) -> None:
@@ -48,13 +59,15 @@ class Reports:
             return
         world, settings = self.world, self.world.fleet.reports
         report = self._take(worker)
+        told = [router.fleet.in_flight_at(worker.spec.name) for router in world.routers]
         for b in range(world.fleet.balancers):
             k = (worker.index * world.fleet.balancers + b) << 40 | report.number
             if world.u(Stream.REPORT_LOSS, k) < settings.loss:
                 continue
+            heard = replace(report, others=_all_but(b, told))
             jitter_s = -settings.jitter_s * math.log1p(-world.u(Stream.REPORT_JITTER, k))
-            at_s = world.clock.now_s + settings.delay_s + jitter_s
-            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, report, worker.stream)
+            at_s = world.clock.now_s + world.fleet.report_delay_s + jitter_s
+            world.clock.at(at_s, Kind.REPORT, (worker.index, b), self._receive, worker, b, heard, worker.stream)
 
     def _receive(self, worker: Worker, balancer: int, report: Report, stream: int) -> None:
         if stream == worker.stream:

@@ -62,7 +62,7 @@ def large(workers: int = 64) -> tuple[Router, Metrics]:
 def whole(metrics: Metrics) -> Metrics:
     """With something in every family."""
     certificates = {"envoy": FakeCertificate(1.8e9), "admin": FakeCertificate(None)}
-    counts = Counts(streams=3, silent=1, invalid=2, refused=3, taken_over=4)
+    counts = Counts(streams=3, questions=5, silent=1, invalid=2, refused=3, taken_over=4)
     metrics.watch(counts, Ads(), FakeState(FakeConfig()), certificates)
     metrics.errors_of("m0", "w0").inc()
     for counter, labels in (
@@ -247,6 +247,7 @@ def test_gauges_of_workers_are_what_the_policy_sees() -> None:
 def test_what_is_watched_is_told() -> None:
     metrics = whole(large(1)[1])
     assert samples(metrics, "balancer_report_streams") == {(): 3}
+    assert samples(metrics, "balancer_report_questions_total") == {(): 5}
     assert samples(metrics, "balancer_report_streams_ended_total") == {
         ("silent",): 1,
         ("invalid",): 2,

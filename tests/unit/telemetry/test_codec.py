@@ -49,6 +49,12 @@ REPORTS = st.builds(
     memory_used_bytes=COUNTERS,
     utilisation=st.one_of(st.just(math.nan), st.floats(0, 1, width=32)),
     draining=st.booleans(),
+    others=st.one_of(
+        st.none(),
+        st.dictionaries(st.sampled_from(["a", "b", "ünïcode"]), st.integers(0, int(bounds.MAX_PENDING))).map(
+            lambda counts: tuple(counts.items())
+        ),
+    ),
 )
 
 
@@ -110,6 +116,10 @@ def message(**fields: Any) -> report_pb2.WorkerReport:
     return report_pb2.WorkerReport(**(defaults | fields))
 
 
+def told(*models: str, requests: int = 1) -> report_pb2.Others:
+    return report_pb2.Others(in_flight=[report_pb2.InFlight(model=model, requests=requests) for model in models])
+
+
 def model(**fields: Any) -> report_pb2.ModelReport:
     defaults: dict[str, Any] = {"model": "m", "version": "1"}
     return report_pb2.ModelReport(**(defaults | fields))
@@ -134,6 +144,9 @@ BATCH = report_pb2.BatchStatistics
         ("memory_used_bytes", message(memory_used_bytes=2**64 - 1)),
         ("utilisation", message(utilisation=1.5)),
         ("utilisation", message(utilisation=math.nan)),
+        ("others.in_flight", message(others=told(*(str(i) for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1))))),
+        ("others.in_flight.model", message(others=told(LONG))),
+        ("others.in_flight.requests", message(others=told("a", requests=2**32 - 1))),
         ("models", message(models=[model(model=str(i)) for i in range(bounds.MAX_MODELS + 1)])),
         ("models", message(models=[model() for _ in range(bounds.MAX_MODELS + 1)])),
         ("models.version", message(models=[model(version=str(i)) for i in range(bounds.MAX_VERSIONS + 1)])),
@@ -195,7 +208,9 @@ def largest() -> Report:
         for i in range(bounds.MAX_MODELS)
     )
     worker = "w" * bounds.MAX_TEXT_BYTES
-    return Report(worker, count, count, True, models, bounds.MAX_BALANCERS, worker, count, count, 0.5, draining=True)
+    others = tuple((f"{name}{i:04}", int(bounds.MAX_PENDING)) for i in range(bounds.MAX_MODELS_IN_FLIGHT))
+    known = (models, bounds.MAX_BALANCERS, worker, count, count, 0.5)
+    return Report(worker, count, count, True, *known, draining=True, others=others)
 
 
 def test_the_largest_report_within_bounds_is_taken_and_fits_the_limit_of_a_message() -> None:

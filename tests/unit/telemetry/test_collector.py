@@ -64,7 +64,7 @@ async def test_reports_become_events_and_the_end_of_the_stream_too() -> None:
         assert await ended(call) is grpc.StatusCode.OK
 
     assert heard.events == [*map(received, reports), ReportsLost("w")]
-    assert acks == [report_pb2.ReportAck(received=1), report_pb2.ReportAck(received=11)]
+    assert acks == [report_pb2.ReportAck(received=n, answered=0) for n in (1, 11)]
     counts = collector.counts
     assert (counts.streams, counts.reports, counts.invalid, counts.silent) == (0, 12, 0, 0)
     assert counts.bytes == sum(message.ByteSize() for message in messages)
@@ -86,6 +86,37 @@ async def test_the_newest_stream_of_a_worker_is_the_worker(newer: int) -> None:
         assert (collector.counts.taken_over, collector.counts.streams) == (1, 1)
         await ended(second)
         assert heard.events[-1] == ReportsLost("w")
+
+
+async def test_a_question_is_answered_with_what_is_in_flight_at_the_streams_worker() -> None:
+    heard, in_flight = Heard(), {"w": {"a": 3, "b": 1}, "v": {"a": 7}}
+    async with collecting(heard, in_flight=in_flight.__getitem__) as (collector, address), calling(address) as call:
+        await call.write(ReportEncoder().encode(report_of("w", 0)))
+        await call.write(report_pb2.WorkerReport(asks=True))
+        acks = [await call.read(), await call.read()]
+        in_flight["w"] = {}
+        await call.write(report_pb2.WorkerReport(asks=True))
+        acks.append(await call.read())
+        await ended(call)
+    told = [report_pb2.InFlight(model="a", requests=3), report_pb2.InFlight(model="b", requests=1)]
+    assert acks == [
+        report_pb2.ReportAck(received=1, answered=0),
+        report_pb2.ReportAck(received=1, answered=1, in_flight=told),
+        report_pb2.ReportAck(received=1, answered=2),
+    ]
+    assert (collector.counts.reports, collector.counts.questions) == (1, 2)
+    assert heard.events == [received(report_of("w", 0)), ReportsLost("w")]
+
+
+async def test_a_question_before_the_first_report_is_refused() -> None:
+    """Nobody knows yet for whom it speaks, and whether it may."""
+    refused: list[str] = []
+    async with collecting(Heard(), refused=refused.append) as (collector, address), calling(address) as call:
+        await call.write(report_pb2.WorkerReport(worker="w", asks=True))
+        assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert "asks: True is refused; it comes after a stream's first report" in (await call.details() or "")
+    assert refused == ["asks"]
+    assert (collector.counts.invalid, collector.counts.questions) == (1, 0)
 
 
 class FakeContext:
@@ -164,9 +195,9 @@ async def test_a_report_that_begins_to_say_draining_is_acknowledged_at_once() ->
     async with collecting(heard) as (_, address), calling(address) as call:
         encoder = ReportEncoder()
         await call.write(encoder.encode(report_of("w", 0)))
-        assert await call.read() == report_pb2.ReportAck(received=1)
+        assert await call.read() == report_pb2.ReportAck(received=1, answered=0)
         await call.write(encoder.encode(dataclasses.replace(report_of("w", 1), draining=True)))
-        assert await call.read() == report_pb2.ReportAck(received=2)
+        assert await call.read() == report_pb2.ReportAck(received=2, answered=0)
 
 
 async def test_a_malformed_report_ends_its_stream_alone() -> None:

@@ -10,18 +10,23 @@ import pytest
 from support.reports import Heard, collecting, report_of
 from support.waiting import eventually
 
+from balancer.core import bounds
 from balancer.core.events import Event, Report, ReportsLost
 from balancer.telemetry import report_pb2
 from balancer.telemetry.collector import SERVICE
 from balancer.telemetry.streams import WINDOW, Replicas
 
+_PATIENCE_S = 60.0
+
 
 @contextlib.asynccontextmanager
-async def running(replicas: Replicas, *, offering: bool = True) -> AsyncIterator[None]:
-    """The streams run, and are offered a report every 10 ms."""
+async def running(replicas: Replicas, *, offering: bool = True, asking: bool = False) -> AsyncIterator[None]:
+    """The streams run, and are offered a report every 10 ms; `asking`: balancers are asked what they have in flight."""
 
     async def offer() -> None:
         for number in itertools.count():
+            if asking:
+                await replicas.ask(_PATIENCE_S)
             replicas.offer(report_of("w", number))
             await asyncio.sleep(0.01)
 
@@ -54,6 +59,59 @@ async def test_a_balancer_that_is_not_there_yet_is_waited_for() -> None:
         await heard.report(lambda report: True)
 
 
+async def test_each_balancer_hears_what_all_others_have_in_flight() -> None:
+    counts: list[dict[str, int]] = [{"a": 1}, {"a": 20, "b": 3}, {}]
+    heard = [Heard() for _ in counts]
+    async with contextlib.AsyncExitStack() as stack:
+        balancers = [
+            await stack.enter_async_context(collecting(each, in_flight=lambda _, i=i: counts[i]))
+            for i, each in enumerate(heard)
+        ]
+        replicas = Replicas([address for _, address in balancers])
+        await stack.enter_async_context(running(replicas, asking=True))
+        told = [await each.report(lambda report: bool(report.others)) for each in heard]
+        assert [dict(report.others or ()) for report in told] == [{"a": 20, "b": 3}, {"a": 1}, {"a": 21, "b": 3}]
+
+        counts[1] = {"b": 2}
+        await heard[0].report(lambda report: report.others == (("b", 2),))
+        counts[1] = {}
+        await heard[0].report(lambda report: report.others == ())
+
+
+async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
+    first, second = Heard(), Heard()
+    async with collecting(first) as (_, address), contextlib.AsyncExitStack() as stack:
+        async with collecting(second, in_flight=lambda _: {"a": 5}) as (_, other):
+            await stack.enter_async_context(running(Replicas([address, other]), asking=True))
+            await first.report(lambda report: report.others == (("a", 5),))
+        await first.report(lambda report: report.others is None, after=len(first.events))
+
+
+async def test_a_lone_balancer_is_not_asked() -> None:
+    heard = Heard()
+    async with collecting(heard) as (collector, address), running(Replicas([address]), asking=True):
+        report = await heard.report(lambda report: report.number > 20)
+        assert report.others is None
+        assert collector.counts.questions == 0
+
+
+async def test_a_balancer_whose_answers_are_out_of_bounds_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Heard(), Heard()
+    too_many = {f"m{i}": 1 for i in range(bounds.MAX_MODELS_IN_FLIGHT + 1)}
+    async with (
+        collecting(first) as (_, address),
+        collecting(second, in_flight=lambda _: too_many) as (odd, other),
+        running(Replicas([address, other]), asking=True),
+    ):
+        # It hears what the other has, which hears nothing of it.
+        await second.report(lambda report: report.others == ())
+        await eventually(lambda: odd.counts.questions > 2)
+        assert all(report.others is None for report in first.events if isinstance(report, Report))
+    said = [record.getMessage() for record in caplog.records if "its answers are left out" in record.getMessage()]
+    why = "in_flight: '257 entries' is refused; it has 256 at most"
+    assert said == [f"balancer {other}: its answers are left out: {why}"]
+
+
 class FakeSlowBalancer:
     """Takes reports only while it is let, and acknowledges each."""
 
@@ -70,6 +128,7 @@ class FakeSlowBalancer:
             message = await context.read()
             if message is grpc.aio.EOF:
                 return
+            assert not message.asks  # it has not said that it answers
             received += 1
             self.heard(Report(message.worker, message.incarnation, message.number, message.ready))
             await context.write(report_pb2.ReportAck(received=received))

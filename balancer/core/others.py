@@ -1,0 +1,38 @@
+"""What balancers tell each other, by way of the workers' agents: how many requests each has in flight where."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from balancer.core.events import Report
+from policies.base import FloatArray
+
+ANSWER_WITHIN_S = 0.005
+"""What a report waits for balancers' answers, at most."""
+
+
+def in_flight_by_model(requests: FloatArray, models: Mapping[str, int]) -> dict[str, int]:
+    """Own requests at a worker by model, without the models that have none.
+
+    Args:
+        requests: By column, `(m,)`.
+        models: The column of each.
+    """
+    columns = requests.nonzero()[0].tolist()
+    if not columns:
+        return {}
+    return {model: int(requests[column]) for model, column in models.items() if column in columns}
+
+
+def others_by_model(report: Report) -> Iterator[float]:
+    """Of each of the report's models, the requests that other balancers have in flight there; not a number: not known.
+
+    They are told by model. Where several versions of it are ready, nobody knows whose they are.
+    """
+    told = None if report.others is None else dict(report.others)
+    ready = Counter(model.model for model in report.models if model.ready) if told is not None else Counter()
+    for model in report.models:
+        known = told is not None and model.ready and ready[model.model] == 1
+        yield told.get(model.model, 0) if known and told is not None else math.nan
