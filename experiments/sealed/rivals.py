@@ -30,8 +30,9 @@ TUNED = Path(__file__).parent / "tuned.json"
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "expected_latency": {
         "temperature": (0.0, 0.02),
-        "delayed_share": (0.1, 0.2, 0.4, 0.8),
+        "delayed_share": (0.1, 0.2, 0.4),
         "delayed_share_other_models": (0.2, 0.5, 1.0),
+        "behind_share": (0.0, 0.5, 1.0),
     },
     "wlpr": {"count_self": (True, False), "told": (False, True)},
     "least_requests": {"choices": (0, 2, 3)},
