@@ -125,7 +125,10 @@ def main(scenarios: Path, out: Path) -> None:
             found[group][one["name"]] = {"load": one["load"], **_measure(fleet, arrivals, one["network_s"])}
             print(f"{group}: {one['name']}")
     print("left out:", ", ".join(sorted(left_out)) or "nothing")
-    told = {"command": "python handed.py SCENARIOS.npz FILE.json", "policy": _POLICY, "found": found}
+    command = (
+        f"python {Path(__file__).name} SCENARIOS.npz FILE.json    # made by: python -m experiments.estimators hand-over"
+    )
+    told = {"command": command, "policy": _POLICY, "found": found}
     out.write_text(json.dumps(told, indent=1))
 
 
