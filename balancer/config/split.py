@@ -8,14 +8,12 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from balancer.core.settings import SplitSettings
 from balancer.files.schema import Fraction, StrictModel, field_error
-
-_MOST_DIGITS = 19
-"""Of a version: Triton's are signed integers of 64 bits."""
+from balancer.gateway.versions import MAX_VERSION_DIGITS
 
 
 def _is_version(value: str) -> str:
-    if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
-        raise ValueError(f"must be 1 to {_MOST_DIGITS} digits, as Triton's versions are")
+    if not (value.isascii() and value.isdigit() and len(value) <= MAX_VERSION_DIGITS):
+        raise ValueError(f"must be 1 to {MAX_VERSION_DIGITS} digits, as Triton's versions are")
     return value
 
 

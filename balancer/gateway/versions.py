@@ -11,6 +11,8 @@ import re
 from balancer.core.bounds import OutOfBoundsError
 from balancer.gateway import wire
 
+MAX_VERSION_DIGITS = 19
+"""Triton's versions are signed integers of 64 bits."""
 FRAME_BYTES = 5
 """What precedes each message of gRPC: whether it is compressed, and its length in four bytes, big-endian.
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md"""

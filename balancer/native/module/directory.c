@@ -48,6 +48,8 @@ static const char *objection(const struct directory *directory) {
     const struct entry *entry = &directory->entries[i];
     pieces = pieces && within(head, entry->model) && within(head, entry->version) && within(head, entry->quoted);
     if (entry->servable >= head->masks || entry->members >= head->masks) return "a mask that is not there";
+    pieces = pieces && within(head, entry->old) && within(head, entry->new);
+    if (entry->old.length >= VERSION_BYTES || entry->new.length >= VERSION_BYTES) return "a version that is too long";
     if (entry->column < 0 || entry->column > UINT32_MAX) return "a column that cannot be";
     if (i && directory->entries[i - 1].hash > entry->hash) return "entries out of order";
   }
