@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from support.both_fronts import BothFronts
 from support.envoy_fakes import FakeWorker, a_request
+from support.raw_http2 import Upload
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
@@ -95,6 +97,41 @@ async def test_the_message_is_otherwise_as_it_was(rig: BothFronts) -> None:
         got.ClearField("model_version")
         assert got == sent
         assert answer.raw_output_contents == sent.raw_input_contents
+
+
+@pytest.mark.parametrize("cuts", [(2,), (5, 6), (3, 4, 5), (7, 12)], ids=str)
+async def test_a_body_that_comes_in_pieces_gets_a_version(rig: BothFronts, cuts: tuple[int, ...]) -> None:
+    rig.split({MODEL: SplitSettings("1", "2", 1.0)})
+    message = a_request(payload_bytes=40_000).SerializeToString()
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    upload = Upload(rig.envoy.endpoint, headers=(("content-length", str(len(body))),))
+    await upload.start()
+    try:
+        for begin, end in pairwise((0, *cuts, len(body))):
+            assert await upload.send(body[begin:end])
+            # Envoy's one thread sees this piece before the next one.
+            await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=30)
+        await upload.end()
+        await eventually(lambda: versions(rig).total() == 1, "a worker has the message")
+    finally:
+        await upload.stop()
+    [got] = [request for worker in rig.workers for request in worker.requests if request.model_name == MODEL]
+    assert got.model_version == "2"
+    got.ClearField("model_version")
+    assert got.SerializeToString() == message
+
+
+async def test_a_request_that_is_tried_again_keeps_its_version(rig: BothFronts) -> None:
+    rig.split({MODEL: SplitSettings("1", "2", 1.0)})
+    await rig.workers[0].stop()
+    url = f"http://{rig.envoy.endpoint}/v2/models/{MODEL}/infer"
+    for _ in range(6):
+        assert await one(rig)
+        async with rig.http.post(url, json={"inputs": [{"name": "x", "shape": [4, 2]}]}) as response:
+            assert response.status == 200
+    assert versions(rig) == {"2": 6}
+    paths = [path for worker in rig.workers for path, _, _ in worker.http_requests]
+    assert paths == [f"/v2/models/{MODEL}/versions/2/infer"] * 6
 
 
 async def test_what_names_a_version_or_is_of_another_model_or_a_stream_passes_as_it_is(rig: BothFronts) -> None:
