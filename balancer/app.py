@@ -260,6 +260,7 @@ class App:
         self._names = requests.header_names()
         self._objectives.configure(config)
         self._picker.fallbacks_for_all = requests.fallbacks_for_all
+        self._picker.splits.configure(config.splits())
         self._fleet.configure(config)
         self._picker.holding.soon()
         if self._native is not None:

@@ -32,7 +32,7 @@ from balancer.config.sections import (
 )
 from balancer.config.steering import GuardSection, RolloutSection, ShadowSection
 from balancer.config.zones import ZonesSection
-from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings
+from balancer.core.settings import GuardSettings, Limits, ModelSettings, Settings, SplitSettings
 from balancer.core.trials.steering import Plan
 from balancer.files.schema import StrictModel, field_error, validate
 from balancer.files.yaml_document import ConfigError, Document, dump, read_document, read_file
@@ -138,6 +138,13 @@ class Config(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _splits_may_be_served(self) -> Self:
+        for name, row in self.models.items():
+            if row.split is not None:
+                row.split.check(name, row.versions)
+        return self
+
+    @model_validator(mode="after")
     def _policies_differ(self) -> Self:
         baseline = self.guard.baseline
         if policy_class(baseline.name).trained:
@@ -222,6 +229,10 @@ class Config(StrictModel):
             slow_start_s=self.discovery.slow_start_s,
             outcome_timeout_s=self.requests.outcome_timeout_s,
         )
+
+    def splits(self) -> dict[str, SplitSettings]:
+        """Models of which two versions share the requests."""
+        return {name: row.split.settings() for name, row in self.models.items() if row.split is not None}
 
     def proxy_settings(self) -> ProxySettings:
         """What the proxy is configured with."""

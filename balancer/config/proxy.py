@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from balancer.core import bounds
 from balancer.files.schema import Fraction, NotNegative, Positive, StrictModel, field_error
@@ -17,7 +17,6 @@ from balancer.proxy.rules.settings import (
     ModelProxy,
     ProxySettings,
     RetrySettings,
-    SplitSettings,
     TenantSettings,
 )
 
@@ -100,31 +99,6 @@ class BatchSection(StrictModel):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=bounds.MAX_TEXT_BYTES)]
-Version = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-"""A number to whoever writes it, and text to Triton."""
-
-
-class SplitSection(StrictModel):
-    """A share of the unary requests that name no version gets a new one, the others the old: by routing key or sequence
-    where there is one, else by chance. Where the new version fails or is slow more often, beyond chance, all go to the
-    old one, until this section changes."""
-
-    old: Version
-    """The version of most."""
-    new: Version
-    """The version that is tried."""
-    share: Fraction = 0.2
-    """Of the requests that get the new one."""
-
-    @model_validator(mode="after")
-    def _two_versions(self) -> Self:
-        if self.old == self.new:
-            raise field_error(("new",), self.new, "is the old version; name another, or remove split")
-        return self
-
-    def settings(self) -> SplitSettings:
-        """As the proxy has them."""
-        return SplitSettings(self.old, self.new, self.share)
 
 
 class ModelProxySection(StrictModel):
@@ -146,8 +120,6 @@ class ModelProxySection(StrictModel):
     not kept. Not for models that answer the same request differently."""
     batch: BatchSection = BatchSection()
     """Requests that are joined."""
-    split: SplitSection | None = None
-    """Two versions that share the requests; null: what names no version gets Triton's choice."""
 
     @model_validator(mode="after")
     def _joined_are_repeatable(self) -> Self:
@@ -159,8 +131,7 @@ class ModelProxySection(StrictModel):
     def settings(self) -> ModelProxy:
         """As the proxy has them."""
         batch = BatchSettings(**dict(self.batch))
-        split = None if self.split is None else self.split.settings()
-        return ModelProxy(self.repeatable, self.hedge, self.once_s, self.cache_ttl_s, batch, split)
+        return ModelProxy(self.repeatable, self.hedge, self.once_s, self.cache_ttl_s, batch)
 
 
 class ConfidenceCascadeSection(StrictModel):

@@ -34,6 +34,7 @@ from balancer.config.listen import is_local
 from balancer.config.policy_options import build_policy, checked_options, policy_class
 from balancer.config.profile_file import load_profile
 from balancer.config.proxy import ModelProxySection, Name
+from balancer.config.split import SplitSection
 from balancer.config.traces import TracesSection
 from balancer.core import bounds
 from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
@@ -129,6 +130,8 @@ class ModelSection(StrictModel):
     """Device kinds that it may run on; empty: any."""
     versions: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ModelSettings().versions
     """Versions that may be served (pinning); empty: all that are loaded."""
+    split: SplitSection | None = None
+    """Two versions that share the requests; null: what names no version gets Triton's choice."""
     proxy: ModelProxySection = ModelProxySection()
     """What the front end `proxy` does for it."""
 

@@ -143,6 +143,16 @@ class Margins:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSettings:
+    """How the requests of a model that name no version are shared by two."""
+
+    old: str
+    new: str
+    share: float
+    """Of the requests that get the new one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All that the router needs to know beside its policy."""
 

@@ -17,7 +17,7 @@ from balancer.native.compiler import compiler
 from balancer.native.library import PATH as KERNEL
 
 SOURCES = KERNEL.parent / "module"
-_HOOKS = {"cluster.c", "filter.c", "unused.c"}
+_HOOKS = {"cluster.c", "filter.c", "unused.c", "version.c"}
 WITHOUT_HOOKS = tuple(sorted(path for path in SOURCES.glob("*.c") if path.name not in _HOOKS))
 """All but what Envoy calls: for programs that drive it in Envoy's place."""
 FLAGS = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from balancer.core.fleet import Fleet
+from balancer.core.trials.split import Split
 from balancer.front.layouts import DIRECTORY_MAGIC, ENTRY, HEAD, NO_ENTRY, Flag
 from balancer.front.structs import ENDPOINT_BYTES
 from balancer.native.library import stamp
@@ -34,6 +35,8 @@ class Deciding(NamedTuple):
     """That may stand in for what the body says, in the order of `NAMED_HEADERS`."""
     told: bool = False
     """Whether decisions are told of in the journal."""
+    splits: Mapping[str, Split] = {}
+    """By model, where two versions share its requests."""
 
 
 class _Strings:
@@ -73,13 +76,16 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
     entries: dict[tuple[str, str], tuple[Any, ...]] = {}
     listed = set(fleet.listed())
     anybody = not settings.reports_required
-    for model, version in listed | ({(UNHEARD_OF, "")} if anybody else set()):
+    if anybody:
+        listed |= {(UNHEARD_OF, ""), *_given_versions(deciding.splits)}
+    for model, version in listed:
         servable, members = fleet.servable(model, version), fleet.members(model, version)
         placed = [masks.setdefault(mask.tobytes(), len(masks)) for mask in (servable, members)]
         loaded = any(model in worker.versions for worker in fleet.workers)
         data = model.encode("utf-8", "surrogatepass"), version.encode("utf-8", "surrogatepass")
         texts = [strings.add(text) for text in (model, version, repr(model))]
-        entries[model, version] = (hash_of(*data), *texts, fleet.models.get(model, 0), *placed, loaded)
+        shared = _shared(deciding.splits, model, version, strings)
+        entries[model, version] = (hash_of(*data), *texts, fleet.models.get(model, 0), *placed, loaded, *shared)
     order = sorted(entries, key=lambda key: entries[key][0])
     head = np.zeros((), HEAD)
     head["deciders"] = [
@@ -101,13 +107,29 @@ def directory_of(fleet: Fleet, endpoints: Sequence[tuple[str, str]], deciding: D
         "strings": len(strings.content),
         "flags": Flag.REPORTS_REQUIRED * settings.reports_required
         | Flag.STICKY_KEYS * settings.sticky_keys
-        | Flag.DECISION_LOG * deciding.told,
+        | Flag.DECISION_LOG * deciding.told
+        | Flag.SPLITS * bool(deciding.splits),
         "any_model": order.index((UNHEARD_OF, "")) if anybody else NO_ENTRY,
         "no_model": order.index(("", "")),
     }
     for name, value in values.items():
         head[name] = value
     return head.tobytes() + body
+
+
+def _given_versions(splits: Mapping[str, Split]) -> Iterator[tuple[str, str]]:
+    """What requests that name none may be for."""
+    for model, split in splits.items():
+        yield from ((model, split.settings.old), (model, split.settings.new))
+
+
+def _shared(splits: Mapping[str, Split], model: str, version: str, strings: _Strings) -> tuple[Any, ...]:
+    """The last fields of an entry."""
+    if version or model not in splits:
+        return 0, 0.0, 0, (0, 0), (0, 0)
+    split, number = splits[model], 1 + list(splits).index(model)
+    settings = split.settings
+    return number, split.share, split.seed, strings.add(settings.old), strings.add(settings.new)
 
 
 def _endpoint(text: str) -> bytes:

@@ -19,6 +19,7 @@ from balancer.front.structs import ENDPOINT, ENDPOINT_BYTES, Struct
 from balancer.gateway.kserve import HeaderNames, Kind
 from balancer.gateway.names import MOST_FORWARDED
 from balancer.gateway.verdict import By
+from balancer.gateway.versions import MAX_VERSION_DIGITS
 
 SLOTS, OUTCOMES, LINES, SEATS = 65_536, 16_384, 1024, 64
 """Requests in flight, outcomes and lines that wait to be read, and Envoys, at most."""
@@ -32,6 +33,8 @@ MODEL_BYTES = 64
 """Of a model's name, for guard and rollout; what is longer is cut."""
 MOST_NAMED = 1 + MAX_FALLBACKS
 """Workers named for a request."""
+VERSION_BYTES = MAX_VERSION_DIGITS + 1
+"""Of a version that is written into requests, with a zero at its end."""
 KINDS = tuple(Kind)
 """Of an outcome's kind."""
 VOIDS: tuple[Void, ...] = get_args(Void)
@@ -87,6 +90,17 @@ class Flag(IntFlag):
     STICKY_KEYS = 2
     DECISION_LOG = 4
     """Decisions are told of in the journal."""
+    SPLITS = 8
+    """Two versions share the requests of some model."""
+
+
+class Drawn(IntFlag):
+    """Of a request whose model is split: what its lot says."""
+
+    DRAWN_NEW = 1
+    """The new version."""
+    DRAWN_BY_KEY = 2
+    """The lot is the key's."""
 
 
 class Reads(IntFlag):
@@ -143,8 +157,10 @@ _OUTCOME = Struct(
         ("first_byte_s", np.float64, "from the decision, or the end of its body if later, to the response's headers"),
         ("latency_s", np.float64, "and to the end of the response"),
         ("propensity", np.float64, ""),
+        ("key", np.uint64, "where the lot is its"),
         ("directory", np.uint64, "serial of the one that it was decided by; from here on alike for many"),
         ("column", np.int32, "of the model; 0: it is about none, UNKNOWN_MODEL: the fleet has not that one"),
+        ("split", np.uint32, "that gave it a version, from 1, in the order of the directory; 0: none"),
         ("http_status", np.uint16, "0: none"),
         ("grpc_status", np.int16, "-1: none"),
         ("attempts", np.uint16, "1 and retries; 0: no worker was tried"),
@@ -157,6 +173,7 @@ _OUTCOME = Struct(
         ("aborted", np.uint8, "enum aborted"),
         ("refusal", np.uint8, "gRPC's status of it"),
         ("matched", np.uint8, "1: the pick still counted as in flight"),
+        ("lot", np.uint8, "enum drawn; of a split"),
         ("endpoint", ENDPOINT, "that was tried last; empty: none. Of a refusal: the field out of bounds"),
     ),
 )
@@ -281,6 +298,11 @@ _ENTRY = Struct(
         ("servable", np.uint32, "mask, as the next"),
         ("members", np.uint32, ""),
         ("loaded", np.uint64, "1: some worker has a version of the model"),
+        ("split", np.uint64, "its number among the models that two versions share, from 1; 0: none"),
+        ("share", np.float64, "of the requests without a version that get the new one"),
+        ("lots", np.uint64, "by which they do"),
+        ("old", _PIECE.dtype, "version"),
+        ("new", _PIECE.dtype, "version"),
     ),
 )
 STRUCTS = (
@@ -303,6 +325,7 @@ ENUMS: dict[str, tuple[str, ...] | type[IntEnum] | type[IntFlag]] = {
     "trial_kind": Told,
     "aborted": tuple(f"BY_{by or 'nobody'}".upper() for by in ENDERS),
     "directory_flag": Flag,
+    "drawn": Drawn,
     "reads": Reads,
     "record_kind": RecordKind,
     "record_flag": RecordFlag,
@@ -325,6 +348,7 @@ SIZES = {
     "MOST_FORWARDED": MOST_FORWARDED,
     "ENDPOINT_BYTES": ENDPOINT_BYTES,
     "MOST_NAMED": MOST_NAMED,
+    "VERSION_BYTES": VERSION_BYTES,
     "DECIDERS": len(Decider),
     "NAMED_HEADERS": len(NAMED_HEADERS),
     "COUNTS": len(COUNTS),

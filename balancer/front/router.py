@@ -19,6 +19,7 @@ from balancer.core.kernel.books import options_block
 from balancer.core.keys import OF_SEQUENCES, STICKY
 from balancer.core.router import Answered, Decision, Router
 from balancer.core.settings import Settings
+from balancer.core.trials.split import Split, Splits
 from balancer.core.trials.steering import Plan, Steering
 from balancer.core.view import LiveView
 from balancer.front.directory import Candidate, Deciding, directory_of, endpoints_of
@@ -62,8 +63,9 @@ class SharedRouter(Router):
         self._library, self._module, self._folder = library, module, folder
         self._depth = 0
         self._serial = 0
-        self._deciders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
-        """Names of policies, by the directories that told of them."""
+        self._deciders: OrderedDict[int, tuple[tuple[str, ...], tuple[Split, ...]]] = OrderedDict()
+        """Names of policies, and splits, by the directories that told of them."""
+        self._splits = Splits()
         self._published: tuple[object, ...] | None = None
         self._grpc: Mapping[str, str] = {}
         self._http: Mapping[str, str] = {}
@@ -222,9 +224,13 @@ class SharedRouter(Router):
             if 0 <= slot["row"] < len(self.fleet.workers):
                 self._kernel.count_out(self.fleet, int(slot["row"]), int(slot["column"]), float(slot["rows"]), now_s)
 
+    def share_splits(self, splits: Splits) -> None:
+        """Have Envoys draw by these, as they stand whenever the lock is let go."""
+        self._splits = splits
+
     def _publish(self) -> None:
-        fleet = self.fleet
-        basis = (fleet.revision, fleet.block.generation, self._policies, fleet.settings, self._headers)
+        fleet, splits = self.fleet, [(split, split.share) for split in self._splits.of.values()]
+        basis = (fleet.revision, fleet.block.generation, self._policies, fleet.settings, self._headers, splits)
         if self._published is not None and all(a is b or a == b for a, b in zip(basis, self._published, strict=True)):
             return
         try:
@@ -241,7 +247,7 @@ class SharedRouter(Router):
 
     def _write_directory(self) -> None:
         fleet, serial = self.fleet, self._serial + 1
-        deciding = Deciding(self._candidates(serial), self._headers, self.journal is not None)
+        deciding = Deciding(self._candidates(serial), self._headers, self.journal is not None, self._splits.of)
         content = directory_of(fleet, endpoints_of(fleet, self._grpc, self._http), deciding, serial)
         self._folder.write(f"directory-{serial}", content)
         if self.journal is not None:
@@ -249,7 +255,7 @@ class SharedRouter(Router):
         self.state.publish(serial)
         self._folder.keep_only(f"directory-{serial}", *(each.options for each in deciding.deciders))
         self._serial = serial
-        self._deciders[serial] = tuple(each.name for each in deciding.deciders)
+        self._deciders[serial] = tuple(each.name for each in deciding.deciders), tuple(self._splits.of.values())
         if len(self._deciders) > _DIRECTORIES_KEPT:
             self._deciders.popitem(last=False)
 
@@ -257,8 +263,13 @@ class SharedRouter(Router):
         """Name of the policy by which Envoys decided with that directory, as `Decider`."""
         if decider in (Decider.STICKY, Decider.SEQUENCES):
             return STICKY.name
-        names = self._deciders.get(serial)
-        return self.policy.name if names is None else names[decider]
+        told = self._deciders.get(serial)
+        return self.policy.name if told is None else told[0][decider]
+
+    def split_of(self, serial: int, number: int) -> Split | None:
+        """The one of that number, from 1, in that directory; None: there is none, or it is not known any more."""
+        told = self._deciders.get(serial)
+        return told[1][number - 1] if told is not None and 1 <= number <= len(told[1]) else None
 
     def _candidates(self, serial: int) -> tuple[Candidate, ...]:
         """In the order of `Decider`."""

@@ -1,6 +1,7 @@
 """What a gateway other than our own Envoy sends after a request's headers, and what it is answered.
 
-Nothing is changed: bodies and trailers pass as they are. How that is said differs by the mode in which a body is sent
+Bodies and trailers pass as they are, but that the start of a gRPC request whose model is split gets a version. How that
+is said differs by the mode in which a body is sent
 (https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto).
 """
 
@@ -13,15 +14,19 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from balancer.core.router import Decision
+from balancer.core.trials.split import Lot
 from balancer.gateway.messages import read_headers
 from balancer.gateway.names import DESTINATION_NAMESPACE, SERVED
 from balancer.gateway.verdict import code
+from balancer.gateway.versions import LeftError, framed_with_version
 
 _SENT_BACK = (
     processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED,
     processing_mode_pb2.ProcessingMode.GRPC,
 )
 """Modes in which a body passes only if it is sent back; in the others an answer without a mutation lets it pass."""
+_KEPT = (processing_mode_pb2.ProcessingMode.NONE, processing_mode_pb2.ProcessingMode.GRPC)
+"""Modes in which the body of a request cannot be changed."""
 _BODIES = ("request_body", "response_body")
 
 
@@ -36,14 +41,32 @@ class Served:
     """HTTP status; 0: the stream ended without response headers: the client left."""
     grpc_status: int = -1
     """-1: not gRPC, or told neither in the headers nor in trailers."""
+    lot: Lot | None = None
+    """By which the request got its version; None: by none."""
 
 
 class Exchange:
     """One request, from its pick to the end of what the gateway tells of it."""
 
-    def __init__(self, first: ext_proc.ProcessingRequest, decision: Decision, start_s: float) -> None:
-        """`first`: the message with the request's headers, which names the modes; `start_s`: when it came."""
+    def __init__(
+        self,
+        first: ext_proc.ProcessingRequest,
+        decision: Decision,
+        start_s: float,
+        lot: Lot | None = None,
+        in_body: bool = True,
+    ) -> None:
+        """
+        Args:
+            first: The message with the request's headers, which names the modes.
+            decision: What was decided.
+            start_s: When it came.
+            lot: By which the request is to get a version.
+            in_body: The version is to stand in the body; else it stands in the path already.
+        """
         self._decision = decision
+        self._lot = None if in_body else lot
+        self._to_write = lot if in_body else None
         self._start_s = start_s
         self._sent_back = sent_back(first)
         self._endpoint = ""
@@ -51,6 +74,8 @@ class Exchange:
         self._grpc_status = -1
         self.answered = False
         """Whether response headers came."""
+        self.left = ""
+        """Why the request got no version, though it was to: a label."""
 
     def answer(self, message: ext_proc.ProcessingRequest, kind: str) -> bytes:
         """The answer to one message, whose oneof is `kind`; takes in what it says of the response."""
@@ -58,11 +83,27 @@ class Exchange:
             self._read_response(message)
         elif kind == "response_trailers":
             self._read_status(read_headers(message.response_trailers))
-        return unchanged(message, kind, self._sent_back.get(kind, False))
+        body = self._with_version(message.request_body) if kind == "request_body" else None
+        return passed(message, kind, self._sent_back.get(kind, False), body)
 
     def ended(self, now_s: float) -> Served:
         """How it ended, as far as it was told."""
-        return Served(self._decision, self._endpoint, now_s - self._start_s, self._status, self._grpc_status)
+        took_s = now_s - self._start_s
+        return Served(self._decision, self._endpoint, took_s, self._status, self._grpc_status, self._lot)
+
+    def _with_version(self, body: ext_proc.HttpBody) -> bytes | None:
+        """The start of the body with the version that the request is to get; None: it stays as it is."""
+        lot = self._to_write
+        if lot is None or not body.body:
+            return None
+        self._to_write = None
+        try:
+            written = framed_with_version(body.body, lot.version)
+        except LeftError as error:
+            self.left = error.why
+            return None
+        self._lot = lot
+        return written
 
     def _read_response(self, message: ext_proc.ProcessingRequest) -> None:
         self.answered = True
@@ -90,15 +131,33 @@ def sent_back(first: ext_proc.ProcessingRequest) -> dict[str, bool]:
     return {body: getattr(modes, f"{body}_mode") in _SENT_BACK for body in _BODIES}
 
 
-def unchanged(message: ext_proc.ProcessingRequest, kind: str, back: bool) -> bytes:
-    """The answer that changes nothing; `back`: the body has to be sent back."""
+def hands_over(first: ext_proc.ProcessingRequest) -> bool:
+    """Whether the gateway takes another body in the place of the request's; where it does not tell, as in `sent_back`.
+
+    In the mode `GRPC`, Envoy (1.40) sends on what came, whatever is answered.
+    """
+    modes = first.protocol_config
+    return not first.HasField("protocol_config") or modes.request_body_mode not in _KEPT
+
+
+def passed(message: ext_proc.ProcessingRequest, kind: str, back: bool, written: bytes | None = None) -> bytes:
+    """The answer that lets a message pass.
+
+    Args:
+        message: Which the gateway sent.
+        kind: Its oneof.
+        back: A body has to be sent back.
+        written: The body that goes on in its place; None: it goes on as it is.
+    """
     response = ext_proc.ProcessingResponse()
     part = getattr(response, kind)
     part.SetInParent()
+    if not back and written is not None:
+        part.response.body_mutation.body = written
     if back:
         body = getattr(message, kind)
         streamed = part.response.body_mutation.streamed_response
-        streamed.body = body.body
+        streamed.body = body.body if written is None else written
         streamed.end_of_stream = body.end_of_stream
         streamed.end_of_stream_without_message = body.end_of_stream_without_message
         streamed.grpc_message_compressed = body.grpc_message_compressed

@@ -49,6 +49,8 @@ _PARAMETER_KINDS = ("bool_param", "int64_param", "uint64_param", "string_param")
 
 
 _LENGTH_DIGITS = 15
+_PLAIN = "identity"
+"""`grpc-encoding` of messages that are not compressed."""
 
 
 class Kind(enum.Enum):
@@ -116,6 +118,10 @@ class Call:
     """`GATEWAY_REQUEST_ID_HEADER`; empty where the gateway is not ours."""
     triton_request_id: str
     """The id in the message, which Triton puts into its log and its errors; empty where the client gave none."""
+    path: str = ""
+    """As it came."""
+    compressed: bool = False
+    """Whether gRPC's messages may be."""
 
 
 def declared_bytes(headers: Mapping[str, str]) -> int:
@@ -186,6 +192,8 @@ def read_call(
         _header(headers, REQUEST_ID_HEADER),
         _header(headers, GATEWAY_REQUEST_ID_HEADER),
         bounds.text("id", str(_first(fields, "id"))),
+        headers.get(":path", ""),
+        grpc and headers.get("grpc-encoding", _PLAIN) != _PLAIN,
     )
 
 

@@ -62,6 +62,10 @@ TOLD_NAMESPACE = "balancer.told"
 POLICY_KEY = "policy"
 MODEL_KEY = "model"
 
+# What a pick leaves in Envoy for the filter that writes a version into a request.
+SPLIT_NAMESPACE = "balancer.split"
+VERSION_KEY = "version"
+
 # Words of a Triton that drains: it has not begun with the request. Envoy's bootstrap has them too.
 NOT_EXECUTED_TEXTS = (
     "has no available versions",

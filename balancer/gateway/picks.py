@@ -15,7 +15,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
 from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.exchange import Exchange, Served
+from balancer.gateway.exchange import Exchange, Served, hands_over
 from balancer.gateway.kserve import Call, HeaderNames, Objectives, declared_bytes, is_grpc, read_call
 from balancer.gateway.messages import read_fields, read_headers, read_subset
 from balancer.gateway.names import HEADERS_ONLY, PICKS_SERVICE
@@ -133,7 +133,7 @@ class ExternalProcessor:
         assert isinstance(pick, Pick)  # what other gateways ask never waits
         await stream.write(pick.answer)
         if call is not None and pick.decision is not None:
-            await self._follow(stream, call, Exchange(message, pick.decision, start_s))
+            await self._follow(stream, call, Exchange(message, pick.decision, start_s, pick.lot, call.grpc))
 
     def _unreadable(self) -> bytes:
         """A text in the request is none. Ended with an error, it would go on without a pick."""
@@ -159,7 +159,7 @@ class ExternalProcessor:
             call = read_call(headers, read_fields(message), self._names(), None if own else self._objectives())
             if may_wait and self._picker.holds(call):
                 return call, self._picker.hold(call, read_subset(message), declared_bytes(headers))
-            pick = self._picker.pick(call, read_subset(message), own)
+            pick = self._picker.pick(call, read_subset(message), own, own or hands_over(message))
         except OutOfBoundsError as error:
             self._listener.refused(error)
             return None, self._picker.invalid(error, grpc_call)
@@ -192,6 +192,8 @@ class ExternalProcessor:
                 if exchange.answered and connection not in self._telling:
                     self._remember(connection)
         finally:
+            if exchange.left:
+                self._picker.splits.left[call.request.model, exchange.left] += 1
             # A client that leaves may have the stream cancelled.
             if exchange.answered or connection in self._telling:
                 self._listener.served(call, exchange.ended(time.perf_counter()))

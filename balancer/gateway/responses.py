@@ -26,7 +26,9 @@ from balancer.gateway.names import (
     POLICY_KEY,
     PROCESS_KEY,
     RUN_SEPARATOR,
+    SPLIT_NAMESPACE,
     TOLD_NAMESPACE,
+    VERSION_KEY,
 )
 
 # (HTTP status, gRPC status) of each refusal: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
@@ -107,6 +109,32 @@ def told(model: str, policy: str) -> bytes:
     metadata = struct_pb2.Struct()
     metadata.update({TOLD_NAMESPACE: {k: v for k, v in ((MODEL_KEY, readable), (POLICY_KEY, policy)) if v}})
     return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+@lru_cache(maxsize=256)
+def version(text: str) -> bytes:
+    """The part that tells our own Envoy the version to write into the request."""
+    metadata = struct_pb2.Struct()
+    metadata.update({SPLIT_NAMESPACE: {VERSION_KEY: text}})
+    return _bytes(ext_proc.ProcessingResponse(dynamic_metadata=metadata))
+
+
+def path(text: str) -> bytes:
+    """The part that has a gateway send the request to another path."""
+    mutation = ext_proc.HeaderMutation()
+    _set(mutation, ":path", text)
+    return _of_headers(mutation)
+
+
+@cache
+def of_any_length() -> bytes:
+    """The part that has a gateway drop what the client said of its body's length, which is about to change."""
+    return _of_headers(ext_proc.HeaderMutation(remove_headers=["content-length"]))
+
+
+def _of_headers(mutation: ext_proc.HeaderMutation) -> bytes:
+    headers = ext_proc.HeadersResponse(response=ext_proc.CommonResponse(header_mutation=mutation))
+    return _bytes(ext_proc.ProcessingResponse(request_headers=headers))
 
 
 @lru_cache(maxsize=16)

@@ -23,6 +23,7 @@ By = Literal["", "client", "worker", "deadline", "gateway"]
 room. Empty: nobody did."""
 OF_ABORTED: dict[By, Verdict] = {"client": _CLIENTS, "worker": _FAULT, "deadline": _LATE, "gateway": _CLIENTS}
 _MOST_DIGITS = 3
+_NOT_FOUND_GRPC, _NOT_FOUND_HTTP = 5, 404
 
 
 def code(text: str, absent: int = -1) -> int:
@@ -44,3 +45,19 @@ def verdict(grpc_status: int, http_status: int) -> Verdict:
         http_status: 0: none came, since the client left before.
     """
     return OF_GRPC.get(grpc_status, _CLIENTS) if grpc_status >= 0 else OF_HTTP.get(http_status, _CLIENTS)
+
+
+def of_version(grpc_status: int, http_status: int, by: By = "") -> bool | None:
+    """Whether the version of the model that a request got did what it was asked; None: the end says nothing of it.
+
+    Unlike a worker, a version speaks by NOT_FOUND, as it may not be there, and by a deadline that passed.
+
+    Args:
+        grpc_status: As in `verdict`.
+        http_status: As in `verdict`.
+        by: Who ended the request before it was answered.
+    """
+    if not by and (grpc_status == _NOT_FOUND_GRPC if grpc_status >= 0 else http_status == _NOT_FOUND_HTTP):
+        return False
+    ok, void = OF_ABORTED[by] if by else verdict(grpc_status, http_status)
+    return None if void == "client" else ok

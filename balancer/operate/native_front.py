@@ -29,7 +29,8 @@ class NativeFront:
 
     def __init__(self, router: SharedRouter, metrics: Metrics, recorder: Recorder) -> None:
         self._router, self._mistakes = router, recorder.mistakes
-        self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines)
+        self._outcomes = NativeOutcomes(router, recorder.tally, recorder.decision_lines, recorder.compare)
+        router.share_splits(recorder.splits)
         metrics.registry.register(NativeCounts(router))
         metrics.catch_up = self.catch_up
         self._said = ""

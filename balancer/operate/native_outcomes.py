@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
-from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Source, alike
+from balancer.core.trials.split import Lot
+from balancer.front.layouts import ENDERS, KINDS, LINE, OUTCOME, UNKNOWN_MODEL, VOIDS, Drawn, Source, alike
 from balancer.front.router import SharedRouter
 from balancer.gateway.kserve import Kind
 from balancer.gateway.responses import ERRORS, INVALID_CODES
+from balancer.gateway.verdict import By
 from balancer.operate.logs import DecisionLines
 from balancer.operate.metric_series import OTHER
 from balancer.operate.tally import REASONS, Ended, Measured, Tally
@@ -18,13 +21,15 @@ from balancer.operate.tally import REASONS, Ended, Measured, Tally
 _Told: Any = namedtuple("_Told", OUTCOME.names or ())  # type: ignore[misc]  # the layout names them
 _Line: Any = namedtuple("_Line", LINE.names or ())  # type: ignore[misc]  # likewise
 _INVALID = INVALID_CODES[1]
+Compare = Callable[[Lot, int, int, By, float, float], None]
 
 
 class NativeOutcomes:
     """Counts what ended. The estimators have learned of it already."""
 
-    def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines) -> None:
-        self._router, self._tally, self._lines = router, tally, lines
+    def __init__(self, router: SharedRouter, tally: Tally, lines: DecisionLines, compare: Compare) -> None:
+        """`compare`: `Recorder.compare`."""
+        self._router, self._tally, self._lines, self._compare = router, tally, lines, compare
 
     def take(self, batch: npt.NDArray[Any]) -> None:
         """As `OUTCOME`. Not empty."""
@@ -46,7 +51,9 @@ class NativeOutcomes:
             self._tally.invalid(told.endpoint.decode("utf-8", "replace"), len(rows))
         else:
             self._tally.refused(REASONS[ERRORS[told.refusal]], rows["decision_s"].tolist())
-        self._tally.unserved(_ended_as(told, models, ""), rows["at_s"].tolist())
+        ended = _ended_as(told, models, "")
+        self._tally.unserved(ended, rows["at_s"].tolist())
+        self._tell_split(told, rows, ended._replace(grpc_status=told.refusal))
 
     def _ended(self, told: Any, rows: npt.NDArray[Any], models: dict[int, str]) -> None:
         picked = told.source == Source.BY_POLICY
@@ -62,6 +69,17 @@ class NativeOutcomes:
         moved = (int(rows[name].sum()) for name in ("bytes_in", "bytes_out"))
         self._tally.served(ended, Measured(*times, *moved))
         self._tally.placed(picked, told.attempts, len(rows))
+        self._tell_split(told, rows, ended)
+
+    def _tell_split(self, told: Any, rows: npt.NDArray[Any], ended: Ended) -> None:
+        """How requests ended that a lot gave a version."""
+        split = self._router.split_of(told.directory, told.split) if told.split else None
+        if split is None:
+            return
+        keyed, new = bool(told.lot & Drawn.DRAWN_BY_KEY), bool(told.lot & Drawn.DRAWN_NEW)
+        for key, latency_s, at_s in zip(*(rows[name].tolist() for name in ("key", "latency_s", "at_s")), strict=True):
+            lot = split.drawn(key if keyed else None, new)
+            self._compare(lot, ended.grpc_status, ended.http_status, ended.by, latency_s, at_s)
 
     def lines(self, batch: npt.NDArray[Any]) -> None:
         """Decisions of which the log is to tell, as `LINE`."""

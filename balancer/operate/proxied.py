@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import cast
@@ -16,8 +15,6 @@ from balancer.gateway.verdict import OF_ABORTED, verdict
 from balancer.operate.recorder import Recorder
 from balancer.operate.tally import Ended, Measured
 from balancer.proxy.messages import Answer, Arrived
-
-logger = logging.getLogger(__name__)
 
 _HTTP_OK = 200
 """That every answer of gRPC has."""
@@ -63,10 +60,6 @@ class Proxied:
     def over_limit(self) -> None:
         """A tenant sends too many."""
         self._recorder.metrics.refusals.labels("tenant").inc()
-
-    def returned(self, model: str, why: str) -> None:
-        """A model's new version does worse."""
-        logger.warning("all requests for model %r go to the old version again: %s", model, why)
 
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was out of bounds."""

@@ -61,7 +61,7 @@ class ProxyFront:
             counts,
         )
         self.sharing = Sharing(self._batching, clocks, counts)
-        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready)
+        self.proxy = Proxy(self.attempts, self.sharing, listener, clocks, names, ready, recorder.splits)
         most_bytes = int(config.envoy.request_buffer_limit_bytes)
         self.rest = Rest(
             self.proxy, most_bytes, lambda error: recorder.mistakes.caught("proxy", error), serves=self._forwards
@@ -96,7 +96,7 @@ class _Counted(Collector):
     """What the proxy counts, read at the moment of the scrape."""
 
     def __init__(self, front: ProxyFront) -> None:
-        self._attempts, self._sharing, self._splits = front.attempts, front.sharing, front.proxy.splits
+        self._attempts, self._sharing = front.attempts, front.sharing
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
@@ -119,7 +119,6 @@ class _Counted(Collector):
         for (model, worker), state in breakers.states().items():
             states.add_metric([model, worker], 1.0 if state == "open" else 0.5)
         yield states
-        yield from self._versions()
         cache, once = self._sharing.cache, self._sharing.once
         for name, documentation, value in (
             ("cache_bytes", "Answers that serve equal requests", cache.kept_bytes),
@@ -127,19 +126,3 @@ class _Counted(Collector):
             ("once_entries", "Ids that are remembered", len(once)),
         ):
             yield GaugeMetricFamily(f"balancer_proxy_{name}", documentation, value=value)
-
-    def _versions(self) -> Iterator[Metric]:
-        labels = ["model", "version"]
-        requests = CounterMetricFamily(
-            "balancer_proxy_split_requests", "Requests that a split version got", labels=labels
-        )
-        errors = CounterMetricFamily("balancer_proxy_split_errors", "Those of them that failed", labels=labels)
-        returned = GaugeMetricFamily(
-            "balancer_proxy_split_returned", "1: the new version did worse, and gets no requests", labels=["model"]
-        )
-        for model, split in self._splits.of.items():
-            for new, version in ((False, split.settings.old), (True, split.settings.new)):
-                requests.add_metric([model, version], split.arms[new].requests)
-                errors.add_metric([model, version], split.arms[new].errors)
-            returned.add_metric([model], bool(split.returned))
-        yield from (requests, errors, returned)

@@ -6,20 +6,24 @@ import logging
 import math
 from collections.abc import Callable
 from itertools import islice
+from typing import NamedTuple
 
 from balancer.core.bounds import OutOfBoundsError
 from balancer.core.events import Finished, Withdrawn
 from balancer.core.router import EXPIRED_PER_TICK, Router
+from balancer.core.trials.split import Lot
 from balancer.gateway.exchange import Served
 from balancer.gateway.kserve import Call, Kind
 from balancer.gateway.outcomes import NOT_PICKED, Outcome, aborted_by, verdict_of
 from balancer.gateway.picker import Pick, Picker
-from balancer.gateway.verdict import verdict
+from balancer.gateway.responses import CODES
+from balancer.gateway.verdict import By, of_version, verdict
 from balancer.operate.decision_log.recording import Recording
 from balancer.operate.logs import DecisionLines
 from balancer.operate.metrics import Metrics
 from balancer.operate.mistakes import Mistakes
 from balancer.operate.recent import Recent
+from balancer.operate.splits import SplitCounts, tell_return
 from balancer.operate.tally import REASONS, Ended, Measured, Tally
 from policies.base import Request
 
@@ -29,6 +33,15 @@ FIRST_PROCESS = "0"
 _MOST_UNHEARD = 100_000
 _QUESTIONS = (Kind.MODEL, Kind.SERVER)
 _INFERENCE = ("/ModelInfer", "/infer", "/generate")
+
+
+class _Unheard(NamedTuple):
+    """A pick whose outcome is awaited."""
+
+    number: int
+    at_s: float
+    policy: str
+    lot: Lot | None
 
 
 class Recorder:
@@ -44,13 +57,16 @@ class Recorder:
         self._process = process
         self.mistakes = Mistakes(metrics.handler_errors, clock)
         self._failures = 0
-        self._unheard: dict[str, tuple[int, float, str]] = {}
-        """Number, time and policy of each decision, by the gateway's own id of the request, oldest first."""
+        self._unheard: dict[str, _Unheard] = {}
+        """By the gateway's own id of the request, oldest first."""
         self.decision_lines = DecisionLines(0.0)
         self._recording: Recording | None = None
         self.recent = Recent()
         self.tally = Tally(metrics, self.recent)
         picker.holding.listener = self
+        self.splits = picker.splits
+        self.splits.returned = tell_return
+        metrics.registry.register(SplitCounts(self.splits))
         metrics.held_now.set_function(picker.holding.waiting.__len__)
 
     @property
@@ -68,11 +84,15 @@ class Recorder:
         if decision is not None:
             self.tally.decided(decision.policy, (seconds,))
             if call.gateway_id:
-                self._remember(call.gateway_id, decision.number, decision.at_s, decision.policy)
+                heard_of = _Unheard(decision.number, decision.at_s, decision.policy, pick.lot)
+                self._remember(call.gateway_id, heard_of)
             if self._recording is not None and call.kind in _QUESTIONS:
                 self._recording.no_inference(decision.number)
         else:
             self.tally.refused(REASONS[type(pick.error)] if pick.error else "per_server", (seconds,))
+            if pick.lot is not None and pick.error is not None:
+                http_status, grpc_status = CODES[type(pick.error)]
+                self.compare(pick.lot, grpc_status, http_status, "", math.nan, self._clock())
         # A refusal has a number of its own only where a policy was asked: the router's next one serves as well.
         if self.decision_lines.wants(decision.number if decision else self.router.next_number):
             self._log(call, pick)
@@ -97,9 +117,15 @@ class Recorder:
         """Count a mistake of ours, which cost one request its answer, or one outcome."""
         self.mistakes.caught("pick", error)
 
-    def _remember(self, gateway_id: str, number: int, at_s: float, policy: str) -> None:
+    def compare(self, lot: Lot, grpc_status: int, http_status: int, by: By, latency_s: float, now_s: float) -> None:
+        """Tell a split how a request ended, where that says something of its version; the rest as in `of_version`."""
+        good = of_version(grpc_status, http_status, by)
+        if good is not None:
+            self.splits.ended(lot, latency_s, good, now_s)
+
+    def _remember(self, gateway_id: str, pick: _Unheard) -> None:
         """Keep a pick while its outcome is awaited: Envoy may tell of it under the request's id alone."""
-        self._unheard[gateway_id] = number, at_s, policy
+        self._unheard[gateway_id] = pick
         if len(self._unheard) > _MOST_UNHEARD:
             del self._unheard[next(iter(self._unheard))]
 
@@ -107,8 +133,8 @@ class Recorder:
         """Let go of picks whose outcome is awaited no more, as the router does, and see who waits no longer."""
         self._picker.holding.soon()
         timeout_s = self.router.settings.outcome_timeout_s
-        for gateway_id, (_, at_s, _) in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
-            if now_s - at_s < timeout_s:
+        for gateway_id, pick in list(islice(self._unheard.items(), EXPIRED_PER_TICK)):
+            if now_s - pick.at_s < timeout_s:
                 break
             del self._unheard[gateway_id]
 
@@ -141,8 +167,8 @@ class Recorder:
         dropped = self._unheard.pop(outcome.gateway_id, None)
         if number == NOT_PICKED and dropped is not None:
             # Envoy gave up on the pick, most likely because the client left: it went nowhere, or elsewhere.
-            self.observe(Withdrawn(dropped[0]), now_s)
-        ended = self._ended(outcome, inference, dropped[2] if dropped is not None and number >= 0 else "")
+            self.observe(Withdrawn(dropped.number), now_s)
+        ended = self._ended(outcome, inference, dropped.policy if dropped is not None and number >= 0 else "")
         if not outcome.upstream and number >= 0:
             self.observe(Withdrawn(number), now_s)
         if number == NOT_PICKED and self._process != FIRST_PROCESS:
@@ -155,6 +181,8 @@ class Recorder:
         measured = (now_s,), (latency_s,), (outcome.first_byte_s,)
         finished_s = None if math.isnan(latency_s) else latency_s
         self.observe(Finished(number, ended.worker, finished_s, ended.ok, ended.void), now_s)
+        if dropped is not None and dropped.lot is not None and number >= 0:
+            self.compare(dropped.lot, ended.grpc_status, ended.http_status, ended.by, latency_s, now_s)
         self.tally.served(ended, Measured(*measured, outcome.bytes_in, outcome.bytes_out))
         self.tally.placed(number != NOT_PICKED, outcome.attempts)
         if outcome.trace:
@@ -205,7 +233,10 @@ class Recorder:
         now_s = self._clock()
         latency_s = served.latency_s if call.kind is Kind.INFERENCE else None
         self.observe(Finished(decision.number, worker, latency_s, ok, void), now_s)
-        self.tally.served(ended, Measured((now_s,), (math.nan if latency_s is None else latency_s,), (math.nan,)))
+        measured_s = math.nan if latency_s is None else latency_s
+        if served.lot is not None:
+            self.compare(served.lot, served.grpc_status, served.status, "", measured_s, now_s)
+        self.tally.served(ended, Measured((now_s,), (measured_s,), (math.nan,)))
 
     def observe(self, event: Finished | Withdrawn, now_s: float) -> None:
         """An outcome."""

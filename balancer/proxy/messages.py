@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import grpc
 
 from balancer.core.errors import RoutingError
+from balancer.core.trials.split import Lot
 from balancer.gateway.kserve import SERVICE, Call
 from balancer.gateway.responses import CODES, INTERNAL_CODES, INVALID_CODES
 from balancer.gateway.verdict import By
-from balancer.proxy.rules.split import Lot
 
 SERVED_MODEL = "x-served-model"
 """Header and trailer that name the model which answered."""

@@ -12,9 +12,10 @@ import grpc
 
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.errors import NoEligibleWorker
+from balancer.core.trials.split import Splits
 from balancer.gateway.kserve import HeaderNames, read_call
 from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
-from balancer.gateway.verdict import By
+from balancer.gateway.verdict import By, of_version
 from balancer.proxy.attempts import Attempts, Clocks, Witness
 from balancer.proxy.cascading import Cascades, Step
 from balancer.proxy.messages import (
@@ -28,7 +29,6 @@ from balancer.proxy.messages import (
     RESOURCE_EXHAUSTED,
     SERVED_MODEL,
     STREAM,
-    UNAVAILABLE,
     Answer,
     Arrived,
     Metadata,
@@ -39,14 +39,11 @@ from balancer.proxy.messages import (
 from balancer.proxy.rules.budget import Tenants
 from balancer.proxy.rules.reading import read, with_version
 from balancer.proxy.rules.settings import ProxySettings
-from balancer.proxy.rules.split import Splits
 from balancer.proxy.sharing import Unary
 from balancer.proxy.streams import Relay
 from policies.hashing import key_of
 
 _NOT_READY = "the balancer does not know its workers yet"
-_FAILURES = frozenset((2, DEADLINE_EXCEEDED, 5, INTERNAL, UNAVAILABLE, 15))
-"""Codes that may be a version's fault: UNKNOWN, NOT_FOUND and DATA_LOSS too."""
 _EMPTY_STREAM = "the stream has no message"
 _UNTIL_ASKED_S = 0.5
 """Two of Envoy's health checks."""
@@ -66,9 +63,6 @@ class Listener(Witness, Protocol):
 
     def over_limit(self) -> None:
         """A request was refused because its tenant sends too many."""
-
-    def returned(self, model: str, why: str) -> None:
-        """A model's new version does worse: all its requests go to the old one."""
 
     def refused(self, error: OutOfBoundsError) -> None:
         """A request was refused because a field of it was out of bounds."""
@@ -93,6 +87,7 @@ class Proxy:
         clocks: Clocks,
         names: Callable[[], HeaderNames],
         ready: Callable[[], bool],
+        splits: Splits,
     ) -> None:
         """`names` as of `read_call`, asked for with each request; `ready`: whether workers are known."""
         self._unary, self._listener, self._clocks = unary, listener, clocks
@@ -101,7 +96,7 @@ class Proxy:
         self._cascades = Cascades(attempts.expected_s, clocks, attempts.counts)
         self._settings = ProxySettings()
         self._tenants = Tenants()
-        self.splits = Splits()
+        self._splits = splits
         self._under_way = 0
         self.leaving = False
         """Whether the process is about to stop."""
@@ -114,7 +109,6 @@ class Proxy:
     def configure(self, settings: ProxySettings) -> None:
         """From now on."""
         self._settings = settings
-        self.splits.configure(settings.models)
         self._cascades.configure(settings)
 
     async def finish(self) -> None:
@@ -247,30 +241,22 @@ class Proxy:
     def _of_a_version(self, arrived: Arrived) -> Arrived:
         """The same for one of two versions, where its model is split and it names none."""
         call = arrived.call
-        split = self.splits.of.get(call.request.model)
-        if split is None or call.request.version:
+        name = call.triton_request_id
+        # Sent again, it must be the same request.
+        key = key_of(name) if name and self._settings.of(call.request.model).once_s else None
+        lot = self._splits.draw(call.request, key=key)
+        if lot is None:
             return arrived
-        key, name = call.request.key, call.triton_request_id
-        if key is None and name and self._settings.of(call.request.model).once_s:
-            # Sent again, it must be the same request.
-            key = key_of(name)
-        lot = split.draw(int(key) if key is not None else None)
-        version = split.version(lot)
-        call = replace(call, request=replace(call.request, version=version))
-        return replace(arrived, call=call, data=with_version(arrived.data, version), lot=lot)
+        call = replace(call, request=replace(call.request, version=lot.version))
+        return replace(arrived, call=call, data=with_version(arrived.data, lot.version), lot=lot)
 
     def _compare(self, arrived: Arrived, answer: Answer) -> None:
         """Tell a split what became of a request, where that says something of its version."""
-        split = self.splits.of.get(arrived.call.request.model)
-        if arrived.lot is None or split is None:
+        if arrived.lot is None or (answer.code == OK and not answer.worker):
             return
-        good = answer.code == OK and bool(answer.worker)
-        if not good and answer.code not in _FAILURES:
-            return
-        before = split.returned
-        split.ended(arrived.lot, answer.latency_s, good, self._clocks.now())
-        if split.returned and not before:
-            self._listener.returned(arrived.call.request.model, split.returned)
+        good = of_version(answer.code, 0)
+        if good is not None:
+            self._splits.ended(arrived.lot, answer.latency_s, good, self._clocks.now())
 
     def _over_limit(self, arrived: Arrived) -> Answer | None:
         """The answer to a tenant that has sent more than it may; None: it may send this."""

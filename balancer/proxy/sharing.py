@@ -10,13 +10,13 @@ from math import nan
 from typing import Any, Protocol
 
 from balancer.gateway.names import PRINCIPAL_HEADER
+from balancer.gateway.wire import WireError
 from balancer.proxy.attempts import Clocks
 from balancer.proxy.messages import ALREADY_EXISTS, INTERNAL, OK, RESOURCE_EXHAUSTED, Answer, Arrived, pushback
 from balancer.proxy.rules.cache import Cache
 from balancer.proxy.rules.once import Key, Once
 from balancer.proxy.rules.reading import digest, with_id
 from balancer.proxy.rules.settings import ModelProxy, ProxySettings
-from balancer.proxy.rules.wire import WireError
 
 _LONGEST_S = 600.0
 """Of an execution that goes on although its client has left."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from balancer.core.settings import SplitSettings
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import HeaderNames
@@ -18,7 +20,7 @@ from balancer.gateway.picks import ExternalProcessor
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_front import NativeFront
 from balancer.operate.recorder import Recorder
-from support.envoy_fakes import EXT_PROC
+from support.envoy_fakes import EXT_PROC, a_request
 from support.native import NativeRig
 
 Samples = dict[tuple[str, ...], float]
@@ -80,6 +82,18 @@ class BothFronts(NativeRig):
         await asyncio.gather(
             self.front.run(never, time.monotonic, lambda: self.native), self.front.publish(never, time.monotonic)
         )
+
+    def split(self, models: Mapping[str, SplitSettings]) -> None:
+        """From now on two versions of these share the requests."""
+        self.recorder.splits.configure(models)
+        self.router.tick(time.monotonic())
+
+    async def decides(self) -> bool:
+        """Whether who is to decide does; it sends a request for another model."""
+        how = "picked" if self.native else "asked"
+        before = self.router.state.counts()[how]
+        await self.stub.ModelInfer(a_request("warm"), timeout=10)
+        return self.router.state.counts()[how] > before
 
     def tell_lines(self, share: float) -> None:
         """Of decisions, in the log."""

@@ -114,6 +114,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     links = Links()
     front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, links.channels, picker.holding)
     front.configure(config)
+    picker.splits.configure(config.splits())
     specs = [
         WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
         for number, each in enumerate(workers, start=1)

@@ -64,6 +64,11 @@ class Upload:
             self.ended.set()
         return not self.ended.is_set()
 
+    async def end(self) -> None:
+        """Say that the body is over."""
+        self._writer.write(_frame(_DATA, _END_STREAM, _STREAM, b""))
+        await self._writer.drain()
+
     async def _read(self) -> None:
         try:
             while True:

@@ -12,6 +12,7 @@ from support.waiting import eventually
 from balancer.app import App
 from balancer.config.config import Config, from_mapping, load
 from balancer.core.events import Event
+from balancer.core.settings import SplitSettings
 from balancer.files.yaml_document import ConfigError
 from balancer.operate import worker_source
 
@@ -61,6 +62,17 @@ def test_a_worker_that_says_it_is_not_ready_is_avoided_whatever_the_others_say()
 
 def test_without_a_file_of_workers_none_is_waited_for() -> None:
     assert App(Config(), None).not_ready() == "discovery: no worker is listed yet"
+
+
+def test_models_are_split_as_the_config_says_also_when_it_changes() -> None:
+    split = {"old": 1, "new": 2, "share": 0.1}
+    app = App(from_mapping({"models": {"m": {"split": split}}}), None)
+    splits = app._picker.splits
+    assert splits.of["m"].settings == SplitSettings("1", "2", 0.1)
+    app._accept(from_mapping({"models": {"m": {"split": split | {"share": 0.5}}, "n": {"split": split}}}))
+    assert {model: each.share for model, each in splits.of.items()} == {"m": 0.5, "n": 0.1}
+    app._accept(from_mapping({}))
+    assert splits.of == {}
 
 
 def test_pods_without_the_client_of_kubernetes_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

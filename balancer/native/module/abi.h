@@ -46,6 +46,8 @@ WEAK bool CALLBACK(http_set_header)(void *filter, int kind, struct text name, st
 WEAK size_t CALLBACK(http_get_body_size)(void *filter, int kind);
 WEAK size_t CALLBACK(http_get_body_chunks_size)(void *filter, int kind);
 WEAK bool CALLBACK(http_get_body_chunks)(void *filter, int kind, struct text *chunks);
+WEAK bool CALLBACK(http_append_body)(void *filter, int kind, struct text bytes);
+WEAK bool CALLBACK(http_drain_body)(void *filter, int kind, size_t bytes);
 /* Pairs of key and value. */
 WEAK void CALLBACK(http_set_dynamic_metadata_string_batch)(void *filter, struct text space,
                                                            const struct header *entries, size_t count);

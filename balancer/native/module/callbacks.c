@@ -12,6 +12,8 @@ const char *missing_callback(void) {
     {CALLBACK(http_get_body_size), "http_get_body_size"},
     {CALLBACK(http_get_body_chunks_size), "http_get_body_chunks_size"},
     {CALLBACK(http_get_body_chunks), "http_get_body_chunks"},
+    {CALLBACK(http_append_body), "http_append_body"},
+    {CALLBACK(http_drain_body), "http_drain_body"},
     {CALLBACK(http_set_dynamic_metadata_string_batch), "http_set_dynamic_metadata_string_batch"},
     {CALLBACK(http_set_upstream_override_host), "http_set_upstream_override_host"},
     {CALLBACK(http_send_response), "http_send_response"},

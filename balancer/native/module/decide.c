@@ -189,9 +189,15 @@ static int32_t column_told(const struct attached *attached, const struct ask *as
   return entry && entry->column ? (int32_t)entry->column : UNKNOWN_MODEL;
 }
 
-/* `field`: that was out of bounds. */
-static void tell_refusal(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
-                         struct text field) {
+static void tell_lot(struct outcome *told, const struct ask *ask, const struct decision *decision) {
+  told->split = decision->split;
+  told->lot = decision->lot;
+  if (decision->lot & DRAWN_BY_KEY) told->key = ask->key;
+}
+
+/* `field`: that was out of bounds, before there was a `decision`, which is null then. */
+static void tell_refusal(struct attached *attached, const struct ask *ask, const struct decision *decision,
+                         uint32_t http_status, uint32_t grpc_status, struct text field) {
   struct outcome *told = outcome_place(attached->control);
   if (!told) return;
   uint64_t now = now_ns();
@@ -207,6 +213,10 @@ static void tell_refusal(struct attached *attached, const struct ask *ask, uint3
   told->grpc_status = ask->grpc ? (int16_t)grpc_status : -1;
   told->refusal = (uint8_t)grpc_status;
   copy(told->endpoint, sizeof told->endpoint, field);
+  if (decision) {
+    told->directory = decision->directory;
+    tell_lot(told, ask, decision);
+  }
   outcome_done(attached->control);
 }
 
@@ -233,7 +243,7 @@ static void tell_line(struct attached *attached, const struct ask *ask, const st
 void invalid(struct attached *attached, const struct ask *ask, uint32_t http_status, uint32_t grpc_status,
              struct text field) {
   if (!attached_alive(attached) || !balancer_state_lock(attached->control, WAIT_NS)) return;
-  tell_refusal(attached, ask, http_status, grpc_status, field);
+  tell_refusal(attached, ask, NULL, http_status, grpc_status, field);
   add(attached->control, REFUSALS, 1);
   balancer_state_unlock(attached->control);
 }
@@ -264,6 +274,24 @@ static void stay(struct attached *attached, const struct ask *ask, struct decisi
   pthread_mutex_unlock(&attached->mutex);
 }
 
+/* As `Split.draw` of balancer/core/trials/split.py, with the number of the decision for the place in the order; with the
+   lock held. What it returns is `ask`, or `of_version`, which is the same for the version that was drawn. */
+static const struct ask *draw(const struct attached *attached, const struct ask *ask, struct ask *of_version,
+                              uint64_t number, struct decision *out) {
+  const struct directory *directory = attached->directory;
+  if (!(directory->head.flags & SPLITS) || ask->kind != BALANCER_INFERENCE || ask->version.length) return ask;
+  const struct entry *entry = directory_find(directory, ask->model, TEXT(""));
+  if (!entry || !entry->split) return ask;
+  bool new = balancer_lot(entry->lots ^ balancer_mix(ask->keyed ? ask->key : number)) < entry->share;
+  out->split = (uint32_t)entry->split;
+  out->lot = (uint8_t)((new ? DRAWN_NEW : 0) | (ask->keyed ? DRAWN_BY_KEY : 0));
+  struct text version = directory_text(directory, new ? entry->new : entry->old);
+  copy(out->version, sizeof out->version, version);
+  *of_version = *ask;
+  of_version->version = (struct text){out->version, version.length};
+  return of_version;
+}
+
 static void decide_by_books(struct source *source, struct attached *attached, const struct ask *ask,
                             struct decision *out) {
   struct control *control = attached->control;
@@ -292,6 +320,8 @@ static void decide_by_books(struct source *source, struct attached *attached, co
   if (attached_refresh(source, attached)) {
     out->directory = attached->directory->head.serial;
     journal_start(&attached->writer);
+    struct ask of_version;
+    ask = draw(attached, ask, &of_version, number, out);
     decide_locked(attached, ask, out);
     if (out->answer == TURNED_AWAY && ask->kind == BALANCER_MODEL && out->grpc_status != GRPC_SHED) {
       /* A question about a model that nobody can serve: any server knows what Triton answers to that. */
@@ -309,7 +339,7 @@ static void decide_by_books(struct source *source, struct attached *attached, co
       copy(out->policy, sizeof out->policy, directory_text(directory, directory->head.deciders[out->decider].name));
     }
     if (out->answer == TAKEN || out->answer == TURNED_AWAY) tell_line(attached, ask, out);
-    if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out->http_status, out->grpc_status, TEXT(""));
+    if (out->answer == TURNED_AWAY) tell_refusal(attached, ask, out, out->http_status, out->grpc_status, TEXT(""));
     if (out->answer != BALANCER_DECIDES)
       journal_commit(&attached->writer);
     else if (!out->owed)
@@ -337,6 +367,7 @@ static void tell(struct attached *attached, const struct ask *ask, const struct 
     told->directory = decision->directory;
     told->propensity = decision->propensity;
     told->decider = (uint8_t)decision->decider;
+    tell_lot(told, ask, decision);
   }
   told->at_s = attached->call.now_s;
   told->source = decision ? BY_POLICY : BY_LEAST_REQUEST;

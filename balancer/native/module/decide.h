@@ -37,6 +37,9 @@ struct decision {
   bool sequence;
   bool owed; /* the number is the balancer's */
   bool told; /* of the decision, so that its end is told of too */
+  uint8_t lot;    /* enum drawn */
+  uint32_t split; /* by which it gets a version; 0: none */
+  char version[VERSION_BYTES]; /* that it gets */
   char policy[64]; /* that picked, where Envoy's logs tell it: whole or cut, and ended by zeros where there is room */
   /* Where a worker is named: the endpoints in order, separated by commas. Where turned away: the message. */
   char words[MOST_MESSAGE];

@@ -27,6 +27,14 @@ static bool is_entry(const struct directory_head *head, int64_t entry) {
   return entry >= 0 && (uint64_t)entry < head->entries;
 }
 
+/* It is written into requests. */
+static bool is_version(const struct directory *directory, struct piece piece) {
+  if (piece.length >= VERSION_BYTES || !within(&directory->head, piece)) return false;
+  for (uint32_t i = 0; i < piece.length; i++)
+    if (directory->strings[piece.at + i] < '0' || directory->strings[piece.at + i] > '9') return false;
+  return true;
+}
+
 /* Everything that is followed later, once. */
 static const char *objection(const struct directory *directory) {
   const struct directory_head *head = &directory->head;
@@ -44,6 +52,7 @@ static const char *objection(const struct directory *directory) {
     const struct entry *entry = &directory->entries[i];
     pieces = pieces && within(head, entry->model) && within(head, entry->version) && within(head, entry->quoted);
     if (entry->servable >= head->masks || entry->members >= head->masks) return "a mask that is not there";
+    if (!is_version(directory, entry->old) || !is_version(directory, entry->new)) return "a version that is none";
     if (entry->column < 0 || entry->column > UINT32_MAX) return "a column that cannot be";
     if (i && directory->entries[i - 1].hash > entry->hash) return "entries out of order";
   }

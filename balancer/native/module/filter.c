@@ -188,6 +188,7 @@ static bool settle(void *filter, struct request *request) {
     respond(filter, request->ask.grpc, decision->http_status, decision->grpc_status, words);
     return false;
   }
+  if (decision->answer == TAKEN && decision->split) version_write(filter, request);
   if (decision->length) name_workers(filter, request);
   return true;
 }

@@ -48,6 +48,9 @@ const char *missing_callback(void);
 void fallbacks_keep(struct request *request, struct text fallbacks);
 void fallbacks_forget(struct request *request);
 
+/* Writes the version that was drawn for it into a request that has not gone on yet. */
+void version_write(void *filter, struct request *request);
+
 /* A REST error as Triton writes it, and as Python's `json.dumps` escapes it; returns how long it is. */
 size_t json_error(const char *message, size_t length, char *out, size_t room);
 

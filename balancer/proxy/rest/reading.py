@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError, shown
-from balancer.proxy.rules import wire
+from balancer.gateway import wire
 from balancer.proxy.rules.tensors import DTYPES, LENGTH_BYTES, MOST_RANK, ONLY_BINARY, TEXT, elements
 
 _BINARY_BYTES, _BINARY, _BINARY_DEFAULT = "binary_data_size", "binary_data", "binary_data_output"

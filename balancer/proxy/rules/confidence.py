@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from balancer.core.bounds import OutOfBoundsError
-from balancer.proxy.rules import wire
+from balancer.gateway import wire
+from balancer.gateway.wire import Part
 from balancer.proxy.rules.tensors import elements
-from balancer.proxy.rules.wire import Part
 
 MOST_BYTES = 2**18
 """Of the output that is read."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from balancer.core import bounds
 from balancer.core.bounds import OutOfBoundsError
+from balancer.gateway import wire
 from balancer.gateway.kserve import KIND_OF_PARAMETER
-from balancer.proxy.rules import wire
-from balancer.proxy.rules.wire import Part, WireError
+from balancer.gateway.versions import VERSION_FIELD
+from balancer.gateway.wire import Part, WireError
 
 # Of ModelInferRequest.
-_NAME, _VERSION, _ID, _PARAMETER, _INPUT = 1, 2, 3, 4, 5
+_NAME, _VERSION, _ID, _PARAMETER, _INPUT = 1, VERSION_FIELD, 3, 4, 5
 _TEXTS = {_NAME: "model_name", _VERSION: "model_version", _ID: "id"}
 _REQUESTED_OUTPUT = 6
 _SHAPE = 3

@@ -59,16 +59,6 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitSettings:
-    """How the requests of a model that name no version are shared by two."""
-
-    old: str
-    new: str
-    share: float
-    """Of the requests that get the new one."""
-
-
-@dataclass(frozen=True, slots=True)
 class ConfidenceCascade:
     """Models that serve one name, one after the other until one is sure."""
 
@@ -94,8 +84,6 @@ class ModelProxy:
     cache_ttl_s: float = 0.0
     """How long an answer serves equal requests; 0: answers are not kept."""
     batch: BatchSettings = BatchSettings()
-    split: SplitSettings | None = None
-    """None: what names no version gets none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from balancer.core.events import ModelReport, Report, WorkerAdded
-from balancer.core.settings import Limits, Settings
+from balancer.core.settings import Limits, Settings, SplitSettings
+from balancer.core.trials.split import Splits
 from balancer.front.build import WITHOUT_HOOKS
 from balancer.front.folder import Folder
 from balancer.front.module import Module
@@ -77,6 +78,9 @@ def left_behind(path: Path, policy: str) -> Path:
     )
     decides = Published() if policy == _PUBLISHED else BUILTIN[policy]()
     router = SharedRouter(decides, settings, 5, library, Module(library), Folder(path))
+    splits = Splits()
+    splits.configure({MODELS[0]: SplitSettings(old="1", new="2", share=0.3)})
+    router.share_splits(splits)
     now_s = time.monotonic()
     for number in range(WORKERS):
         router.observe(WorkerAdded(f"w{number}"), now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,8 @@ from support.other_gateways import (
 )
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from balancer.core.events import ModelReport
+from balancer.core.settings import SplitSettings
 from balancer.discovery.workers import WorkerSpec
 from balancer.gateway.addresses import Addresses
 from balancer.gateway.kserve import HeaderNames
@@ -54,6 +56,7 @@ class Stack:
     listening: Listening
     workers: list[EchoingWorker]
     http: aiohttp.ClientSession
+    picker: Picker
     ready: list[bool] = field(default_factory=lambda: [True])
 
     def url(self, gateway: Gateway, verb: str = "infer") -> str:
@@ -74,7 +77,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     listening, ready = Listening(), [True]
     async with AsyncExitStack() as parts:
         await parts.enter_async_context(running(*workers))
-        picker = Picker(make_router(2, RoundRobin()), lambda: 0.1)
+        models = [ModelReport("m", version, ready=True) for version in ("1", "2", "7")]
+        picker = Picker(make_router(2, RoundRobin(), models=models), lambda: 0.1)
         specs = [
             WorkerSpec(name=w.name, address="127.0.0.1", grpc_port=w.grpc_port, http_port=w.http_port) for w in workers
         ]
@@ -90,7 +94,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         folder: Path = tmp_path_factory.mktemp("gateways")
         envoys = await parts.enter_async_context(Envoys(folder, port, workers, gateways).running())
         http = await parts.enter_async_context(aiohttp.ClientSession())
-        yield Stack(envoys, listening, workers, http, ready)
+        yield Stack(envoys, listening, workers, http, picker, ready)
 
 
 @pytest.mark.parametrize("gateway", [*EVERY, BY_METADATA], ids=str)
@@ -112,6 +116,66 @@ async def test_messages_of_grpc_pass_with_their_trailers(stack: Stack, gateway: 
     assert answer.raw_output_contents == [bytes(1_000_000)]
     served = await stack.served()
     assert (served.status, served.grpc_status, served.decision.worker) == (200, 0, answer.id)
+
+
+@pytest.fixture
+def split(stack: Stack) -> Iterator[Stack]:
+    """All requests for the model `m` that name no version get version 2."""
+    stack.picker.splits.configure({"m": SplitSettings("1", "2", 1.0)})
+    yield stack
+    stack.picker.splits.configure({})
+
+
+@pytest.mark.parametrize("gateway", [*EVERY, MESSAGES, BY_METADATA], ids=str)
+@pytest.mark.parametrize("payload_bytes", [0, 1_000_000])
+async def test_a_message_of_grpc_gets_a_version_where_the_gateway_hands_it_over(
+    split: Stack, gateway: Gateway, payload_bytes: int
+) -> None:
+    sent, metadata = a_request(payload_bytes=payload_bytes), (("x-gateway-model-name", "m"),)
+    left = split.picker.splits.left.total()
+    async with split.channel(gateway) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60)
+        served = await split.served()
+        [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
+        assert answer.raw_output_contents == sent.raw_input_contents
+        given = gateway.request not in (NONE, GRPC)
+        assert got.model_version == ("2" if given else "")
+        assert (served.lot is not None) is given
+        assert split.picker.splits.left.total() - left == (not given)
+        got.ClearField("model_version")
+        assert got == sent
+        named = service_pb2.ModelInferRequest()
+        named.CopyFrom(sent)
+        named.model_version = "7"
+        answer = await stub.ModelInfer(named, metadata=metadata, timeout=60)
+        assert (await split.served()).lot is None
+        [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
+        assert got == named
+
+
+@pytest.mark.parametrize("gateway", [Gateway(mode, NONE) for mode in MODES if mode != NONE], ids=str)
+async def test_a_message_in_compressed_form_is_left_alone_and_counted(split: Stack, gateway: Gateway) -> None:
+    left = split.picker.splits.left["m", "compressed"]
+    sent = a_request(payload_bytes=10_000)
+    async with split.channel(gateway) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = (("x-gateway-model-name", "m"),)
+        answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60, compression=grpc.Compression.Gzip)
+    assert (await split.served()).lot is None
+    assert split.picker.splits.left["m", "compressed"] == left + 1
+    [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
+    assert got == sent
+
+
+@pytest.mark.parametrize("gateway", [*EVERY, BY_METADATA], ids=str)
+async def test_a_path_of_rest_gets_a_version(split: Stack, gateway: Gateway) -> None:
+    async with split.http.post(split.url(gateway), data=BODY) as response:
+        assert digest(await response.read()) == digest(BODY)
+    served = await split.served()
+    assert served.lot is not None
+    [worker] = [worker for worker in split.workers if worker.name == served.decision.worker]
+    assert worker.http_requests[-1][0] == "/v2/models/m/versions/2/infer"
 
 
 @pytest.mark.parametrize("gateway", [EVERY[0], Gateway(DUPLEX, DUPLEX), MESSAGES], ids=str)

@@ -44,7 +44,7 @@ def take(router: SharedRouter) -> Take:
     """Take one outcome in; then values of metrics by their labels."""
     metrics = Metrics(router, lambda: 1.0)
     metrics.registry.register(NativeCounts(router))
-    outcomes = NativeOutcomes(router, Tally(metrics, Recent()), lines=None)  # type: ignore[arg-type]  # none wanted
+    outcomes = NativeOutcomes(router, Tally(metrics, Recent()), None, None)  # type: ignore[arg-type]  # neither is wanted
     router.tell({"w0": "10.0.0.1:8001"}, {"w0": "10.0.0.1:8000"})
 
     def samples(name: str) -> dict[tuple[str, ...], float]:

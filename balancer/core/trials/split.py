@@ -13,12 +13,13 @@ outcome is a bet. The outcomes of a second are one observation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from balancer.core.settings import Margins
+from balancer.core.settings import Margins, SplitSettings
 from balancer.core.trials.evidence import Evidence
-from balancer.proxy.rules.settings import ModelProxy, SplitSettings
+from policies.base import Request
 from policies.hashing import key_of, mix, unit
 
 _BLOCK_S = 1.0
@@ -33,13 +34,20 @@ METRICS = {"errors": _MARGINS.errors, "slow": _MARGINS.tail * _SLOW_SHARE}
 """What is compared, and by how much the new version may do worse."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lot:
     """Drawn for one request."""
 
+    split: Split
+    """Whose outcome the request's is."""
     new: bool
     bets: bool
     """Whether its outcome is one."""
+
+    @property
+    def version(self) -> str:
+        """That the request gets."""
+        return self.split.settings.new if self.new else self.split.settings.old
 
 
 @dataclass(slots=True)
@@ -57,6 +65,8 @@ class Split:
 
     settings: SplitSettings
     seed: int = 0
+    """Of the lots."""
+    model: str = ""
     returned: str = ""
     """Why all goes to the old version, for good; empty: it does not."""
     arms: dict[bool, Arm] = field(default_factory=lambda: {new: Arm() for new in (False, True)})
@@ -79,16 +89,15 @@ class Split:
     def draw(self, key: int | None) -> Lot:
         """For a request; `key` keeps requests together."""
         self._number += 1
-        share = self.share
-        new = unit(mix(self.seed ^ mix(self._number if key is None else key))) < share
-        bets = 0 < share < 1 and (key is None or (key not in self._keys and len(self._keys) < _MOST_KEYS))
+        new = unit(mix(self.seed ^ mix(self._number if key is None else key))) < self.share
+        return self.drawn(key, new)
+
+    def drawn(self, key: int | None, new: bool) -> Lot:
+        """The same, where the lot was drawn elsewhere."""
+        bets = 0 < self.share < 1 and (key is None or (key not in self._keys and len(self._keys) < _MOST_KEYS))
         if bets and key is not None:
             self._keys.add(key)
-        return Lot(new, bets)
-
-    def version(self, lot: Lot) -> str:
-        """That the request gets."""
-        return self.settings.new if lot.new else self.settings.old
+        return Lot(self, new, bets)
 
     def ended(self, lot: Lot, latency_s: float, good: bool, now_s: float) -> None:
         """A worker answered, or failed; `latency_s`: NaN where it is no measure."""
@@ -133,14 +142,41 @@ class Splits:
     """Those of all models that have one."""
 
     def __init__(self) -> None:
+        self.returned: Callable[[Split], None] = lambda split: None
+        """Is told of a split that returned."""
         self.of: dict[str, Split] = {}
         """By model."""
+        self.left: Counter[tuple[str, str]] = Counter()
+        """Requests that got no version, though their model is split, by model and reason."""
 
-    def configure(self, models: Mapping[str, ModelProxy]) -> None:
+    def configure(self, models: Mapping[str, SplitSettings]) -> None:
         """From now on; a split whose settings stay keeps what it knows."""
         before, self.of = self.of, {}
-        for model, each in models.items():
-            if each.split is not None:
-                known = before.get(model)
-                same = known is not None and known.settings == each.split
-                self.of[model] = known if known is not None and same else Split(each.split, key_of(model))
+        for model, settings in models.items():
+            known = before.get(model)
+            same = known is not None and known.settings == settings
+            self.of[model] = known if known is not None and same else Split(settings, key_of(model), model)
+
+    def draw(self, request: Request, why_not: str = "", key: int | None = None) -> Lot | None:
+        """For a request; None: it names a version, or its model is not split.
+
+        Args:
+            request: As it came.
+            why_not: Why nobody can write a version into it, which is counted; empty: somebody can.
+            key: Stands in for the request's, where that has none.
+        """
+        split = self.of.get(request.model)
+        if split is None or request.version:
+            return None
+        if why_not:
+            self.left[request.model, why_not] += 1
+            return None
+        key = key if request.key is None else int(request.key)
+        return split.draw(key)
+
+    def ended(self, lot: Lot, latency_s: float, good: bool, now_s: float) -> None:
+        """As `Split.ended`, for the split that the lot is of."""
+        before = lot.split.returned
+        lot.split.ended(lot, latency_s, good, now_s)
+        if lot.split.returned and not before:
+            self.returned(lot.split)

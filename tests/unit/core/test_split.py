@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,8 +14,9 @@ from support.proxied import proxied, request
 from tritonclient.grpc import service_pb2
 
 from balancer.config.config import ConfigError, from_mapping
-from balancer.proxy.rules.settings import SplitSettings
-from balancer.proxy.rules.split import Split
+from balancer.core.settings import SplitSettings
+from balancer.core.trials.split import Split, Splits
+from policies.base import Request
 
 SETTINGS = SplitSettings(old="1", new="2", share=0.2)
 
@@ -88,9 +90,9 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
         return echoed(data)
 
     worker.infer = second_fails
-    models = {"m": {"proxy": {"split": {"old": 1, "new": 2, "share": 0.5}}}}
+    models = {"m": {"split": {"old": 1, "new": 2, "share": 0.5}}}
     async with proxied(fleet, models=models) as rig:
-        split = rig.front.proxy.splits.of["m"]
+        split = rig.picker.splits.of["m"]
         split._evidence["errors"].limit = 50  # fewer seconds than an operator would wait for
         split._block_s = 0.0
         failed = 0
@@ -103,8 +105,8 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
             split._block_s = 0.0
         assert split.returned
         assert failed < 100
-        assert rig.metric("balancer_proxy_split_returned", model="m") == 1
-        assert rig.metric("balancer_proxy_split_errors_total", model="m", version="2") == failed
+        assert rig.metric("balancer_split_returned", model="m") == 1
+        assert rig.metric("balancer_split_errors_total", model="m", version="2") == failed
         named = request()
         version = service_pb2.ModelInferRequest.FromString(named)
         version.model_version = "2"
@@ -114,6 +116,46 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
         assert versions == {"1", "2"}
 
 
-def test_a_split_has_two_versions() -> None:
-    with pytest.raises(ConfigError, match=re.escape("models.m.proxy.split.new")):
-        from_mapping({"models": {"m": {"proxy": {"split": {"old": 1, "new": 1}}}}})
+def test_a_request_that_names_a_version_or_cannot_be_given_one_takes_no_part() -> None:
+    splits = Splits()
+    splits.configure({"m": SETTINGS})
+    assert splits.draw(Request(model="other")) is None
+    assert splits.draw(Request(model="m", version="3")) is None
+    assert splits.draw(Request(model="m"), "compressed") is None
+    assert splits.left == {("m", "compressed"): 1}
+    lot = splits.draw(Request(model="m", key=7))
+    assert lot is not None
+    assert lot.version in {"1", "2"}
+
+
+def test_a_split_keeps_what_it_knows_until_its_settings_change() -> None:
+    splits, returned = Splits(), []
+    splits.returned = returned.append
+    splits.configure({"m": SETTINGS})
+    old = splits.of["m"]
+    drive(old, 1800, failing=0.3)
+    splits.configure({"m": SETTINGS})
+    assert splits.of["m"] is old
+    lot = splits.draw(Request(model="m"))
+    assert lot is not None
+    splits.configure({"m": replace(SETTINGS, share=0.3)})
+    assert not splits.of["m"].returned
+    # What was drawn before counts there.
+    splits.ended(lot, 0.01, True, 0.0)
+    assert splits.of["m"].arms[False].requests == 0
+    assert not returned
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ({"split": {"old": 1, "new": 1}}, "models.m.split.new"),
+        ({"split": {"old": "v1", "new": 2}}, "models.m.split.old"),
+        ({"split": {"old": 1, "new": "2/../3"}}, "models.m.split.new"),
+        ({"split": {"old": 1, "new": 2}, "versions": [1]}, "models.m.split.new"),
+        ({"split": {"old": 1, "new": 2}, "versions": [2]}, "models.m.split.old"),
+    ],
+)
+def test_a_split_is_between_two_versions_that_may_be_served(model: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(field)):
+        from_mapping({"models": {"m": model}})

@@ -1,0 +1,77 @@
+"""Writes the version that a lot gave a request into it, where a gateway hands over its path or the start of its body.
+
+Of a gRPC message only the start has to be there: protobuf takes the last of a field that comes twice, so a version that
+the client names behind it stays in force.
+"""
+
+from __future__ import annotations
+
+import re
+
+from balancer.core.bounds import OutOfBoundsError
+from balancer.gateway import wire
+
+MAX_VERSION_DIGITS = 19
+"""Triton's versions are signed integers of 64 bits."""
+FRAME_BYTES = 5
+"""What precedes each message of gRPC: whether it is compressed, and its length in four bytes, big-endian.
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md"""
+_MOST_MESSAGE = 2**32 - 1
+VERSION_FIELD = 2
+"""Of ModelInferRequest: https://github.com/triton-inference-server/common, grpc_service.proto."""
+_MOST_FIELDS = 64
+"""That are looked at."""
+_MODEL_IN_PATH = re.compile(r"(/[^/?]+){3}(?=/)")
+"""Up to the model; whatever is encoded in it."""
+
+COMPRESSED = "compressed"
+NO_BODY = "no_body"
+UNREADABLE = "unreadable"
+
+
+class LeftError(Exception):
+    """A message that stays as it is."""
+
+    def __init__(self, why: str = "") -> None:
+        """`why`: a label; empty: it names a version itself."""
+        super().__init__(why)
+        self.why = why
+
+
+def framed_with_version(body: bytes, version: str) -> bytes:
+    """The start of the body of a gRPC request, for that version.
+
+    Raises:
+        LeftError: it names one already, or nothing can be written into it.
+    """
+    if len(body) < FRAME_BYTES:
+        raise LeftError(UNREADABLE)
+    if body[0]:
+        raise LeftError(COMPRESSED)
+    message = body[FRAME_BYTES:]
+    if _names_version(message):
+        raise LeftError
+    field = wire.tagged(VERSION_FIELD, version.encode())
+    length = int.from_bytes(body[1:FRAME_BYTES], "big") + len(field)
+    if length > _MOST_MESSAGE:
+        raise LeftError(UNREADABLE)
+    return b"".join((body[:1], length.to_bytes(FRAME_BYTES - 1, "big"), field, message))
+
+
+def path_with_version(path: str, version: str) -> str:
+    """The path of a REST inference, for that version."""
+    found = _MODEL_IN_PATH.match(path)
+    return path if found is None else f"{found[0]}/versions/{version}{path[found.end() :]}"
+
+
+def _names_version(message: bytes) -> bool:
+    """Whether its first fields, as far as they are there, name one. The last of them may be cut."""
+    try:
+        for count, part in enumerate(wire.parts(message)):
+            if part.number == VERSION_FIELD:
+                return part.end > part.start
+            if count == _MOST_FIELDS:
+                break
+    except OutOfBoundsError:
+        pass
+    return False

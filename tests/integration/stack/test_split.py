@@ -1,0 +1,55 @@
+"""Requests that name no version get one of a split model's, through each front end to real Tritons."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http.aio as triton_http
+from support.stack import Stack
+from support.waiting import eventually
+
+from tools.stack.ports import free_port_range
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+MODEL = "string_upper"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
+async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    directory: Path = tmp_path_factory.mktemp("split")
+    settings = {
+        # Version 2 is nowhere, so that nobody must be sent there.
+        "models": {MODEL: {"split": {"old": 1, "new": 2, "share": 0}}},
+        "envoy": {"frontend": request.param, "shared_folder": str(directory / "shared")},
+        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
+    }
+    stack = Stack(directory, workers=1, settings=settings, models=(MODEL,))
+    try:
+        await stack.start()
+        yield stack
+    finally:
+        await stack.stop()
+
+
+@pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
+async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) -> None:
+    before = await stack.metric("balancer_split_requests_total", model=MODEL, version="1")
+    tensor = of.InferInput("TEXT", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([["a"]], np.object_))
+    async with of.InferenceServerClient(stack.url) as client:
+        for _ in range(10):
+            result = await client.infer(MODEL, [tensor])
+            assert result.as_numpy("UPPER")[0, 0] == b"A"
+
+    async def told() -> bool:
+        return await stack.metric("balancer_split_requests_total", model=MODEL, version="1") == before + 10
+
+    await eventually(told, "all ten count for version 1")
+    assert await stack.metric("balancer_split_errors_total") == 0
+    assert await stack.metric("balancer_handler_errors_total") == 0
