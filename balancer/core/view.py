@@ -7,13 +7,14 @@ here, over arrays of shape `(..., n)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.core.estimators import caches, latency, queue, service, tokens
 from balancer.core.estimators.caches import Caches
+from balancer.core.estimators.columns import At
 from balancer.core.estimators.latency import Latency
 from balancer.core.estimators.queue import Queue
 from balancer.core.estimators.service import Service
@@ -70,7 +71,7 @@ class View:
     `now_s` and `rows` broadcast against `(..., n)`.
     """
 
-    _of_model: tuple[Any, ...]
+    _of_model: At
     """Where an array `(..., n, m)` has the column of the request's model, `(..., n)`."""
 
     def __init__(
@@ -128,7 +129,8 @@ class View:
 
     @column
     def behind_s(self) -> FloatArray:
-        return queue.behind_now_s(self._queue, self._service, self._of_model, self._rows, self._forming)
+        of_model = cast(tuple[Any, ...], self._of_model)
+        return queue.behind_now_s(self._queue, self._service, of_model, self._rows, self._forming)
 
     @column
     def service_s(self) -> FloatArray:

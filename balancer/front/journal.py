@@ -346,6 +346,12 @@ class _Seen(View):
         return cached
 
     @column
+    def behind_s(self) -> FloatArray:
+        """See `FleetView`."""
+        behind_s: FloatArray = self._desk.behind
+        return behind_s
+
+    @column
     def saving_s(self) -> FloatArray:
         """See `FleetView`."""
         return np.where(self._keyed, self._saving_s(), 0.0)

@@ -42,7 +42,7 @@ SEEN: dict[str, tuple[str, ...]] = {
     "latency": ("latency_s", "latency_at_s", "errors", "errors_at_s"),
     "tokens": ("level", "rate_per_s", "at_s"),
     "caches": ("saved",),
-    "desk": ("reported_s", "cached"),
+    "desk": ("reported_s", "cached", "behind"),
 }
 """What the columns of a view are made of, in the journal's order: records of the books and their arrays, of which those
 with an axis of models are told of for the request's."""

@@ -62,6 +62,7 @@ _learn_of_pick, _fade = from_source(counting.learn_of_pick), from_source(countin
 _finish = from_source(counting.finish)
 _remember, _remember_outcome = from_source(counting.remember), from_source(counting.remember_outcome)
 _fill_cached = from_source(of_worker.fill_cached)
+_fill_behind = from_source(of_worker.fill_behind)
 _keep_fresh, _fresh_until_s = from_source(eligibility.keep_fresh), from_source(eligibility.fresh_until_s)
 _keep_within_limits = from_source(picking.keep_within_limits)
 _draw, _uniform_of = from_source(picking.draw_by_sums), from_source(picking.uniform_of)
@@ -116,8 +117,9 @@ def finish(x: Books, options: Options, call: Call) -> int:
 
 
 def look_up(x: Books, options: Options, call: Call) -> int:
-    """Write `cached` of all workers for the request to `Desk.cached`."""
+    """Write `cached` and `behind_s` of all workers for the request to `Desk.cached` and `Desk.behind`."""
     _fill_cached(x, 0, 0, _ask(call), call.numbers[NOW_S], x.desk.cached[0])
+    _fill_behind(x, 0, 0, _ask(call), call.numbers[NOW_S], x.desk.behind[0])
     return 0
 
 

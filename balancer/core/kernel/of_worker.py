@@ -136,6 +136,12 @@ def fill_cached(x: Books, e: int, first: int, ask: Ask, now_s: float, out: Float
         out[w] = cached(x, e, w, first + w, ask, now_s)
 
 
+def fill_behind(x: Books, e: int, first: int, ask: Ask, now_s: float, out: FloatArray) -> None:
+    """Write `behind_s` of all workers, the first of which is in row `first`."""
+    for w in range(len(out)):
+        out[w] = behind_s(x, e, w, first + w, ask, now_s)
+
+
 def key_and_model(ask: Ask) -> Any:
     """Of a request with a key, what caches know it by: models have their own. The key alone tells its place."""
     return np.uint64(ask.mixed_key) ^ (np.uint64(ask.model) << _ABOVE)

@@ -103,13 +103,15 @@ class Desk(NamedTuple):
     """Room for a number of each worker, `(e, n)`: its `completion_s`, for zones; its pending, for fallbacks."""
     cached: FloatArray = array("e n")
     """Room for a number of each worker, `(e, n)`: its `cached`, where somebody asks for all of them."""
+    behind: FloatArray = array("e n")
+    """The same of its `behind_s`."""
     scratch: FloatArray = array("e scratch")
     """`(e, scratch)`."""
 
 
 MOST_COLUMNS, MOST_FACTS = 16, 4
 """That a policy may read."""
-ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "scratch")
+ROOM = ("mask", "candidate", "columns", "facts", "cost", "shares", "pending", "cached", "behind", "scratch")
 """Those of the desk's arrays in which a decision is worked out, and nothing outlasts it."""
 
 
