@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client.metrics import MetricWrapperBase
 
 from balancer.config.config import Config
+from balancer.core.trials.split import Splits
 from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.watch import PodCounts
 from balancer.fleet.counts import Counts as FleetCounts
@@ -19,6 +20,7 @@ from balancer.operate.drains import Drains
 from balancer.operate.metrics import Metrics
 from balancer.operate.native_counts import NativeCounts
 from balancer.operate.objectives import ClusterObjectives
+from balancer.operate.splits import SplitCounts
 from balancer.operate.worker_source import Pods
 from balancer.telemetry.collector import Counts
 from support.fleets import make_router
@@ -53,6 +55,7 @@ def declared() -> dict[str, frozenset[str]]:
     metrics.registry.register(NativeCounts(router))
     metrics.registry.register(Pods(PodCounts(), PoolCounts(), ClusterObjectives(Config())))
     metrics.registry.register(Drains(make_router(1), lambda: 0.0, lambda _: None))
+    metrics.registry.register(SplitCounts(Splits()))
     FleetCounts(metrics.registry)
     return dict((*_of_registry(metrics), *_of_families(metrics)))
 
