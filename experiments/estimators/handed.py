@@ -1,7 +1,8 @@
 """Scenarios handed to an older tree, with their arrivals, whatever that tree can draw by itself.
 
-Copy this file into the older tree and run it there: `python handed.py SCENARIOS.npz FOUND.json`. What a class had not
-there yet is left out, and told. SCENARIOS.npz is written by `python -m experiments.estimators hand-over`.
+Copy this folder into the older tree and run there `python -m experiments.estimators.handed SCENARIOS.npz FOUND.json`.
+What a class had not there yet is left out, and told. SCENARIOS.npz is written by `python -m experiments.estimators
+hand-over`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.estimators.measure import Found, load_of, measure_runs
 from policies import BUILTIN
-from simulator.batch import Batch
-from simulator.result import Status
 
 _POLICY = "expected_latency"
-_WARM_UP_SHARE = 0.1
 _MODULES = ("simulator.spec", "simulator.arrivals", "balancer.core.settings")
 
 
@@ -33,8 +32,7 @@ def write(path: Path, groups: Mapping[str, Sequence[tuple[Any, Sequence[Any]]]])
         group: [
             {
                 "name": scenario.name,
-                "load": scenario.workload.rate_per_s / scenario.capacity_per_s,
-                "network_s": scenario.fleet.network.to_worker_s + scenario.fleet.network.to_client_s,
+                "load": load_of(scenario),
                 "fleet": _told(scenario.fleet, arrays),
                 "arrivals": [_told(each, arrays) for each in arrivals],
             }
@@ -86,48 +84,23 @@ def _instance(told: Mapping[str, Any], arrays: Mapping[str, Any], left_out: set[
     return kind(**{name: _made(each, arrays, left_out) for name, each in told["of"].items() if name in known})
 
 
-def _measure(fleet: Any, arrivals: Sequence[Any], network_s: float) -> dict[str, list[float]]:
-    """As `experiments.estimators.measure` does."""
-    runs, requests = len(arrivals), len(arrivals[0])
-    batch, policy = Batch([fleet] * runs, arrivals, range(runs)), BUILTIN[_POLICY]()
-    expected_s = np.full((runs, requests), np.nan)
-    waiting = batch.start()
-    while waiting:
-        view = batch.view()
-        picks = batch.draw(batch.probabilities(policy, view))
-        sent = np.flatnonzero(batch.waiting & (picks >= 0))
-        expected_s[sent, batch.deciding[sent]] = view.completion_s[sent, picks[sent]]
-        waiting = batch.step(picks)
-    result, first = batch.result(), int(requests * _WARM_UP_SHARE)
-    ok = (result.status == Status.OK) & (result.attempts == 1)
-    found: dict[str, list[float]] = {"mean_s": [], "p99_s": [], "real_over_expected": []}
-    for e in range(runs):
-        kept = np.flatnonzero(ok[e, first:]) + first
-        latency_s = result.latency_s[e, kept]
-        found["mean_s"].append(float(latency_s.mean()))
-        found["p99_s"].append(float(np.quantile(latency_s, 0.99)))
-        over = (latency_s - network_s) / np.maximum(expected_s[e, kept], 1e-9)
-        found["real_over_expected"].append(float(np.median(over)))
-    return found
-
-
 def main(scenarios: Path, out: Path) -> None:
     """Measure this tree in what was handed to it."""
     left_out: set[str] = set()
     with np.load(scenarios) as file:
         arrays = {key: file[key] for key in file.files}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Found]] = {}
     for group, handed in json.loads(str(arrays.pop("told"))).items():
         found[group] = {}
         for one in handed:
             fleet = _made(one["fleet"], arrays, left_out)
             arrivals = [_made(each, arrays, left_out) for each in one["arrivals"]]
-            found[group][one["name"]] = {"load": one["load"], **_measure(fleet, arrivals, one["network_s"])}
+            seeds = range(len(arrivals))
+            found[group][one["name"]] = measure_runs(fleet, arrivals, BUILTIN[_POLICY](), seeds, one["load"])
             print(f"{group}: {one['name']}")
     print("left out:", ", ".join(sorted(left_out)) or "nothing")
-    command = (
-        f"python {Path(__file__).name} SCENARIOS.npz FILE.json    # made by: python -m experiments.estimators hand-over"
-    )
+    command = "python -m experiments.estimators.handed SCENARIOS.npz FILE.json"
+    command += "    # made by: python -m experiments.estimators hand-over"
     told = {"command": command, "policy": _POLICY, "found": found}
     out.write_text(json.dumps(told, indent=1))
 

@@ -8,9 +8,11 @@ from typing import TypedDict
 import numpy as np
 
 from policies.base import Policy
+from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.result import Status
 from simulator.scenario import Scenario
+from simulator.spec import FleetSpec
 
 _WARM_UP_SHARE = 0.1
 
@@ -28,7 +30,15 @@ class Found(TypedDict):
 def measure(scenario: Scenario, policy: Policy, seeds: Sequence[int], requests: int) -> Found:
     """Run all seeds side by side."""
     arrivals = [scenario.arrivals(seed, requests) for seed in seeds]
-    batch = Batch([scenario.fleet] * len(seeds), arrivals, seeds)
+    return measure_runs(scenario.fleet, arrivals, policy, seeds, load_of(scenario))
+
+
+def measure_runs(
+    fleet: FleetSpec, arrivals: Sequence[Arrivals], policy: Policy, seeds: Sequence[int], load: float
+) -> Found:
+    """The same of arrivals that are there, as many in each run."""
+    requests = len(arrivals[0])
+    batch = Batch([fleet] * len(seeds), arrivals, seeds)
     expected_s = np.full((len(seeds), requests), np.nan)
     waiting = batch.start()
     while waiting:
@@ -39,9 +49,8 @@ def measure(scenario: Scenario, policy: Policy, seeds: Sequence[int], requests: 
         waiting = batch.step(picks)
     result, first = batch.result(), int(requests * _WARM_UP_SHARE)
     ok = (result.status == Status.OK) & (result.attempts == 1)
-    network = scenario.fleet.network
-    real_s = result.latency_s - network.to_worker_s - network.to_client_s
-    found: Found = {"load": _load(scenario), "mean_s": [], "p99_s": [], "real_over_expected": []}
+    real_s = result.latency_s - fleet.network.to_worker_s - fleet.network.to_client_s
+    found: Found = {"load": load, "mean_s": [], "p99_s": [], "real_over_expected": []}
     for e in range(len(seeds)):
         kept = np.flatnonzero(ok[e, first:]) + first
         latency_s = result.latency_s[e, kept]
@@ -51,6 +60,6 @@ def measure(scenario: Scenario, policy: Policy, seeds: Sequence[int], requests: 
     return found
 
 
-def _load(scenario: Scenario) -> float:
+def load_of(scenario: Scenario) -> float:
     """Share of the capacity; infinite for a closed loop."""
     return float("inf") if scenario.workload.clients else scenario.workload.rate_per_s / scenario.capacity_per_s
