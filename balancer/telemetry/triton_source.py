@@ -26,7 +26,11 @@ from balancer.telemetry.metrics_text import MetricsError, MetricsParser, ModelKe
 logger = logging.getLogger(__name__)
 
 _INDEX_PERIOD_S = 0.2
-_STATISTICS_PERIOD_S = 0.25
+_STATISTICS_SHARE = 0.05
+"""Of the time in which a call for the statistics is under way: with many models and batch sizes it takes long."""
+_STATISTICS_PAUSE_S = (0.02, 0.25)
+"""At least and at most, between two calls. Where models share a device, who ended since the last call tells what of the
+time was spent waiting for it; after a long pause that is guesswork, and service times are taken to be too long."""
 _METRICS_TIMEOUT_S = 0.5
 _CALL_TIMEOUT_S = 1.0
 _CHANNEL_OPTIONS = (
@@ -194,18 +198,20 @@ class TritonSource:
         self._shapes[key] = _Shape(max(config.max_batch_size, 1), max(instances, 1))
 
     async def _watch_statistics(self, stub: Any) -> None:
-        read_at = -1.0
+        read_at, pause_s = -1.0, _STATISTICS_PAUSE_S[0]
         while True:
             finished = sum(metrics.succeeded + metrics.failed for metrics in self._metrics.values())
             if self._statistics_due or finished != read_at:
                 self._statistics_due, read_at = False, finished
+                began_s = time.monotonic()
                 try:
                     await self._read_statistics(stub)
+                    pause_s = statistics_pause_s(time.monotonic() - began_s)
                 except grpc.aio.AioRpcError as error:
                     # Whether Triton is ready is the index's to say.
-                    self._statistics_due = True
+                    self._statistics_due, pause_s = True, _STATISTICS_PAUSE_S[1]
                     logger.debug("no statistics from %s: %s", self._grpc_address, error.details())
-            await asyncio.sleep(_STATISTICS_PERIOD_S)
+            await asyncio.sleep(pause_s)
 
     async def _read_statistics(self, stub: Any) -> None:
         incarnation = self._incarnation
@@ -228,6 +234,12 @@ class TritonSource:
             logger.warning("Triton is not ready: %s", trouble)
         else:
             logger.info("Triton's %s can be read", source)
+
+
+def statistics_pause_s(took_s: float) -> float:
+    """Seconds until the statistics may be read again, after a call that took so long."""
+    least_s, most_s = _STATISTICS_PAUSE_S
+    return min(max(took_s * (1 / _STATISTICS_SHARE - 1), least_s), most_s)
 
 
 def _next_incarnation(last: int) -> int:
