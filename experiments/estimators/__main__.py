@@ -19,15 +19,20 @@ from experiments.estimators.fleets import (
 )
 from experiments.estimators.measure import Found, measure
 from experiments.estimators.page import Groups, page
-from simulator.scenario import load_scenario, scenario_names
+from experiments.estimators.whole import measure_held, measure_social
+from experiments.holding.settings import holding, of_one_broker
+from policies.base import Policy
+from simulator.scenario import Scenario, load_scenario, scenario_names
 from simulator.training.checkpoint import write_whole
 
-POLICY = "expected_latency"
-GROUPS = THREE, SEVERAL, LONG, LONG_SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
+POLICY, SOCIAL = "expected_latency", "social"
+GROUPS = THREE, SEVERAL, LONG, LONG_SEVERAL, LONG_HELD, LONG_BROKER, RANDOM, RANDOM_SEVERAL, TRAIN, TRAIN_SEVERAL = (
     "three models",
     "three models, several balancers",
     "long services",
     "long services, several balancers",
+    "long services, held",
+    "long services, four balancers, held by one",
     "random fleets",
     "random fleets, several balancers",
     "train scenarios",
@@ -35,8 +40,10 @@ GROUPS = THREE, SEVERAL, LONG, LONG_SEVERAL, RANDOM, RANDOM_SEVERAL, TRAIN, TRAI
 )
 _SHARED = ("cache-affinity", "heterogeneous-steady", "mixed-sizes", "several-models", "slow-worker")
 """Train scenarios of one balancer that several share as well."""
-_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3, LONG: 2, LONG_SEVERAL: 2}
+_TIMES_REQUESTS = {THREE: 3, SEVERAL: 3, LONG: 2, LONG_SEVERAL: 2, LONG_HELD: 2, LONG_BROKER: 2}
 """Where queues take long to build up."""
+_HELD = {LONG_HELD: holding("arrival", 0.0, 2.0), LONG_BROKER: of_one_broker(holding("arrival", 0.0, 1.5))}
+"""Groups whose requests wait for room, by `expected_latency`. A tree that is handed them places them at once."""
 
 
 @click.group()
@@ -46,7 +53,9 @@ def main() -> None:
 
 @main.command("measure")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--policy", "name", default=POLICY, show_default=True, help="Decides.")
+@click.option(
+    "--policy", "name", default=POLICY, show_default=True, help=f"Decides; {SOCIAL}: the reference that minds others."
+)
 @click.option("--options", "given", default="{}", show_default=True, help="Of the policy, as JSON.")
 @click.option("--fleets", default=24, show_default=True, help="Random ones.")
 @click.option("--seeds", default=3, show_default=True, help="Of each random fleet; of all else twice as many.")
@@ -64,14 +73,14 @@ def measure_tree(
 
     To measure an older tree, copy this folder into it, and run it there.
     """
-    policy = build_policy(name, json.loads(given))
+    policy = None if name == SOCIAL else build_policy(name, json.loads(given))
     groups = _groups(fleets)
     found: dict[str, dict[str, Found]] = json.loads(out.read_bytes())["found"] if out.exists() else {}
     for group in chosen or GROUPS:
         runs, count = _runs(group, seeds), _requests(group, requests)
         found[group] = {}
         for scenario in groups[group]:
-            found[group][scenario.name] = measure(scenario, policy, runs, count)
+            found[group][scenario.name] = _measured(group, scenario, policy, runs, count)
             click.echo(f"{group}: {scenario.name}")
     groups_of_it = "".join(f" --group '{each}'" for each in chosen)
     options = (
@@ -81,12 +90,22 @@ def measure_tree(
     write_whole(out, json.dumps({**content, "found": found}, indent=1).encode())
 
 
+def _measured(group: str, scenario: Scenario, policy: Policy | None, seeds: range, requests: int) -> Found:
+    if policy is None:
+        return measure_social(scenario, seeds, requests)
+    if group in _HELD:
+        return measure_held(scenario, _HELD[group](scenario.fleet), seeds, requests)
+    return measure(scenario, policy, seeds, requests)
+
+
 def _groups(fleets: int) -> Groups:
     return {
         THREE: three_models(),
         SEVERAL: three_models_shared_by_balancers(),
         LONG: long_services(),
         LONG_SEVERAL: shared_by_balancers(long_services()),
+        LONG_HELD: long_services(),
+        LONG_BROKER: [each for each in shared_by_balancers(long_services()) if each.fleet.balancers == 4],
         RANDOM: [random_fleet(seed) for seed in range(fleets)],
         RANDOM_SEVERAL: shared_by_balancers(random_fleet(seed) for seed in range(fleets)),
         TRAIN: [load_scenario(each) for each in scenario_names("train")],
@@ -127,12 +146,18 @@ def hand_over(out: Path, fleets: int, seeds: int, requests: int) -> None:
 @main.command()
 @click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--beside",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="What another policy does in the same scenarios, as measured; repeat.",
+)
 @click.option("--page", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="To be written.")
 @click.option("--title", default="Estimates: before and after", show_default=True)
-def compare(before: Path, after: Path, path: Path, title: str) -> None:
+def compare(before: Path, after: Path, beside: tuple[Path, ...], path: Path, title: str) -> None:
     """Write the page that compares what was measured BEFORE with what was AFTER, run by run."""
-    earlier, later = (json.loads(each.read_bytes()) for each in (before, after))
-    write_whole(path, page(earlier, later, words_of(path), title).encode())
+    earlier, later, *others = (json.loads(each.read_bytes()) for each in (before, after, *beside))
+    write_whole(path, page(earlier, later, others, words_of(path), title).encode())
 
 
 if __name__ == "__main__":

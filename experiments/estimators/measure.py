@@ -14,7 +14,7 @@ from simulator.result import Status
 from simulator.scenario import Scenario
 from simulator.spec import FleetSpec
 
-_WARM_UP_SHARE = 0.1
+WARM_UP_SHARE = 0.1
 
 
 class Found(TypedDict):
@@ -47,7 +47,7 @@ def measure_runs(
         sent = np.flatnonzero(batch.waiting & (picks >= 0))
         expected_s[sent, batch.deciding[sent]] = view.completion_s[sent, picks[sent]]
         waiting = batch.step(picks)
-    result, first = batch.result(), int(requests * _WARM_UP_SHARE)
+    result, first = batch.result(), int(requests * WARM_UP_SHARE)
     ok = (result.status == Status.OK) & (result.attempts == 1)
     real_s = result.latency_s - fleet.network.to_worker_s - fleet.network.to_client_s
     found: Found = {"load": load, "mean_s": [], "p99_s": [], "real_over_expected": []}

@@ -20,8 +20,10 @@ _CALM_LOAD = 0.8
 _CALIBRATED = (0.85, 1.15)
 
 
-def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str, title: str) -> str:
-    """The page, with these words of a person in it."""
+def page(
+    before: Mapping[str, Any], after: Mapping[str, Any], beside: Sequence[Mapping[str, Any]], words: str, title: str
+) -> str:
+    """The page, with these words of a person in it; `beside`: what other policies do in some of the groups."""
     policy = after["policy"]
     parts = [
         "<!-- Written by python -m experiments.estimators, but for what stands between the marks -->",
@@ -34,12 +36,19 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any], words: str, title:
         _medians(before["found"], after["found"]),
         f"In brackets 95% intervals: bootstrap over fleets and seeds, {_RESAMPLES:,} resamples. Worst: of one fleet.",
     ]
+    for other in beside:
+        parts += [
+            f"## What `{other['policy']}` does there",
+            "Its latency over that before, in the same runs.",
+            _medians(before["found"], other["found"]),
+        ]
     for group in after["found"]:
         parts += [f"## {group.capitalize()}", _scenarios(before["found"][group], after["found"][group])]
     parts += [
         f"In bold: outside {_CALIBRATED[0]:g} to {_CALIBRATED[1]:g} at a load below {_CALM_LOAD:g}.",
         "## How it was done",
-        f"Before, and after, and then joined:\n\n    {before['command']}\n    {after['command']}",
+        "Before, and after, and then joined:\n\n"
+        + "\n".join(f"    {each['command']}" for each in (before, after, *beside)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -74,6 +83,8 @@ def _scenarios(before: Runs, after: Runs) -> str:
 
 def _calibration(found: Mapping[str, Any]) -> str:
     value = float(np.mean(found["real_over_expected"]))
+    if np.isnan(value):
+        return "-"
     calm = found["load"] < _CALM_LOAD - 1e-6
     fits = _CALIBRATED[0] <= value <= _CALIBRATED[1]
     return f"**{value:.2f}**" if calm and not fits else f"{value:.2f}"

@@ -34,9 +34,11 @@ def _same(fleet: FleetSpec) -> FleetSpec:
     return fleet
 
 
-def _holding(
+def holding(
     order: Order, window_batches: float, detour: float = 1.0, weights: dict[str, float] | None = None
 ) -> Change:
+    """Requests to all models wait, in this order, until so many batches wait at a worker."""
+
     def change(fleet: FleetSpec) -> FleetSpec:
         models = {model.name: HeldModel(window_batches) for model in fleet.models}
         held = HoldingSettings(models, order, detour, max_s=300.0, max_requests=10_000, weights=weights or {})
@@ -51,7 +53,9 @@ def _shedding(fleet: FleetSpec) -> FleetSpec:
     return replace(fleet, settings=replace(fleet.settings, limits=Limits(shed_late=True)))
 
 
-def _of_one_broker(change: Change) -> Change:
+def of_one_broker(change: Change) -> Change:
+    """Where several balancers would, one does for all of them."""
+
     def changed(fleet: FleetSpec) -> FleetSpec:
         network = replace(fleet.network, to_worker_s=fleet.network.to_worker_s + BROKER_S)
         return change(replace(fleet, balancers=1, network=network))
@@ -67,9 +71,9 @@ def _deadlines() -> list[Group]:
     ways = {
         PLACED: _same,
         "placed at once, `shed_late`": _shedding,
-        "held, by arrival, window 1": _holding("arrival", 1.0),
-        "held, by deadline, window 1": _holding("deadline", 1.0),
-        "held, by deadline, window 2": _holding("deadline", 2.0),
+        "held, by arrival, window 1": holding("arrival", 1.0),
+        "held, by deadline, window 1": holding("deadline", 1.0),
+        "held, by deadline, window 2": holding("deadline", 2.0),
     }
     scenario = _own("deadline-classes")
     return [
@@ -80,17 +84,17 @@ def _deadlines() -> list[Group]:
 def _long() -> list[Group]:
     ways = {
         PLACED: _same,
-        "held, window 1": _holding("arrival", 1.0),
-        "held, window 0": _holding("arrival", 0.0),
-        "held, window 0, detour 1.5": _holding("arrival", 0.0, 1.5),
-        "held, window 0, detour 2": _holding("arrival", 0.0, 2.0),
-        "held, window 0, detour without limit": _holding("arrival", 0.0, inf),
+        "held, window 1": holding("arrival", 1.0),
+        "held, window 0": holding("arrival", 0.0),
+        "held, window 0, detour 1.5": holding("arrival", 0.0, 1.5),
+        "held, window 0, detour 2": holding("arrival", 0.0, 2.0),
+        "held, window 0, detour without limit": holding("arrival", 0.0, inf),
     }
     several = {
         PLACED: _same,
-        "held by each, window 0, detour 1.5": _holding("arrival", 0.0, 1.5),
-        "held by each, window 0, detour without limit": _holding("arrival", 0.0, inf),
-        "held by one broker, window 0, detour 1.5": _of_one_broker(_holding("arrival", 0.0, 1.5)),
+        "held by each, window 0, detour 1.5": holding("arrival", 0.0, 1.5),
+        "held by each, window 0, detour without limit": holding("arrival", 0.0, inf),
+        "held by one broker, window 0, detour 1.5": of_one_broker(holding("arrival", 0.0, 1.5)),
     }
     scenario = _own("long-services")
     reports = replace(scenario.fleet.reports, period_s=0.2)
@@ -104,9 +108,9 @@ def _long() -> list[Group]:
 def _tenants() -> list[Group]:
     ways = {
         PLACED: _same,
-        "held, by arrival": _holding("arrival", 1.0, weights={}),
-        "held, fair": _holding("fair", 1.0, weights={}),
-        "held, fair, weights 1 and 3": _holding("fair", 1.0, weights={"few": 3.0}),
+        "held, by arrival": holding("arrival", 1.0, weights={}),
+        "held, fair": holding("fair", 1.0, weights={}),
+        "held, fair, weights 1 and 3": holding("fair", 1.0, weights={"few": 3.0}),
     }
     scenario = _own("tenants")
     fleet = replace(scenario.fleet, tenants=("many", "few"))
@@ -114,8 +118,8 @@ def _tenants() -> list[Group]:
 
 
 def _others() -> list[Group]:
-    held = _holding("arrival", 1.0)
-    ways = {PLACED: _same, "held, by arrival, window 1": held, "held, by deadline, window 1": _holding("deadline", 1.0)}
+    held = holding("arrival", 1.0)
+    ways = {PLACED: _same, "held, by arrival, window 1": held, "held, by deadline, window 1": holding("deadline", 1.0)}
     one = {**ways, "held, by arrival, outcomes 50 ms late": _slow_to_tell(held, 0.05)}
     steady, several = load_scenario("heterogeneous-steady"), load_scenario("several-models")
     return [

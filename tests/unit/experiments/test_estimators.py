@@ -6,6 +6,7 @@ import pytest
 from experiments.estimators.fleets import random_fleet, three_models, three_models_shared_by_balancers
 from experiments.estimators.measure import measure
 from experiments.estimators.page import page
+from experiments.estimators.whole import measure_held, measure_social
 from policies import BUILTIN
 from simulator.engine.check import check_fleet
 
@@ -47,7 +48,25 @@ def told(mean_s: float, expected: float) -> dict[str, object]:
 
 
 def test_the_page_joins_run_by_run_and_marks_what_is_badly_expected() -> None:
-    made = page(told(0.2, 1.7), told(0.1, 0.9), words="Mine.", title="T")
+    made = page(told(0.2, 1.7), told(0.1, 0.9), [], words="Mine.", title="T")
     assert "| Group | 1 | 0.500 (0.500 to 0.500) | 0.500 | 1.000 (1.000 to 1.000) | 1.000 |" in made
     assert "| one | 0.70 | 100.0 | 0.500 | 400 | 1.000 | **1.70** | 0.90 |" in made
     assert "Mine." in made
+
+
+def test_another_policy_stands_beside_by_the_same_measure() -> None:
+    made = page(told(0.2, 1.7), told(0.1, 0.9), [{**told(0.05, float("nan")), "policy": "q"}], words="Mine.", title="T")
+    assert "## What `q` does there" in made
+    assert "| Group | 1 | 0.250 (0.250 to 0.250) | 0.250 | 1.000 (1.000 to 1.000) | 1.000 |" in made
+
+
+def test_the_reference_and_requests_that_wait_are_measured_on_the_same_requests() -> None:
+    scenario = random_fleet(0)
+    found = measure(scenario, BUILTIN["expected_latency"](), range(2), 300)
+    for other in (
+        measure_social(scenario, range(2), 300),
+        measure_held(scenario, scenario.fleet, range(2), 300),
+    ):
+        assert other["load"] == found["load"]
+        assert np.isnan(other["real_over_expected"]).all()
+        assert other["mean_s"] == pytest.approx(found["mean_s"], rel=0.5)
