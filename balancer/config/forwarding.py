@@ -1,4 +1,4 @@
-"""What of a config about forwarding does nothing."""
+"""What of a config about forwarding does nothing, or less than it seems to."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def forwards(config: Config, name: str) -> bool:
 
 
 def warnings(config: Config) -> list[str]:
-    """One text for each section without effect and each name that nothing has."""
-    return [*_without_effect(config), *_of_nothing(config)]
+    """One text for each section without effect, name that nothing has, and protocol that is left out."""
+    return [*_without_effect(config), *_of_nothing(config), *_rest_left_out(config)]
 
 
 def _cascades(config: Config) -> dict[str, tuple[str, ...]]:
@@ -55,3 +55,11 @@ def _of_nothing(config: Config) -> Iterator[str]:
                 f"envoy.forwarded: {shown(name)} is no model and no cascade of this config; {instead} under models, "
                 "where models.NAME.proxy says what to do beside forwarding"
             )
+
+
+def _rest_left_out(config: Config) -> Iterator[str]:
+    if config.forwards and config.listen.fleet is None:
+        yield (
+            "listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as 127.0.0.1:9200, and "
+            "print the bootstrap anew (balancer up sets it itself)"
+        )

@@ -58,3 +58,11 @@ def test_a_forwarded_name_that_nothing_has_is_told_with_the_one_that_is_close() 
     (far,) = warned({"forwarded": ["llama"]})
     assert far.startswith('envoy.forwarded: "llama" is no model and no cascade of this config; if it is a model, list')
     assert warned({"forwarded": ["plain"]}) == []
+
+
+@pytest.mark.parametrize("envoy", [{"frontend": "proxy"}, {"frontend": "native", "forwarded": ["plain"]}])
+def test_rest_is_left_out_without_the_port_for_it(envoy: dict[str, Any]) -> None:
+    (warning,) = warned(envoy, listen={})
+    assert warning.startswith("listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as ")
+    assert warned(envoy) == []
+    assert warned({}, listen={}) == []
