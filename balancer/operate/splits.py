@@ -58,6 +58,14 @@ def so_far(splits: Splits) -> list[dict[str, Any]]:
     ]
 
 
+def version_given(split: Split, key: int | None) -> str:
+    """The version that a request gets which names none; empty: each is drawn for."""
+    if key is None and 0 < split.share < 1:
+        return ""
+    # Another of the same seed: who asks takes no part in the split.
+    return Split(split.settings, split.seed, returned=split.returned).draw(key).version
+
+
 def tell_return(split: Split) -> None:
     """A model's new version does worse."""
     logger.warning("all requests for model %r go to the old version again: %s", split.model, split.returned)

@@ -98,7 +98,7 @@ class Admin:
         named = (*pages, self._guard, self._recent, self._config)
         self._page = page(_PAGES)
         sources = Sources(
-            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or ()
+            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or (), splits
         )
         self._maker = Maker(sources)
         self._watchers = Watchers(section.max_watchers)
@@ -274,7 +274,7 @@ class Admin:
         except OutOfBoundsError as error:
             return self._out_of_bounds(error)
         now_s = self._clock()
-        return _json(explain(self._router, asked, now_s) | self._held(asked.model, now_s))
+        return _json(explain(self._router, asked, now_s, self._splits) | self._held(asked.model, now_s))
 
 
 def _names(request: web.BaseRequest) -> set[str]:

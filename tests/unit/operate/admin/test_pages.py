@@ -105,7 +105,7 @@ async def test_all_other_methods_are_refused(served: Served, method: str) -> Non
         assert f"{method}' is refused; these pages are only read: GET or HEAD" in text
 
 
-async def test_splits_are_told_of(served: Served) -> None:
+async def test_splits_are_told_of_and_explained(served: Served) -> None:
     splits = Splits()
     splits.configure({"m": SplitSettings("1", "2", 1.0)})
     lot = splits.draw(Request("m"))
@@ -115,6 +115,9 @@ async def test_splits_are_told_of(served: Served) -> None:
     (recent,) = json.loads((await served.ask("/recent"))[1])["splits"]
     counted = [{"version": "1", "requests": 0, "errors": 0}, {"version": "2", "requests": 1, "errors": 1}]
     assert recent == {"model": "m", "versions": counted, "returned": ""}
+    for page in ("/explain?model=m", "/page.json?model=m"):
+        told = json.loads((await served.ask(page))[1])
+        assert told.get("why", told)["split"]["gets"] == "2"
 
 
 async def test_a_body_is_refused(served: Served) -> None:
