@@ -74,7 +74,8 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
 def _against(config: Config, balancer: Balancers) -> int:
     """Print what the config changes at a balancer; the exit status that says so."""
     in_force, overrides = _in_force(balancer)
-    found = changes(in_force, overrides(config).model_dump(mode="json"))
+    new = overrides(config)
+    found = changes(in_force, new.model_dump(mode="json"), new.model_dump(mode="json", exclude_defaults=True))
     for change in found:
         click.echo(change.words)
     if not found:
