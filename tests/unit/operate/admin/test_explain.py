@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
@@ -14,6 +16,7 @@ from balancer.core.settings import ModelSettings, Settings, SplitSettings, ZoneS
 from balancer.core.trials.split import Splits
 from balancer.operate.explain import explain, read_question
 from policies.base import Request
+from policies.expected_latency import ExpectedLatency
 
 
 def question(text: str) -> Request:
@@ -72,6 +75,24 @@ def test_where_nobody_is_eligible_each_worker_has_its_probability_and_what_is_se
         assert worker["sees"]["completion_s"] > 0
     eligible = explain(make_router(2), Request("m"), 0.1)["workers"][0]
     assert page["workers"][0].keys() == eligible.keys()
+
+
+def test_the_chapters_sample_has_what_a_real_answer_has() -> None:
+    settings = Settings(models={"m": ModelSettings(devices=("V100",))})
+    router = make_router(1, ExpectedLatency(), settings)
+    router.observe(WorkerAdded("w1", device="V100"), 0.0)
+    router.observe(report("w1"), 0.0)
+    answer = explain(router, Request("m"), 0.1)
+    chapter = Path(__file__).parents[4] / "docs" / "operate" / "metrics.md"
+    sample = chapter.read_text().split("<!-- explain -->")[1].split("<!-- /explain -->")[0]
+    # Of the first worker the end is left out.
+    whole = json.loads("{\n" + sample.split("\n{\n")[1].split("```")[0].replace(",\n...\n", "},\n"))
+    assert list(whole) == list(answer)
+    assert whole["reads"] == answer["reads"]
+    left_out, picked = whole["workers"]
+    assert list(picked) == list(answer["workers"][1])
+    assert list(picked["sees"]) == list(answer["workers"][1]["sees"])
+    assert left_out["why_not"] == ["device A100 is not one of V100"]
 
 
 def test_it_tells_what_the_policy_reads() -> None:
