@@ -142,6 +142,7 @@ class App:
             drains=self._drains,
             held=self._picker.holding.explain,
             local=is_local(config.admin_address(process)),
+            splits=self._picker.splits,
         )
         self._apply(config)
 

@@ -13,7 +13,7 @@ import click
 from balancer.commands.admin_client import AnswerError, Balancers
 from balancer.commands.admin_options import admin_options, balancers_of
 from balancer.config import config as configs
-from balancer.config import lone
+from balancer.config import forwarding, lone
 from balancer.config.changes import changes
 from balancer.config.config import Config
 from balancer.config.overrides import Overrides
@@ -51,8 +51,9 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
 
     Exits with 1 where it does not fit, and names each field, its value and the remedy on stderr. Files that it names
     are opened as `balancer serve` would: certificates and keys, profiles, weights, the folder of the decision log, and
-    the list of workers where there is one; so are the certificates that Envoy would read. Certificates that expire soon
-    and listeners that are open to strangers are warned of, and so is what one gateway cannot promise for several.
+    the list of workers where there is one; so are the certificates that Envoy would read. Warned of are certificates
+    that expire soon, listeners that are open to strangers, what one gateway cannot promise for several, and what is
+    said of forwarding in vain.
 
     With --against, prints what it would change in place of the whole, a line a field, and exits with 0 where that is
     nothing, with 3 where all of it is taken over at once, with 4 where some of it needs a restart, and with 1 where
@@ -62,7 +63,7 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
     config = configs.parse(sys.stdin.buffer.read(), "stdin") if str(file) == "-" else configs.load(file)
     for note in check_files(config, file):
         click.echo(note, err=True)
-    for warning in (*exposure.warnings(config), *lone.warnings(config)):
+    for warning in (*exposure.warnings(config), *lone.warnings(config), *forwarding.warnings(config)):
         click.echo(f"warning: {warning}", err=True)
     if addresses is not None:
         sys.exit(_against(config, balancers_of(addresses, **how)))
@@ -73,7 +74,8 @@ def check(file: Path, addresses: str | None, **how: Any) -> None:
 def _against(config: Config, balancer: Balancers) -> int:
     """Print what the config changes at a balancer; the exit status that says so."""
     in_force, overrides = _in_force(balancer)
-    found = changes(in_force, overrides(config).model_dump(mode="json"))
+    new = overrides(config)
+    found = changes(in_force, new.model_dump(mode="json"), new.model_dump(mode="json", exclude_defaults=True))
     for change in found:
         click.echo(change.words)
     if not found:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +47,16 @@ def waits_for_restart(field: str) -> bool:
     return any(f"{field}.".startswith(f"{section}.") for section in RESTART_FIELDS)
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """What `new` changes of `old`, both as `Config.model_dump(mode="json")`, by field."""
-    before, after = leaves(old), leaves(new)
-    return [_change(field, was, becomes) for field, was, becomes in _differing(before, after)]
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], said: Mapping[str, Any] | None = None) -> list[Change]:
+    """What `new` changes of `old`, both as `Config.model_dump(mode="json")`, by field.
+
+    Args:
+        old: The config before.
+        new: The config after.
+        said: `new` without what stands at its default (`exclude_defaults=True`): so much is told of a section that
+            comes; None: all.
+    """
+    return [_change(*differing) for differing in _differing(old, new, new if said is None else said, "")]
 
 
 def words_of(found: list[Change]) -> list[str]:
@@ -60,23 +65,24 @@ def words_of(found: list[Change]) -> list[str]:
     return [change.words for change in found[:MOST_SHOWN]] + ([f"and {more} more"] if more > 0 else [])
 
 
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    sections_before, sections_after = _sections(before), _sections(after)
-    for field in sorted(before.keys() | after.keys()):
-        was, becomes = before.get(field, _ABSENT), after.get(field, _ABSENT)
-        if was == becomes or _gives_way(field, was, sections_after) or _gives_way(field, becomes, sections_before):
-            continue
-        yield field, was, becomes
-
-
-def _sections(fields: Iterable[str]) -> set[str]:
-    """What dotted fields are in: once for all, as models may be many."""
-    return {field[: dot.start()] for field in fields for dot in re.finditer(r"\.", field)}
-
-
-def _gives_way(field: str, value: Any, sections: Collection[str]) -> bool:
-    """Whether it is but an empty section, where the other config has fields of that section: these are told."""
-    return not (value or value is _ABSENT) and field in sections
+def _differing(
+    old: Mapping[str, Any], new: Mapping[str, Any], said: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted(old.keys() | new.keys()):
+        field, was, becomes = f"{prefix}{name}", old.get(name, _ABSENT), new.get(name, _ABSENT)
+        told = said.get(name, becomes)
+        if isinstance(was, Mapping) and isinstance(becomes, Mapping):
+            yield from _differing(was, becomes, told, f"{field}.")
+        elif isinstance(becomes, Mapping):
+            # An empty value gives way to the section, of which the fields are told.
+            if was and was is not _ABSENT:
+                yield field, was, _ABSENT
+            for each, value in (leaves(told, f"{field}.") or {field: told}).items():
+                yield each, _ABSENT, value
+        elif isinstance(was, Mapping):
+            yield field, was, becomes or _ABSENT
+        elif was != becomes:
+            yield field, was, becomes
 
 
 def _change(field: str, was: Any, becomes: Any) -> Change:
@@ -84,7 +90,7 @@ def _change(field: str, was: Any, becomes: Any) -> Change:
     if was is _ABSENT:
         what = f"{_shown(becomes)} is added"
     elif becomes is _ABSENT:
-        what = f"{_shown(was)} is removed"
+        what = f"{'the section' if isinstance(was, Mapping) else _shown(was)} is removed"
     else:
         what = f"{_shown(was)} becomes {_shown(becomes)}"
     # Names of models are the file's: no control character of theirs may reach a terminal.

@@ -212,18 +212,19 @@ class RequestsSection(StrictModel):
 
     A header stands in for what Envoy could not read in the message. It can narrow and never widen: of priority and
     deadline the stricter one counts, and limits, pins and the model table hold whatever a header says. null: no header
-    is read for it.
+    is read for it. Rows alone are the header's wherever it is sent.
     """
 
     model_header: HeaderName | None = _NAMES.model
     """Header with the model's name, for gateways that do not extract it from the message and set the header themselves;
     never used where path or message name a model."""
     rows_header: HeaderName | None = _NAMES.rows
-    """Header with the batch size, in rows; over HTTP nothing else tells."""
+    """Header with the batch size, in rows, which counts before what the message says. Without it a message of gRPC
+    tells; one of REST does with `native` and `proxy`, and counts as one row with `pick`."""
     routing_key_header: HeaderName | None = _NAMES.key
     """Header whose value keeps requests together; `consistent_hash` and `sticky_keys` go by it."""
     sequence_header: HeaderName | None = _NAMES.sequence
-    """Header with the sequence id of a stateful model; over HTTP nothing else tells."""
+    """Header with the sequence id of a stateful model; over REST nothing else tells with `pick`."""
     priority_header: HeaderName | None = _NAMES.priority
     """Header with the priority as Triton numbers it: 1 is the highest, 0 the model's default."""
     deadline_header: HeaderName | None = _NAMES.deadline

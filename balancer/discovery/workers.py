@@ -49,9 +49,9 @@ class WorkerSpec(StrictModel):
     """Unique and stable, such as the pod's name. Reports, metrics and hashing go by it."""
     address: Annotated[str, AfterValidator(_ip)]
     """IP address."""
-    grpc_port: Port
+    grpc_port: Port = TRITON_PORTS[0]
     """Triton's gRPC port."""
-    http_port: Port
+    http_port: Port = TRITON_PORTS[1]
     """Triton's HTTP port."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Capacity relative to the other workers."""

@@ -152,8 +152,13 @@ def _spelled_out(model: type[BaseModel], value: Any) -> Any:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean "x"?` where something is close, else the list of all that is known."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f'did you mean "{close[0]}"?' if close else f"known here: {', '.join(known) or 'none'}"
+    return close_to(word, known) or f"known here: {', '.join(known) or 'none'}"
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """`did you mean "x"?`; empty: nothing is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"did you mean {shown(close[0])}?" if close else ""
 
 
 def shown(value: Any) -> str:

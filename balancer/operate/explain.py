@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from balancer.core.errors import RoutingError
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.router import Answered, Router
 from balancer.core.shown import reasons as why_not
+from balancer.core.trials.split import Splits
 from balancer.core.view import LiveView
+from balancer.operate.splits import version_given
 from policies.base import FloatArray, Request
 from policies.columns import QUANTITIES
 from policies.hashing import key_of
@@ -74,9 +77,13 @@ def _whole(query: Mapping[str, str], name: str, default: int, least: int, most: 
     return int(value)
 
 
-def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
-    """The probabilities that would be given now, by whom, what that sees, and why each ineligible worker is so."""
-    answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name}
+def explain(router: Router, request: Request, now_s: float, splits: Splits | None = None) -> dict[str, Any]:
+    """The probabilities that would be given now, by whom, what that sees, and why each ineligible worker is so.
+
+    Where two versions share the model's requests (`splits`), of the version that this one gets.
+    """
+    request, split = _of_a_version(request, splits)
+    answer: dict[str, Any] = {"model": request.model, "version": request.version, "policy": router.policy.name} | split
     answer |= steering(router, now_s)
     if _nobody_has(router.fleet, request):
         # The router keeps what it finds for each name that it is asked about; names that nobody has it need not keep.
@@ -110,6 +117,17 @@ def explain(router: Router, request: Request, now_s: float) -> dict[str, Any]:
             for row, name in enumerate(router.fleet.names)
         ],
     }
+
+
+def _of_a_version(request: Request, splits: Splits | None) -> tuple[Request, dict[str, Any]]:
+    """The same with the version that it gets, where that is certain, and what is to be told of the split."""
+    split = None if splits is None or request.version else splits.of.get(request.model)
+    if split is None:
+        return request, {}
+    settings, version = split.settings, version_given(split, None if request.key is None else int(request.key))
+    shares = {"old": settings.old, "new": settings.new, "share": split.share, "returned": split.returned}
+    gets = version or "drawn for each request: ask with its key, or with a version"
+    return replace(request, version=version), {"split": shares | {"gets": gets}}
 
 
 def _why_spared(fleet: Fleet, row: int, *, eligible: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -40,6 +41,29 @@ class SplitCounts(Collector):
         for (model, reason), count in self._splits.left.items():
             left.add_metric([model, reason], count)
         yield from (requests, errors, returned, left)
+
+
+def so_far(splits: Splits) -> list[dict[str, Any]]:
+    """What became of each split model's versions since the split began, the old one first."""
+    return [
+        {
+            "model": model,
+            "versions": [
+                {"version": version, "requests": split.arms[new].requests, "errors": split.arms[new].errors}
+                for new, version in ((False, split.settings.old), (True, split.settings.new))
+            ],
+            "returned": split.returned,
+        }
+        for model, split in splits.of.items()
+    ]
+
+
+def version_given(split: Split, key: int | None) -> str:
+    """The version that a request gets which names none; empty: each is drawn for."""
+    if key is None and 0 < split.share < 1:
+        return ""
+    # Another of the same seed: who asks takes no part in the split.
+    return Split(split.settings, split.seed, returned=split.returned).draw(key).version
 
 
 def tell_return(split: Split) -> None:

@@ -181,7 +181,7 @@ class HttpSender(_Prepared):
         return made
 
     async def send(self, model: str, rows: int, timeout_s: float, key: str) -> Answer:
-        """As `Sender.send`; rows and timeout go along as headers, since over HTTP the balancer sees nothing else."""
+        """As `Sender.send`; rows and timeout go along as headers, since a balancer that is asked sees nothing else."""
         headers = {_ROWS_HEADER: str(rows), _DEADLINE_HEADER: f"{timeout_s * 1e3:.0f}", **(self._headers(key) or {})}
         try:
             async with asyncio.timeout(timeout_s):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -27,7 +29,7 @@ async def live_line(console: Console, admin_urls: Sequence[str], stop: asyncio.E
                 if console.is_terminal:
                     live.update(Text(line), refresh=True)
                 elif period % _QUIET_PERIODS == 0:
-                    console.print(line)
+                    console.print(line, markup=False)
                 period += 1
                 try:
                     await asyncio.wait_for(stop.wait(), _PERIOD_S)
@@ -36,25 +38,51 @@ async def live_line(console: Console, admin_urls: Sequence[str], stop: asyncio.E
 
 
 async def _line(session: aiohttp.ClientSession, admin_urls: Sequence[str]) -> str:
-    refused: Sequence[str] = ()
-    rate_per_s, errors, p50_ms, p99_ms = 0.0, 0, math.nan, math.nan
-    policy = ""
+    recents = []
     for url in admin_urls:
         try:
             async with session.get(f"{url}/recent", raise_for_status=True) as response:
-                recent = await response.json()
+                recents.append(await response.json())
         except (aiohttp.ClientError, TimeoutError):
             return f"no answer from the balancer at {url}; Envoy picks by itself meanwhile"
-        rate_per_s += recent["rate_per_s"]
-        errors += recent["errors"]
-        policy = recent["policy"]
-        refused = recent["config_refused"] or ()
+    return words_of(recents)
+
+
+def words_of(recents: Sequence[Mapping[str, Any]]) -> str:
+    """What `/recent` of each process says, in a line, and one more for each trouble."""
+    p50_ms, p99_ms = math.nan, math.nan
+    for recent in recents:
         # Of several processes the slowest is shown: each sees a share of the same fleet.
         p50_ms = _larger(p50_ms, recent["p50_s"])
         p99_ms = _larger(p99_ms, recent["p99_s"])
+    rate_per_s, errors = (sum(recent[name] for recent in recents) for name in ("rate_per_s", "errors"))
+    policy, refused = recents[-1]["policy"], recents[-1]["config_refused"]
     latencies = f"p50 {p50_ms:.1f} ms   p99 {p99_ms:.1f} ms   " if math.isfinite(p50_ms) else ""
-    trouble = f"\nconfig refused, the last good one stays: {'; '.join(refused)}" if refused else ""
-    return f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}{trouble}"
+    troubles = [f"config refused, the last good one stays: {'; '.join(refused)}"] if refused else []
+    line = f"{rate_per_s:8.1f} requests/s   {latencies}errors {errors}   policy {policy}"
+    return "\n".join([line, *troubles, *_failed_by_split([split for recent in recents for split in recent["splits"]])])
+
+
+def _failed_by_split(splits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each split model of which requests failed, of all processes together. A version that no worker has is
+    the client's mistake to all other figures."""
+    requests: Counter[tuple[str, str]] = Counter()
+    errors: Counter[tuple[str, str]] = Counter()
+    returned = {}
+    for split in splits:
+        for each in split["versions"]:
+            requests[split["model"], each["version"]] += each["requests"]
+            errors[split["model"], each["version"]] += each["errors"]
+        if split["returned"]:
+            returned[split["model"]] = split["versions"][0]["version"]
+    found: dict[str, list[str]] = {}
+    for (model, version), failed in errors.items():
+        if failed:
+            words = f"{failed} of {requests[model, version]} requests of version {version} failed"
+            found.setdefault(model, []).append(words)
+    for model, old in returned.items():
+        found.setdefault(model, []).append(f"all go to version {old} again")
+    return [f"split {model}: {', '.join(words)}" for model, words in found.items()]
 
 
 def _larger(known_ms: float, new_s: float | None) -> float:

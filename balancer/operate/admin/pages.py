@@ -18,6 +18,7 @@ from balancer.config.watch import ConfigState
 from balancer.core.bounds import OutOfBoundsError, shown
 from balancer.core.router import Router
 from balancer.core.shown import snapshot
+from balancer.core.trials.split import Splits
 from balancer.operate.admin.changes import CHANGE, METHODS, READ, change, refusal
 from balancer.operate.admin.server import AdminServer
 from balancer.operate.admin.token import Token
@@ -32,6 +33,7 @@ from balancer.operate.page.files import page
 from balancer.operate.page.maker import Maker, Sources
 from balancer.operate.page.watchers import Watchers
 from balancer.operate.recent import Recent
+from balancer.operate.splits import so_far
 from policies.base import Request
 
 _PAGES = {
@@ -71,13 +73,15 @@ class Admin:
         drains: Drains | None = None,
         held: Callable[[str, float], dict[str, Any]] = lambda model, now_s: {},
         local: bool = True,
+        splits: Splits | None = None,
     ) -> None:
         """`readiness` returns why picks cannot be made, empty if they can; `recent` the traffic until now; `process` is
         the number of this one, from 0.
 
         `section`: the limits and the token; None: defaults. `client_san`: a name (DNS or URI) that the certificate of
         whoever asks must have; None: none must. `held`: who waits for a worker with a model. `drains`: who is drained
-        by hand; None: nobody can be. `local`: whether only this machine reaches the pages.
+        by hand; None: nobody can be. `local`: whether only this machine reaches the pages. `splits`: by which versions
+        share a model's requests; None: none do.
         """
         self._router = router
         self._metrics_of_process = metrics
@@ -94,7 +98,7 @@ class Admin:
         named = (*pages, self._guard, self._recent, self._config)
         self._page = page(_PAGES)
         sources = Sources(
-            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or ()
+            router, metrics, clock, readiness, recent, config, journal or Journal(), process, drains or (), splits
         )
         self._maker = Maker(sources)
         self._watchers = Watchers(section.max_watchers)
@@ -106,6 +110,7 @@ class Admin:
         }
         self._drains, self._held = drains, held
         self._local = local
+        self._splits = splits or Splits()
         if drains is not None:
             self._pages |= dict.fromkeys(METHODS, self._drain)
         self._lag = LoopLag(metrics.loop_lag.observe)
@@ -247,9 +252,8 @@ class Admin:
         page = {"policy": self._router.policy.name, **dataclasses.asdict(summary)}
         made = (sample for family in self._metrics_of_process.decisions.collect() for sample in family.samples)
         decisions = {sample.labels["policy"]: sample.value for sample in made}
-        return _json(
-            {**page, "decisions": decisions, "config_refused": error and [str(problem) for problem in error.problems]}
-        )
+        refused = error and [str(problem) for problem in error.problems]
+        return _json({**page, "decisions": decisions, "splits": so_far(self._splits), "config_refused": refused})
 
     async def _drain(self, request: web.BaseRequest) -> web.Response:
         assert self._drains is not None  # else it is no page
@@ -270,7 +274,7 @@ class Admin:
         except OutOfBoundsError as error:
             return self._out_of_bounds(error)
         now_s = self._clock()
-        return _json(explain(self._router, asked, now_s) | self._held(asked.model, now_s))
+        return _json(explain(self._router, asked, now_s, self._splits) | self._held(asked.model, now_s))
 
 
 def _names(request: web.BaseRequest) -> set[str]:

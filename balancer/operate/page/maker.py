@@ -16,6 +16,7 @@ from balancer.config.watch import ConfigState
 from balancer.core.fleet import ANY_MODEL, Fleet
 from balancer.core.router import Router
 from balancer.core.shown import reasons
+from balancer.core.trials.split import Splits
 from balancer.core.view import LiveView
 from balancer.core.worker import Worker as Known
 from balancer.front.router import SharedRouter
@@ -68,6 +69,8 @@ class Sources:
     process: int
     drained: Container[str] = ()
     """Workers that are drained by hand."""
+    splits: Splits | None = None
+    """By which versions share a model's requests."""
 
 
 class Maker:
@@ -101,7 +104,7 @@ class Maker:
         models = _models(router.fleet, parts)
         if asked is None and (models or not router.settings.reports_required):
             asked = Request(models[0] if models else ANY_MODEL)
-        why = {} if asked is None else explain(router, asked, now_s)
+        why = {} if asked is None else explain(router, asked, now_s, sources.splits)
         told = _workers(router, asked or Request(""), why, (span_s, parts), now_s)
         workers = [replace(each, state=_BY_HAND) if each.name in sources.drained else each for each in told]
         shown = sorted(workers, key=_trouble)[:MOST_WORKERS] if len(workers) > MOST_WORKERS else workers

@@ -53,3 +53,11 @@ async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) ->
     await eventually(told, "all ten count for version 1")
     assert await stack.metric("balancer_split_errors_total") == 0
     assert await stack.metric("balancer_handler_errors_total") == 0
+
+
+async def test_the_balancer_says_what_a_key_gets_and_what_became_of_each_version(stack: Stack) -> None:
+    explained = await stack.get(f"/explain?model={MODEL}&key=user-42")
+    assert explained["split"] == {"old": "1", "new": "2", "share": 0.0, "returned": "", "gets": "1"}
+    assert explained["version"] == "1"
+    (told,) = (await stack.get("/recent"))["splits"]
+    assert [(each["version"], each["errors"]) for each in told["versions"]] == [("1", 0), ("2", 0)]

@@ -47,7 +47,13 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
 
 @pytest.mark.parametrize(
     ("data", "status"),
-    [({}, 0), ({"seed": 1}, 3), ({"seed": 1, "processes": 2}, 4), ({"listen": {"admin": "127.0.0.1:1"}}, 4)],
+    [
+        ({}, 0),
+        ({"seed": 1}, 3),
+        ({"models": {"m": {"split": {"old": 1, "new": 2}}}}, 3),
+        ({"seed": 1, "processes": 2}, 4),
+        ({"listen": {"admin": "127.0.0.1:1"}}, 4),
+    ],
 )
 async def test_check_against_says_what_changes_in_the_words_of_the_page(
     served: Served, tmp_path: Path, data: dict[str, Any], status: int
@@ -58,7 +64,8 @@ async def test_check_against_says_what_changes_in_the_words_of_the_page(
     file.write_text(str(data))
     result = await run("check", str(file), "--against", url)
     assert result.exit_code == status
-    words = words_of(changes(fleet.state.config.model_dump(mode="json"), new.model_dump(mode="json")))
+    said = new.model_dump(mode="json", exclude_defaults=True)
+    words = words_of(changes(fleet.state.config.model_dump(mode="json"), new.model_dump(mode="json"), said))
     assert result.stdout.splitlines() == (words or ["nothing changes"])
     if fleet.state.accept(new, 2.0):
         assert list(fleet.state.history[-1].changes) == words

@@ -81,6 +81,16 @@ def test_check_covers_the_workers_file(tmp_path: Path) -> None:
     assert f"{workers}:1: workers[0].name: is missing" in result.stderr
 
 
+def test_check_warns_of_what_is_said_of_forwarding_in_vain(tmp_path: Path) -> None:
+    file = tmp_path / "balancer.yaml"
+    file.write_text("models: {m: {proxy: {repeatable: true}}}\n")
+    result = run("check", str(file))
+    assert result.exit_code == 0
+    assert "warning: models.m.proxy: has no effect" in result.stderr
+    file.write_text("models: {m: {}}\n")
+    assert run("check", str(file)).stderr == ""
+
+
 def test_policies_as_table() -> None:
     result = run("policies")
     assert result.exit_code == 0

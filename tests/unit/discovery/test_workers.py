@@ -37,6 +37,16 @@ def test_everything_a_file_may_say() -> None:
     assert (parsed.grpc_endpoint, parsed.http_endpoint) == ("[::1]:1", "[::1]:2")
 
 
+def test_name_and_address_are_enough_where_triton_has_its_default_ports() -> None:
+    (parsed,) = parse_workers("workers: [{name: a, address: 127.0.0.1}]", "workers.yaml")
+    assert (parsed.grpc_endpoint, parsed.http_endpoint) == ("127.0.0.1:8001", "127.0.0.1:8000")
+    said = refused("workers:\n- {name: a, address: 127.0.0.1}\n- {name: b, address: 127.0.0.1}\n")
+    assert said.splitlines()[0] == (
+        'workers.yaml:3: workers[1].grpc_port: "127.0.0.1:8001" is not allowed: is the grpc_port of workers[0] too; '
+        "every worker needs a name and ports of its own. Triton's gRPC port."
+    )
+
+
 def test_json_is_fine_and_no_workers_must_be_said() -> None:
     assert parse_workers('{"workers": []}', "workers.json") == ()
     assert "the file is empty" in refused("")

@@ -118,6 +118,19 @@ def test_a_grpc_inference(
     assert reader.ask(headers, chunks) == gateway(headers, fields_of(message))
 
 
+@pytest.mark.parametrize(("header", "rows"), [({"x-batch-rows": "16"}, 16), ({}, 2)])
+def test_rows_are_the_headers_where_it_is_sent_whichever_protocol(
+    reader: Reader, header: dict[str, str], rows: int
+) -> None:
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.inputs.add(name="X", datatype="FP32", shape=[2, 3])
+    body = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 3], "data": [0] * 6}]})
+    for headers, sent in ((GRPC, framed(message.SerializeToString())), (REST, body.encode())):
+        understood = reader.ask(headers | header, [sent])
+        assert isinstance(understood, Understood)
+        assert understood.rows == rows
+
+
 VALUES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=6)

@@ -13,12 +13,13 @@ import grpc
 import pytest
 from aiohttp.test_utils import RawTestServer
 from support.fake_worker import FakeWorker, echoed
-from support.proxied import Rig, proxied
+from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.core import bounds
 from balancer.gateway.names import PROXY_HEALTH_PATH
+from policies.base import Request
 
 WORDS = 'in "my" words: ü'
 BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
@@ -52,6 +53,24 @@ async def served(rig: Rig) -> AsyncIterator[Rest]:
             yield Rest(session, str(server.make_url("")).rstrip("/"))
     finally:
         await server.close()
+
+
+async def test_rows_are_the_headers_where_it_is_sent_else_those_of_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxied([FakeWorker("a")]) as rig, served(rig) as rest:
+        rows: list[object] = []
+        route = rig.router.route
+
+        def noting(request: Request, *further: Any) -> Any:
+            rows.append(request.rows)
+            return route(request, *further)
+
+        monkeypatch.setattr(rig.router, "route", noting)
+        two = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 1], "data": [1.0, 2.0]}]}
+        await rest.post(two)
+        await rest.post(two, **{"x-batch-rows": "16"})
+        await rig.infer(request(rows=2))
+        await rig.infer(request(rows=2), metadata=(("x-batch-rows", "16"),))
+    assert rows == [2, 16, 2, 16]
 
 
 async def test_headers_go_on_as_metadata_and_those_of_the_way_do_not() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
@@ -10,9 +12,11 @@ from support.fleets import make_router, model, report
 
 from balancer.core.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
 from balancer.core.events import WorkerAdded
-from balancer.core.settings import ModelSettings, Settings, ZoneSettings
+from balancer.core.settings import ModelSettings, Settings, SplitSettings, ZoneSettings
+from balancer.core.trials.split import Splits
 from balancer.operate.explain import explain, read_question
 from policies.base import Request
+from policies.expected_latency import ExpectedLatency
 
 
 def question(text: str) -> Request:
@@ -73,6 +77,24 @@ def test_where_nobody_is_eligible_each_worker_has_its_probability_and_what_is_se
     assert page["workers"][0].keys() == eligible.keys()
 
 
+def test_the_chapters_sample_has_what_a_real_answer_has() -> None:
+    settings = Settings(models={"m": ModelSettings(devices=("V100",))})
+    router = make_router(1, ExpectedLatency(), settings)
+    router.observe(WorkerAdded("w1", device="V100"), 0.0)
+    router.observe(report("w1"), 0.0)
+    answer = explain(router, Request("m"), 0.1)
+    chapter = Path(__file__).parents[4] / "docs" / "operate" / "metrics.md"
+    sample = chapter.read_text().split("<!-- explain -->")[1].split("<!-- /explain -->")[0]
+    # Of the first worker the end is left out.
+    whole = json.loads("{\n" + sample.split("\n{\n")[1].split("```")[0].replace(",\n...\n", "},\n"))
+    assert list(whole) == list(answer)
+    assert whole["reads"] == answer["reads"]
+    left_out, picked = whole["workers"]
+    assert list(picked) == list(answer["workers"][1])
+    assert list(picked["sees"]) == list(answer["workers"][1]["sees"])
+    assert left_out["why_not"] == ["device A100 is not one of V100"]
+
+
 def test_it_tells_what_the_policy_reads() -> None:
     assert explain(make_router(2), Request("m"), 0.1)["reads"] == ["in_flight"]
 
@@ -88,6 +110,59 @@ def test_a_pinned_version_is_explained_by_the_router() -> None:
     assert explain(router, Request("m"), 0.1)["workers"][0]["why_not"] == [
         "version 1 of m is not permitted (pinned to 2)"
     ]
+
+
+def a_split(share: float) -> Splits:
+    splits = Splits()
+    splits.configure({"m": SplitSettings("1", "2", share)})
+    return splits
+
+
+def test_of_a_split_the_share_is_told_and_what_the_key_gets() -> None:
+    splits, router = a_split(0.5), make_router(1, models=[model(), model(version="2")])
+    for key in range(20):
+        page = explain(router, Request("m", key=key), 0.1, splits)
+        drawn = splits.draw(Request("m", key=key))
+        assert drawn is not None
+        assert page["split"] == {"old": "1", "new": "2", "share": 0.5, "returned": "", "gets": drawn.version}
+        assert page["version"] == drawn.version
+
+
+def test_asking_is_no_part_of_the_split() -> None:
+    asked, not_asked = a_split(0.5), a_split(0.5)
+    for key in range(20):
+        explain(make_router(1), Request("m", key=key), 0.1, asked)
+        explain(make_router(1), Request("m"), 0.1, asked)
+    for key in (None, *range(20)):
+        one, other = asked.draw(Request("m", key=key)), not_asked.draw(Request("m", key=key))
+        assert one is not None
+        assert other is not None
+        assert (one.version, one.bets) == (other.version, other.bets)
+
+
+def test_without_a_key_the_version_is_drawn_for_each_request_but_where_one_gets_all() -> None:
+    page = explain(make_router(1), Request("m"), 0.1, a_split(0.5))
+    assert page["split"]["gets"].startswith("drawn for each request")
+    assert page["version"] == ""
+    assert [explain(make_router(1), Request("m"), 0.1, a_split(share))["split"]["gets"] for share in (0, 1)] == [*"12"]
+
+
+def test_a_split_that_returned_gives_the_old_version_and_says_why() -> None:
+    splits = a_split(0.5)
+    splits.of["m"].returned = "5.0% failed"
+    page = explain(make_router(1), Request("m", key=7), 0.1, splits)
+    assert page["split"] == {"old": "1", "new": "2", "share": 0.0, "returned": "5.0% failed", "gets": "1"}
+
+
+def test_a_version_that_no_worker_has_is_explained_to_whom_it_is_given() -> None:
+    page = explain(make_router(1), Request("m"), 0.1, a_split(1))
+    assert page["refused"] == "no worker has model 'm' version '2'"
+    assert page["workers"][0]["why_not"] == ["version 2 of m is not loaded (it has 1)"]
+
+
+def test_who_names_a_version_or_asks_for_another_model_is_told_of_no_split() -> None:
+    for request in (Request("m", version="1"), Request("other")):
+        assert "split" not in explain(make_router(1), request, 0.1, a_split(0.5))
 
 
 def test_a_worker_that_is_spared_is_explained() -> None:

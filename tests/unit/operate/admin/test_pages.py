@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import logging
+import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,10 +21,13 @@ from support.waiting import eventually
 from balancer.config.config import Config
 from balancer.config.sections import AdminSection
 from balancer.config.watch import ConfigState
+from balancer.core.settings import SplitSettings
+from balancer.core.trials.split import Splits
 from balancer.operate.admin import Admin
 from balancer.operate.admin.token import TokenError, read_token
 from balancer.operate.metrics import Metrics
 from balancer.operate.recent import Recent
+from policies.base import Request
 
 TOKEN = "0123456789abcdef"
 SECRET_PAGES = (
@@ -98,6 +103,21 @@ async def test_all_other_methods_are_refused(served: Served, method: str) -> Non
         status, text = await served.ask(page, method)
         assert status == 405
         assert f"{method}' is refused; these pages are only read: GET or HEAD" in text
+
+
+async def test_splits_are_told_of_and_explained(served: Served) -> None:
+    splits = Splits()
+    splits.configure({"m": SplitSettings("1", "2", 1.0)})
+    lot = splits.draw(Request("m"))
+    assert lot is not None
+    splits.ended(lot, math.nan, False, 0.0)
+    await served.start(splits=splits)
+    (recent,) = json.loads((await served.ask("/recent"))[1])["splits"]
+    counted = [{"version": "1", "requests": 0, "errors": 0}, {"version": "2", "requests": 1, "errors": 1}]
+    assert recent == {"model": "m", "versions": counted, "returned": ""}
+    for page in ("/explain?model=m", "/page.json?model=m"):
+        told = json.loads((await served.ask(page))[1])
+        assert told.get("why", told)["split"]["gets"] == "2"
 
 
 async def test_a_body_is_refused(served: Served) -> None:
