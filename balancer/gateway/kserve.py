@@ -122,6 +122,8 @@ class Call:
     """As it came."""
     compressed: bool = False
     """Whether gRPC's messages may be."""
+    message_rows: int = 1
+    """That the message seems to have, whatever a header says."""
 
 
 def declared_bytes(headers: Mapping[str, str]) -> int:
@@ -174,11 +176,12 @@ def read_call(
             raise OutOfBoundsError("model", model, "is not empty; where the gateway does not tell it, a header has to")
     sequence_id = bounds.text("sequence_id", str(parameters.get("sequence_id", ""))) or _header(headers, names.sequence)
     in_sequence = sequence_id not in {"", "0"}
+    message_rows = _guessed_rows(fields)
     key = _header(headers, names.key)
     request = Request(
         model=model,
         version=bounds.text("version", version),
-        rows=_whole_header(headers, names.rows, 1, bounds.MAX_ROWS) or _guessed_rows(fields),
+        rows=_whole_header(headers, names.rows, 1, bounds.MAX_ROWS) or message_rows,
         key=sequence_key(model, sequence_id) if in_sequence else key_of(key) if key else None,
         deadline_s=_deadline_s(headers, names, parameters),
         priority=max(_priority(parameters), _whole_header(headers, names.priority, 0, bounds.MAX_PRIORITY), objective),
@@ -194,6 +197,7 @@ def read_call(
         bounds.text("id", str(_first(fields, "id"))),
         headers.get(":path", ""),
         grpc and headers.get("grpc-encoding", _PLAIN) != _PLAIN,
+        message_rows,
     )
 
 

@@ -262,7 +262,8 @@ class Proxy:
         """The answer to a tenant that has sent more than it may; None: it may send this."""
         request, settings = arrived.call.request, self._settings
         limits = settings.tenant_limits.get(request.tenant, settings.tenants)
-        wait_s = self._tenants.refused_for_s(request.tenant, float(request.rows), limits, self._clocks.now())
+        rows = max(request.rows, arrived.call.message_rows)  # no header makes it fewer
+        wait_s = self._tenants.refused_for_s(request.tenant, float(rows), limits, self._clocks.now())
         if not wait_s:
             return None
         self._listener.over_limit()

@@ -319,7 +319,7 @@ async def test_where_all_breakers_are_open_requests_are_still_tried() -> None:
 
 async def test_a_tenant_is_turned_away_beyond_its_share_and_others_are_not() -> None:
     fleet = workers("a")
-    tenants = {"requests_per_s": 0.01, "named": {"rich": {"rows_per_s": 1e6}, "wide": {"rows_per_s": 0.1}}}
+    tenants = {"requests_per_s": 0.01, "named": {"rich": {"rows_per_s": 1e6}, "wide": {"rows_per_s": 10}}}
     async with proxied(fleet, proxy={"tenants": tenants}) as rig:
         poor, other, rich, wide = ((("x-tenant", name),) for name in ("poor", "other", "rich", "wide"))
         assert await rig.infer(request(), metadata=poor)
@@ -330,7 +330,8 @@ async def test_a_tenant_is_turned_away_beyond_its_share_and_others_are_not() -> 
         assert await rig.infer(request(), metadata=other)
         for _ in range(5):
             assert await rig.infer(request(rows=50), metadata=rich)
-        assert await rig.infer(request(rows=50), metadata=wide)
+        # What a header says of rows makes them no fewer.
+        assert await rig.infer(request(rows=50), metadata=(*wide, ("x-batch-rows", "1")))
         await error_of(rig.call(request(), metadata=wide))
         assert rig.metric("balancer_refusals_total", reason="tenant") == 2
 
