@@ -71,10 +71,8 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     sets = _sets(seeds, held_out)
     names = [name for name in VARIANTS if not only or name in only or name in (EXPECTED, WLPR)]
-    # The longest first, so that none is left alone at the end.
-    names_in_turn = sorted(names, key=lambda name: VARIANTS[name].algorithm in {"", "pgpe"})
     draw = trained_on()
-    wanted: list[Job | EstimatesJob] = [Job(name, budget, draw, sets, requests, folder) for name in names_in_turn]
+    wanted: list[Job | EstimatesJob] = [Job(name, budget, draw, sets, requests, folder) for name in names]
     if estimates:
         wanted.append(EstimatesJob(draw, Effort.within(budget.decisions), folder))
     with Processes(jobs) as pool:

@@ -20,9 +20,9 @@ _INTRODUCTION = """\
 # Ablations
 
 What each part of the [learned policy](../../simulator/training/README.md) is worth. Every variant was trained from the
-same seed for as many simulated decisions (but for those that say otherwise), by one process each, and then judged on
-episodes that none was trained on; all on equal arrivals and seeds. Ratios are geometric means, below 1 is better, with
-95% intervals. Made by `{command}`; all numbers are in [ablations.json](ablations.json).
+same seed by pgpe for as many simulated decisions, by one process each, and then judged on episodes that none was
+trained on; all on equal arrivals and seeds. Ratios are geometric means, below 1 is better, with 95% intervals. Made by
+`{command}`; all numbers are in [ablations.json](ablations.json).
 """
 
 _NOTES = """\
@@ -36,8 +36,9 @@ _NOTES = """\
   one that is shared by all workers.
 - *best tuned fixed weights*: only beta and the constant coefficients of the cost terms are trained, by the same pgpe,
   all else being zero: a fairly tuned heuristic.
-- *the regret term* charges again what is worse than `expected_latency`. PPO and REINFORCE have none, since it is no sum
-  over decisions; tail and deadline are charged there at the requests that end late.
+- *the regret term* charges again what is worse than `expected_latency`.
+
+Other algorithms are compared [by themselves](optimizers.md).
 """
 
 _GRADIENTS = """\
@@ -101,7 +102,7 @@ def _table(outcomes: Mapping[str, Outcome], title: str, cases: Sequence[Case]) -
         f"p99/{WLPR}": "p99 / wlpr",
         f"mean/{FULL}": "mean / as shipped",
     }
-    lines = [f"| variant | {' | '.join(compared.values())} | M decisions | minutes |", "|---|" + "---|" * 7]
+    lines = [f"| variant | {' | '.join(compared.values())} | M decisions | CPU minutes |", "|---|" + "---|" * 7]
     for name, each in ratios(outcomes, title, cases).items():
         cells = [_cell(each.get(key)) for key in compared]
         spent = outcomes[name]

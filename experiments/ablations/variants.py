@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from experiments.ablations.pgpe import AblatedPgpe
 from experiments.ablations.switches import Ablation, Look, OpenBatches, Trial
@@ -15,8 +14,6 @@ from simulator.scenario import load_scenario, scenario_names
 from simulator.training.arena import CostWeights
 from simulator.training.pgpe import PgpeSettings
 from simulator.training.plan import NOT_TRAINED_ON
-from simulator.training.ppo import Ppo, PpoSettings
-from simulator.training.reinforce import Reinforce, ReinforceSettings
 from simulator.training.scenarios import Randomised
 
 
@@ -25,19 +22,14 @@ class Variant:
     """One line of the table."""
 
     title: str
-    algorithm: str = "pgpe"
-    """Or ppo, reinforce; empty: nothing is trained, and `policy` decides."""
     ablation: Ablation = field(default_factory=Ablation)
     cost: CostWeights = field(default_factory=CostWeights)
     coefficients_share: float = PgpeSettings().coefficients_share
-    share: float = 1.0
-    """Of the decisions that the others train on."""
     policy: Policy | None = None
+    """Decides, and nothing is trained; None: the network that pgpe trains."""
 
 
 FULL, EXPECTED, WLPR = "full", "expected_latency", "wlpr"
-_SAME_TIME = 0.25
-"""Share of the decisions that PPO and REINFORCE get through in the time that pgpe takes for all (measured)."""
 
 
 def _heuristic(ablation: Ablation) -> Policy:
@@ -47,10 +39,6 @@ def _heuristic(ablation: Ablation) -> Policy:
 
 VARIANTS = {
     FULL: Variant("as shipped: pgpe"),
-    "ppo": Variant("PPO, as many decisions", "ppo"),
-    "reinforce": Variant("REINFORCE, as many decisions", "reinforce"),
-    "ppo-time": Variant("PPO, about the same time", "ppo", share=_SAME_TIME),
-    "reinforce-time": Variant("REINFORCE, about the same time", "reinforce", share=_SAME_TIME),
     "no-prior": Variant("without the heuristic prior", ablation=Ablation(prior=False)),
     "no-dead-reckoning": Variant("without dead reckoning", ablation=Ablation(dead_reckoning=False)),
     "open-batches": Variant("without knowing what executes", ablation=Ablation(executing_known=False)),
@@ -63,12 +51,12 @@ VARIANTS = {
         "without common random numbers", ablation=Ablation(common_random_numbers=False)
     ),
     "tuned": Variant("best tuned fixed weights (beta and m alone)", coefficients_share=1.0),
-    EXPECTED: Variant("expected_latency, untuned", "", policy=ExpectedLatency()),
+    EXPECTED: Variant("expected_latency, untuned", policy=ExpectedLatency()),
     "expected-as-reported": Variant(
-        "expected_latency without dead reckoning", "", policy=_heuristic(Ablation(dead_reckoning=False))
+        "expected_latency without dead reckoning", policy=_heuristic(Ablation(dead_reckoning=False))
     ),
-    "expected-open-batches": Variant("expected_latency without knowing what executes", "", policy=OpenBatches()),
-    WLPR: Variant("wlpr", "", policy=WeightedLeastPending()),
+    "expected-open-batches": Variant("expected_latency without knowing what executes", policy=OpenBatches()),
+    WLPR: Variant("wlpr", policy=WeightedLeastPending()),
 }
 
 
@@ -79,9 +67,9 @@ class Budget:
     decisions: int
     seed: int = 0
 
-    def iterations(self, of_each: int, share: float) -> int:
+    def iterations(self, of_each: int) -> int:
         """How many of so many decisions."""
-        return max(1, round(self.decisions * share / of_each))
+        return max(1, round(self.decisions / of_each))
 
     def at_most(self, usual: int, of_each: int) -> int:
         """Episodes of an iteration: as usual, or fewer where the whole budget is small."""
@@ -94,24 +82,15 @@ def trained_on() -> Randomised:
     return Randomised(tuple(map(load_scenario, names)))
 
 
-def make(variant: Variant, budget: Budget, draw: Randomised) -> Any:
-    """The variant's algorithm (`trainer.Algorithm`) at its start."""
-    if variant.algorithm == "pgpe":
-        usual = PgpeSettings()
-        pairs = budget.at_most(usual.pairs, 2 * usual.requests)
-        iterations = budget.iterations(2 * pairs * usual.requests, variant.share)
-        settings = PgpeSettings(
-            iterations=iterations,
-            coefficients_share=variant.coefficients_share,
-            pairs=pairs,
-            tasks=2,
-            cost=variant.cost,
-        )
-        return AblatedPgpe(settings, draw, budget.seed, variant.ablation)
-    usual_ppo = PpoSettings()
-    episodes = budget.at_most(usual_ppo.episodes, usual_ppo.requests)
-    iterations = budget.iterations(episodes * usual_ppo.requests, variant.share)
-    if variant.algorithm == "ppo":
-        return Ppo(PpoSettings(episodes=episodes, iterations=iterations, tasks=1), draw, budget.seed)
-    of_reinforce = ReinforceSettings(episodes=episodes, requests=usual_ppo.requests, iterations=iterations)
-    return Reinforce(of_reinforce, draw, budget.seed)
+def make(variant: Variant, budget: Budget, draw: Randomised) -> AblatedPgpe:
+    """The variant's algorithm at its start."""
+    usual = PgpeSettings()
+    pairs = budget.at_most(usual.pairs, 2 * usual.requests)
+    settings = PgpeSettings(
+        iterations=budget.iterations(2 * pairs * usual.requests),
+        coefficients_share=variant.coefficients_share,
+        pairs=pairs,
+        tasks=2,
+        cost=variant.cost,
+    )
+    return AblatedPgpe(settings, draw, budget.seed, variant.ablation)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.intervals import together
 from experiments.sealed.opening import Found, Opening, unanswered
-from policies.base import FloatArray
 from simulator.scoreboard.compare import SOCIAL
-from simulator.scoreboard.statistics import CONFIDENCE, RESAMPLES, Estimate
+from simulator.scoreboard.statistics import Estimate
 from simulator.scoreboard.summary import FIGURES, NAMES, Figure, by_seed
 
 AIMS: dict[Figure, float] = {"mean_s": 0.85, "p99_s": 0.90}
@@ -36,26 +36,7 @@ class Line:
 def median_ratio(found: Sequence[Found], against: str, figure: Figure) -> Estimate:
     """Over scenarios, with its interval."""
     logs = np.stack([each.logs(against, figure) for each in found])
-    return interval_of_median(logs)
-
-
-def interval_of_median(logs: FloatArray) -> Estimate:
-    """The median over scenarios of the geometric means of `(scenarios, weights, seeds)` logarithms."""
-    dice = np.random.default_rng(0)
-    scenarios, weights, seeds = logs.shape
-    medians = []
-    for _ in range(RESAMPLES):
-        # The weights are the same in all scenarios, so one draw of them is, too; request seeds are each scenario's own.
-        some = dice.integers(scenarios, size=(scenarios, 1, 1))
-        files = dice.integers(weights, size=(1, weights, 1))
-        runs = dice.integers(seeds, size=(scenarios, 1, seeds))
-        medians.append(_median(logs[some, files, runs]))
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(_median(logs), float(low), float(high))
-
-
-def _median(logs: FloatArray) -> float:
-    return float(np.exp(np.median(logs.mean(axis=(1, 2)))))
+    return together(logs)
 
 
 def ratio(found: Found, against: str, figure: Figure) -> float:
@@ -90,7 +71,7 @@ def best_in_hindsight(opening: Opening, found: Found, figure: Figure) -> str:
 def hindsight(opening: Opening, found: Sequence[Found], figure: Figure) -> Estimate:
     """The median ratio to each scenario's own best rival, which flatters the rivals."""
     logs = np.stack([each.logs(best_in_hindsight(opening, each, figure), figure) for each in found])
-    return interval_of_median(logs)
+    return together(logs)
 
 
 def to_social(found: Found, name: str, figure: Figure) -> float:

@@ -5,8 +5,8 @@ passes between decisions as it will, so the discount is one of time (a semi-Mark
 `horizon` mean latencies of `expected_latency` a cost counts for 1/e. That is a bias: a queue made longer is worked off
 in a few latencies, and what comes later is noise (measured: docs/learned/ablations.md).
 
-It learns from fewer decisions than `pgpe.py` and needs more time for each; that page has both in one table. What is
-shipped was trained by `pgpe`.
+It needs more time for each decision than `pgpe.py`, which trained what is shipped; docs/learned/optimizers.md compares
+them.
 
 Sources: Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347; Schulman et al. 2016,
 High-dimensional continuous control using generalized advantage estimation, ICLR; Bradtke and Duff 1994, Reinforcement

@@ -24,7 +24,7 @@ from simulator.training.validation import cases
 
 pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
-from experiments.ablations import runs  # after the check for torch
+from experiments import trained  # after the check for torch
 from experiments.ablations.fixed_size import fixed_from_flat, fixed_initial
 from experiments.ablations.gradients import Effort, measure, signal_to_noise
 from experiments.ablations.pgpe import AblatedPgpe
@@ -165,7 +165,7 @@ def test_every_variant_is_made_for_about_the_budget() -> None:
         if variant.policy is None:
             algorithm = make(variant, budget, two_workers())
             planned = algorithm.settings.iterations * algorithm.decisions
-            assert planned == pytest.approx(budget.decisions * variant.share, rel=0.1), name
+            assert planned == pytest.approx(budget.decisions, rel=0.1), name
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_variant_that_was_stopped_ends_as_one_that_was_not(
     straight = run(dataclasses.replace(job, folder=tmp_path / "straight"))
     stopped = dataclasses.replace(job, folder=tmp_path / "stopped")
     stopped.folder.mkdir()
-    monkeypatch.setattr(runs, "_SAVE_EVERY_S", -1.0)
+    monkeypatch.setattr(trained, "_SAVE_EVERY_S", -1.0)
     iterate, left = Pgpe.iterate, [2]
 
     def until_stopped(self: Pgpe, pool: Any) -> dict[str, float]:

@@ -104,22 +104,6 @@ def test_weights_are_capacities_where_a_rival_is_told_them() -> None:
     assert told.policy.options() == {"count_self": True}
 
 
-def test_the_interval_is_over_scenarios_too() -> None:
-    alike = findings.interval_of_median(np.log(np.full((9, 1, 3), 0.8)))
-    assert (alike.value, alike.low, alike.high) == pytest.approx((0.8, 0.8, 0.8))
-    apart = findings.interval_of_median(np.log(np.linspace(0.5, 1.5, 9))[:, None, None] + np.zeros((9, 1, 3)))
-    assert apart.value == pytest.approx(1.0)
-    assert apart.low < 0.8
-    assert apart.high > 1.2
-
-
-def test_the_interval_is_over_weights_too() -> None:
-    logs = np.zeros((9, 4, 3)) + np.log([0.5, 0.5, 2.0, 2.0])[None, :, None]
-    found = findings.interval_of_median(logs)
-    assert found.low < 0.8
-    assert found.high > 1.25
-
-
 @pytest.mark.parametrize(
     ("ratios", "ok", "met"),
     [
