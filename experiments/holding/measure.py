@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -34,13 +35,19 @@ class Measured:
     """Share of the answers that went to each tenant while requests came, `(tenants, seeds)`."""
 
 
-def measure(scenario: Scenario, fleet: FleetSpec, seeds: Sequence[int], requests: int) -> Measured:
-    """The scenario's requests on this fleet, which may have fewer balancers."""
+def measure(
+    scenario: Scenario,
+    fleet: FleetSpec,
+    seeds: Sequence[int],
+    requests: int,
+    options: Mapping[str, float] = MappingProxyType({}),
+) -> Measured:
+    """The scenario's requests on this fleet, which may have fewer balancers; `options`: of the policy."""
     arrivals = [scenario.arrivals(seed, requests) for seed in seeds]
     if fleet.balancers < scenario.fleet.balancers:
         for one in arrivals:
             one.balancer[:] = 0
-    return _measured(run(fleet, arrivals, BUILTIN[POLICY](), seeds=seeds), int(WARM_UP_SHARE * requests))
+    return _measured(run(fleet, arrivals, BUILTIN[POLICY](**options), seeds=seeds), int(WARM_UP_SHARE * requests))
 
 
 def _measured(result: Result, first: int) -> Measured:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from simulator.spec import FleetSpec
 _HERE = Path(__file__).parent
 PLACED = "placed at once"
 """The first of every group, by which the others are measured."""
+_MINDS_NOBODY = "held, by deadline, window 1, `delayed_share: 0`"
 BROKER_S = 0.001
 """What the way to one broker adds to each request."""
 
@@ -28,6 +29,10 @@ class Group:
     scenario: Scenario
     ways: dict[str, Change]
     by_tenant: bool = False
+    options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of the policy, by way; where a way is not named the defaults."""
+    least_requests: int = 0
+    """Where it takes long until all want more than they get."""
 
 
 def _same(fleet: FleetSpec) -> FleetSpec:
@@ -74,10 +79,13 @@ def _deadlines() -> list[Group]:
         "held, by arrival, window 1": holding("arrival", 1.0),
         "held, by deadline, window 1": holding("deadline", 1.0),
         "held, by deadline, window 2": holding("deadline", 2.0),
+        _MINDS_NOBODY: holding("deadline", 1.0),
     }
+    options = {_MINDS_NOBODY: {"delayed_share": 0.0}}
     scenario = _own("deadline-classes")
     return [
-        Group(f"Two deadline classes in bursts, load {load:g}", scenario.with_load(load), ways) for load in (0.9, 1.2)
+        Group(f"Two deadline classes in bursts, load {load:g}", scenario.with_load(load), ways, options=options)
+        for load in (0.9, 1.2)
     ]
 
 
@@ -114,7 +122,15 @@ def _tenants() -> list[Group]:
     }
     scenario = _own("tenants")
     fleet = replace(scenario.fleet, tenants=("many", "few"))
-    return [Group("Two tenants, one sends ten times as much", replace(scenario, fleet=fleet), ways, by_tenant=True)]
+    return [
+        Group(
+            "Two tenants, one sends ten times as much",
+            replace(scenario, fleet=fleet),
+            ways,
+            by_tenant=True,
+            least_requests=20_000,
+        )
+    ]
 
 
 def _others() -> list[Group]:

@@ -67,8 +67,8 @@ each begins with what the estimators learned under the others, as live.
   it is in between: the simulated p50 less the live one is {_shift_s(comparisons) * 1e3:+.1f} ms, mean over policies.
 - **The lock that is the GPU** goes to whichever of a worker's models the kernel wakes first; in the simulator they
   wait in order.
-- **Statistics by batch size** are read from Triton four times a second; the simulator's reports carry them each time.
-  Tried with every twelfth report instead of each: no figure moved by more than its range over seeds.
+- **Statistics by batch size** are read from Triton up to 50 times a second, for a twentieth of the time at most; the
+  simulator's reports carry them each time.
 - **wlpr** is left out: with one weight for all workers, as in the demo, it is least_requests over again.
 """
 
