@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,36 @@ def finish(algorithm: Any, kept: Path) -> FloatArray:
     return np.array(spent_s)
 
 
-def judged(cases: Sequence[Case], requests: int, policy: Policy) -> FloatArray:
+def outcome_of(
+    kept: Path,
+    sets: Mapping[str, Sequence[Case]],
+    requests: int,
+    make: Callable[[], tuple[Policy, dict[str, Any]]],
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Do of one policy what is not done yet; returns the outcome, which is also kept in the file.
+
+    Args:
+        kept: The file.
+        sets: On which it is judged, by title.
+        requests: Of each case.
+        make: The policy, and what is to be told of it; asked only where something is missing.
+        done: Called once that is no longer so.
+    """
+    outcome: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"judged": {}}
+    missing = {title: cases for title, cases in sets.items() if title not in outcome["judged"]}
+    if missing:
+        policy, told = make()
+        outcome |= told
+        for title, cases in missing.items():
+            mean_s, p99_s = _judged(cases, requests, policy)
+            outcome["judged"][title] = {"mean_s": mean_s.tolist(), "p99_s": p99_s.tolist()}
+            write_whole(kept, json.dumps(outcome).encode())
+        done()
+    return outcome
+
+
+def _judged(cases: Sequence[Case], requests: int, policy: Policy) -> FloatArray:
     """Mean and p99 of each case in seconds, `(2, cases)`; played side by side where settings that a batch shares are
     alike."""
     alike: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.ablations.gradients import Effort, as_json, measure
 from experiments.ablations.switches import Look, Trial
 from experiments.ablations.variants import VARIANTS, Budget, make
-from experiments.trained import finish, judged
+from experiments.trained import finish, outcome_of
 from policies.base import Policy
 from simulator.training.checkpoint import write_whole
 from simulator.training.scenarios import Randomised
@@ -48,23 +48,9 @@ def run(job: Job | EstimatesJob) -> dict[str, Any]:
         kept = job.folder / "estimates.json"
         if not kept.exists():
             write_whole(kept, json.dumps(as_json(measure(job.draw, job.effort), job.effort)).encode())
-        return _read(kept)
-    kept = job.folder / f"{job.name}.json"
-    outcome = _read(kept) if kept.exists() else {"judged": {}}
-    missing = {title: cases for title, cases in job.sets.items() if title not in outcome["judged"]}
-    if missing:
-        policy, spent = trained(job)
-        outcome |= spent
-        for title, cases in missing.items():
-            mean_s, p99_s = judged(cases, job.requests, policy)
-            outcome["judged"][title] = {"mean_s": mean_s.tolist(), "p99_s": p99_s.tolist()}
-            write_whole(kept, json.dumps(outcome).encode())
-    return outcome
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+        estimates: dict[str, Any] = json.loads(kept.read_text())
+        return estimates
+    return outcome_of(job.folder / f"{job.name}.json", job.sets, job.requests, lambda: trained(job))
 
 
 def trained(job: Job) -> tuple[Policy, dict[str, Any]]:

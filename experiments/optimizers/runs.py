@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.optimizers.algorithms import AGAINST, ALGORITHMS, AT_EQUAL_TIME
 from experiments.optimizers.options import SCALES
-from experiments.trained import finish, judged
+from experiments.trained import finish, outcome_of
 from policies.base import Policy
 from policies.expected_latency import ExpectedLatency
 from simulator.training.arena import Draw
@@ -63,17 +63,8 @@ class Job:
 def run(job: Job) -> dict[str, Any]:
     """Do what is not done yet; returns the outcome, which is also kept in the folder."""
     kept = job.folder / f"{job.name}.json"
-    outcome = json.loads(kept.read_text()) if kept.exists() else {"judged": {}}
-    missing = {title: cases for title, cases in job.judges.sets.items() if title not in outcome["judged"]}
-    if missing:
-        policy, told = _policy(job)
-        outcome |= told
-        for title, cases in missing.items():
-            mean_s, p99_s = judged(cases, job.judges.requests, policy)
-            outcome["judged"][title] = {"mean_s": mean_s.tolist(), "p99_s": p99_s.tolist()}
-        write_whole(kept, json.dumps(outcome).encode())
-        click.echo(f"{job.name}: done")
-    return dict(outcome)
+    sets, requests = job.judges.sets, job.judges.requests
+    return outcome_of(kept, sets, requests, lambda: _policy(job), lambda: click.echo(f"{job.name}: done"))
 
 
 def _policy(job: Job) -> tuple[Policy, dict[str, Any]]:
