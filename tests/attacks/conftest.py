@@ -9,22 +9,24 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from support.guarded_listener import overlay
 from support.stack import Stack
 
 SETTINGS = {
     "log": {"decisions_share": 1.0},
     "models": {"emulated_tft": {"versions": [1]}, "digits": {"devices": ["H100"]}},
     "limits": {"max_pending_per_worker": 16},
-    "envoy": {"message_timeout_s": 1.0},
 }
-"""An honest pick may take its time on a busy machine; a loop that is blocked for longer is what an attacker wants.
-`digits` may run nowhere here, so whoever is answered has passed by the table."""
+"""`digits` may run nowhere here, so whoever is answered has passed by the table."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("attacked")
-    envoy = {**SETTINGS["envoy"], "frontend": request.param, "shared_folder": str(directory / "shared")}
+    # An honest pick may take its time on a busy machine; a loop that is blocked for longer is what an attacker wants.
+    listener = "asking" if request.param == "native" else "inference"
+    patient = overlay(directory, {"envoy.filters.http.ext_proc": {"message_timeout": "1s"}}, listener)
+    envoy = {"overlay": str(patient), "frontend": request.param, "shared_folder": str(directory / "shared")}
     # By expected latency, as by default: the one policy that all estimators move.
     policy = {"name": "expected_latency"}
     stack = Stack(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
+from balancer.bounds import MAX_FILE_BYTES
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
 from balancer.config.watch import watch
-from balancer.core.bounds import MAX_FILE_BYTES
 from balancer.files import regular
 from balancer.files.watch import versions
 

@@ -6,14 +6,13 @@ import importlib
 from pathlib import Path
 
 import pytest
-import support.repository_packages  # noqa: F401  # makes `benchmarks` importable
 
-attack = importlib.import_module("benchmarks.fuzz.attack")
-messages = importlib.import_module("benchmarks.fuzz.messages")
-rest = importlib.import_module("benchmarks.fuzz.rest")
-rig = importlib.import_module("benchmarks.fuzz.rig")
-run = importlib.import_module("benchmarks.fuzz.run")
-wire = importlib.import_module("benchmarks.fuzz.wire")
+attack = importlib.import_module("dev.fuzz.attack")
+messages = importlib.import_module("dev.fuzz.messages")
+rest = importlib.import_module("dev.fuzz.rest")
+rig = importlib.import_module("dev.fuzz.rig")
+run = importlib.import_module("dev.fuzz.run")
+wire = importlib.import_module("dev.fuzz.wire")
 
 
 INPUTS = 3_000

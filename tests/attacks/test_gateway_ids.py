@@ -9,7 +9,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import Rig
 
-from balancer.gateway.names import GATEWAY_REQUEST_ID_HEADER
+from balancer.extproc.names import GATEWAY_REQUEST_ID_HEADER
 
 pytestmark = pytest.mark.integration
 

@@ -20,10 +20,10 @@ from support.real_triton import running
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.gateway import picker
-from balancer.gateway.endpoints import Endpoint
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer
+from balancer.extproc import picker
+from balancer.extproc.endpoints import Endpoint
+from balancer.stack.ports import free_ports
+from balancer.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration
 MODEL = Path(__file__).parents[2] / "triton" / "feature_models" / "identity"

@@ -10,8 +10,8 @@ from support.guarded_listener import both_fronts, grpc_status, guarded, rest_sta
 from support.otlp import OtlpReceiver
 from support.waiting import eventually
 
-from balancer.gateway.bootstrap_access import Access
-from balancer.gateway.bootstrap_traces import TraceOptions
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.sections import TracesSection
 
 pytestmark = pytest.mark.integration
 GOOD = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -38,7 +38,7 @@ async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_o
 ) -> None:
     receiver = OtlpReceiver()
     await receiver.start()
-    traces = TraceOptions(f"127.0.0.1:{receiver.grpc_port}", 1.0, "edge", follow_clients=True)
+    traces = TracesSection(collector=f"127.0.0.1:{receiver.grpc_port}", share=1.0)
     try:
         async with guarded(front, tmp_path, Access(), traces=traces).running() as rig:
             for parent in BAD:
@@ -53,7 +53,7 @@ async def test_a_stranger_cannot_fail_requests_or_bloat_spans_with_the_headers_o
             last = "12" * 16
             assert (await rest_status(rig, {"traceparent": GOOD.replace("ab" * 16, last)}))[0] == 200
             # Spans come in the order of the requests' ends.
-            await eventually(lambda: bool(receiver.of(last, "edge")), "the last request's span has come")
+            await eventually(lambda: bool(receiver.of(last, "gateway")), "the last request's span has come")
     finally:
         await receiver.stop()
     said = [value for span in receiver.spans for value in span.attributes.values()]

@@ -16,10 +16,10 @@ import pytest
 from support.certificates import Authority
 from support.waiting import eventually
 
-from balancer.app import App
 from balancer.config.config import from_mapping
-from balancer.telemetry import report_pb2
-from tools.stack.ports import free_port_range, free_ports
+from balancer.reports import report_pb2
+from balancer.server.app import App
+from balancer.stack.ports import free_port_range, free_ports
 
 NAME = "balancer.test"
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -16,10 +16,10 @@ from support.balancer_alone import WORKER, BalancerAlone
 from support.reports import report_of
 from support.waiting import eventually
 
-from balancer.core import bounds
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportEncoder
-from balancer.telemetry.streams import METHOD
+from balancer import bounds
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportEncoder
+from balancer.reports.streams import METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -9,11 +9,11 @@ import grpc
 from support.reports import Heard, agent, collecting, report_of
 from support.waiting import eventually
 
-from balancer.core import bounds
-from balancer.core.events import Report, ReportsLost
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportEncoder
-from balancer.telemetry.streams import METHOD
+from balancer import bounds
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportEncoder
+from balancer.reports.streams import METHOD
+from balancer.scheduler.events import Report, ReportsLost
 
 Method = grpc.aio.StreamStreamMultiCallable[report_pb2.WorkerReport, report_pb2.ReportAck]
 

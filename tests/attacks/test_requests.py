@@ -7,7 +7,8 @@ import json
 from collections import Counter
 
 import pytest
-from support.attacker import Attacker, honest_requests_are_served_by_policy, inference, nothing_is_left_over
+from support.attacker import Attacker, decisions, honest_requests_are_served_by_policy, inference, nothing_is_left_over
+from support.raw_http2 import Unread, grpc_head
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -176,7 +177,7 @@ async def test_an_id_used_twice_cannot_withdraw_the_other_request(stack: Stack) 
     await eventually(in_flight, "honest requests are in flight")
     while not all(request.done() for request in honest):
         # Ends in Envoy, without a pick, under the id of the others.
-        assert (await attacker.compressed(same)).code == "INVALID_ARGUMENT"
+        assert (await attacker.unreadable(same)).code == "INVALID_ARGUMENT"
     assert [(await request).code for request in honest] == ["OK"] * len(honest)
     await honest_requests_are_served_by_policy(stack)
     assert await stack.metric("balancer_outcomes_total", result="unmatched") == withdrawn
@@ -219,3 +220,29 @@ async def test_a_client_that_leaves_does_not_make_a_worker_look_fast(stack: Stac
     await nothing_is_left_over(stack)
     assert await stack.metric(samples) == before
     assert {worker["error_rate"] for worker in (await stack.get("/workers"))["workers"]} == {0}
+
+
+async def test_a_stranger_who_reads_no_answer_keeps_no_place(stack: Stack) -> None:
+    """Two workers take 32 requests together."""
+    message = inference().SerializeToString()
+    stranger = Unread(stack.url)
+    await stranger.start()
+    for _ in range(5):
+        before = await decisions(stack)
+        await stranger.ask(grpc_head(len(message)) + message, 20)
+
+        async def decided(before: float = before) -> bool:
+            return await decisions(stack) >= before + 20
+
+        await eventually(decided)
+        await honest_requests_are_served_by_policy(stack)
+    await stranger.stop()
+
+
+async def test_a_stranger_who_stops_in_his_requests_keeps_no_place(stack: Stack) -> None:
+    message = inference().SerializeToString()
+    stranger = Unread(stack.url)
+    await stranger.start()
+    await stranger.ask((grpc_head(len(message)) + message)[:-2], 100, whole=False)
+    await honest_requests_are_served_by_policy(stack)
+    await stranger.stop()

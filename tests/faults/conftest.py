@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.stack import Stack
 
+from balancer.extproc.endpoints import LastKnown
+
 
 @pytest.fixture
 def frontend() -> str:
@@ -18,7 +20,12 @@ def frontend() -> str:
 @pytest.fixture
 def envoy(frontend: str, tmp_path: Path) -> dict[str, str]:
     """Section of the config."""
-    return {"frontend": frontend, "shared_folder": str(tmp_path / "shared")}
+    section = {"frontend": frontend, "shared_folder": str(tmp_path / "shared")}
+    if frontend == "native":
+        # As `balancer envoy` does, before the balancer has run.
+        LastKnown(tmp_path / "endpoints").begin()
+        section["endpoints_folder"] = str(tmp_path / "endpoints")
+    return section
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
@@ -42,7 +41,7 @@ class Learned:
     def __init__(self, directory: Path, envoy: dict[str, str]) -> None:
         self.directory = directory
         directory.mkdir()
-        settings: dict[str, Any] = {"guard": {"quiet_s": 0.5, "max_quiet_s": 1.0}, "envoy": envoy}
+        settings: dict[str, Any] = {"guard": {"quiet_s": 0.5}, "envoy": envoy}
         if envoy["frontend"] == "pick":
             settings["log"] = {"decisions_share": 1.0}
         self.stack = Stack(directory, settings=settings, policy=weights(directory))
@@ -77,23 +76,7 @@ async def learned(tmp_path: Path, envoy: dict[str, str]) -> AsyncIterator[Learne
         await learned.stack.stop()
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
-async def test_reports_cut_off(learned: Learned) -> None:
-    agents = [agent.process.pid for agent in learned.stack.agents]
-    async with steady_load(learned.stack.url, clients=4) as load:
-        await learned.decides("learned")
-        for pid in agents:
-            os.killpg(pid, signal.SIGSTOP)
-        try:
-            await learned.falls("reports")
-        finally:
-            for pid in agents:
-                os.killpg(pid, signal.SIGCONT)
-        await learned.decides("learned")
-    assert not load.failures()
-
-
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("native", "pick")
 async def test_load_beyond_training(learned: Learned) -> None:
     async with steady_load(learned.stack.url, clients=4) as load:
         await learned.decides("learned")

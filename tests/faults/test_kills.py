@@ -7,18 +7,24 @@ import signal
 from typing import Literal
 
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
-from tools.load.result import LoadResult
+from balancer.load.result import LoadResult
 
 pytestmark = pytest.mark.integration
 
-of_all = pytest.mark.parametrize("frontend", ["pick", "native", "proxy"])
-in_all_ways = pytest.mark.parametrize(
-    ("frontend", "protocol"), [("pick", "grpc"), ("native", "grpc"), ("proxy", "grpc"), ("proxy", "http")]
-)
+long = pytest.mark.long
+
+
+def ways(*always: tuple[str, str]) -> pytest.MarkDecorator:
+    """With these front ends and protocols in every run, with the others in the long one."""
+    known = [("pick", "grpc"), ("native", "grpc"), ("native", "http"), ("proxy", "grpc"), ("proxy", "http")]
+    values = [pytest.param(*way, marks=() if way in always else long) for way in known]
+    return pytest.mark.parametrize(("frontend", "protocol"), values)
+
 
 CLIENTS = 6
 
@@ -35,7 +41,7 @@ def lost_with_a_balancer(frontend: str) -> int:
     return CLIENTS if frontend == "proxy" else 0
 
 
-@in_all_ways
+@ways(("pick", "grpc"), ("proxy", "http"))
 async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_again_when_it_is_back(
     stack: Stack, frontend: str, protocol: Literal["grpc", "http"]
 ) -> None:
@@ -45,7 +51,7 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
         load.marks.mark("dead")
         # Envoy places requests by itself meanwhile, over the endpoints that it has.
         await load.more(300, "requests served without a balancer")
-        await stack.restart_balancer()
+        await stack.start_balancer()
         await stack.all_ready()
 
         async def picks() -> bool:
@@ -60,7 +66,7 @@ async def test_a_killed_balancer_costs_no_more_than_what_it_forwards_and_picks_a
     assert load.failures().total() <= lost + (dying if lost else 0)
 
 
-@in_all_ways
+@ways(("native", "grpc"), ("proxy", "grpc"))
 async def test_a_balancer_that_stops_costs_no_request(stack: Stack, protocol: Literal["grpc", "http"]) -> None:
     async with steady_load(stack.url, clients=CLIENTS, protocol=protocol) as load:
         await load.more(100, "requests served")
@@ -69,7 +75,7 @@ async def test_a_balancer_that_stops_costs_no_request(stack: Stack, protocol: Li
     assert not load.failures()
 
 
-@of_all
+@fronts.frontend("pick", "proxy", "native")
 async def test_a_hung_balancer_costs_no_more_than_what_it_forwards(stack: Stack, frontend: str) -> None:
     async with steady_load(stack.url, clients=CLIENTS) as load:
         os.killpg(stack.balancer.process.pid, signal.SIGSTOP)
@@ -80,7 +86,7 @@ async def test_a_hung_balancer_costs_no_more_than_what_it_forwards(stack: Stack,
     assert load.failures().total() <= lost_with_a_balancer(frontend)
 
 
-@of_all
+@fronts.frontend("native", "pick", "proxy")
 async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Stack) -> None:
     victim = stack.tritons[0]
     async with steady_load(stack.url, clients=CLIENTS) as load:
@@ -106,7 +112,7 @@ async def test_a_killed_triton_costs_at_most_what_was_executing_there(stack: Sta
     assert next(w for w in why if w["worker"] == victim.name)["why_not"]
 
 
-@of_all
+@fronts.frontend("proxy", "pick", "native")
 async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
     victim = stack.tritons[1]
     await victim.kill()
@@ -116,7 +122,7 @@ async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
         return not next(w for w in page["workers"] if w["worker"] == victim.name)["ready"]
 
     await eventually(gone, "the worker is known to be gone")
-    await stack.restart_triton(1)
+    await stack.start_triton(1)
     await stack.tritons[1].wait_ready()
     await stack.all_ready()
     async with steady_load(stack.url, clients=CLIENTS) as load:
@@ -126,7 +132,7 @@ async def test_a_triton_that_returns_is_used_again(stack: Stack) -> None:
     assert answered_by(load.result, victim.name) > 0
 
 
-@of_all
+@fronts.frontend("native", "pick", "proxy")
 async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack) -> None:
     leaving = stack.specs[0]
     async with steady_load(stack.url, clients=CLIENTS) as load:
@@ -144,8 +150,7 @@ async def test_a_draining_worker_gets_nothing_new_and_fails_nothing(stack: Stack
     assert not load.failures()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-@of_all
+@ways(("pick", "grpc"), ("proxy", "http"))
 async def test_a_triton_that_stops_costs_no_request(stack: Stack, protocol: Literal["grpc", "http"]) -> None:
     """As a pod that is deleted before discovery says so: SIGTERM, with a queue at every worker."""
     async with steady_load(stack.url, clients=64, protocol=protocol) as load:
@@ -161,7 +166,7 @@ async def unconnected(stack: Stack, endpoint: str) -> bool:
     return f"triton_grpc::{endpoint}::cx_active::0" in await stack.clusters()
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("native", "pick")
 async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -> None:
     """What executed there is gone, and what waited in its queue as well: Envoy does not send either a second time."""
     victim, clients = stack.tritons[0], 48
@@ -177,3 +182,36 @@ async def test_a_killed_triton_costs_no_more_than_what_was_there(stack: Stack) -
     # Nothing fails that was sent when it was dead already, nor what was at the other two.
     assert load.result.phases(load.marks)["dead"].ok.all()
     assert load.failures().total() < clients / 2 + len(load.result.phases(load.marks)["dying"])
+
+
+@pytest.mark.parametrize("frontend", ["native"])
+async def test_an_envoy_that_starts_while_the_balancer_is_away_serves(stack: Stack) -> None:
+    """By a bootstrap that is older than the balancer, with the last known endpoints; and by what the balancer says of
+    them once it is back."""
+    bootstrap = stack.envoy.options
+    assert bootstrap.native is not None
+    assert bootstrap.native.endpoints is not None
+    await stack.balancer.kill()
+    await stack.envoy.kill()
+    await stack.start_envoy()
+    assert stack.envoy.options == bootstrap
+    async with steady_load(stack.url, clients=CLIENTS) as load:
+        await load.more(100, "requests served without a balancer")
+    assert not load.failures()
+    await stack.start_balancer()
+    await stack.all_ready()
+    leaving = stack.specs[0]
+    stack.list_workers(leaving.model_copy(update={"draining": True}), *stack.specs[1:])
+
+    async def drains() -> bool:
+        return f"triton_grpc::{leaving.grpc_endpoint}::health_flags::/eds_status_draining" in "".join(
+            await stack.clusters()
+        )
+
+    await eventually(drains, "Envoy knows that the worker drains")
+    stack.list_workers(*stack.specs[1:])
+
+    async def gone() -> bool:
+        return leaving.grpc_endpoint not in "".join(await stack.clusters())
+
+    await eventually(gone, "Envoy knows that the worker is gone")

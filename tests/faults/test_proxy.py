@@ -17,7 +17,7 @@ from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from tools.stack.ports import free_port_range
+from balancer.stack.ports import free_port_range
 
 pytestmark = pytest.mark.integration
 
@@ -123,7 +123,7 @@ async def test_no_answer_reaches_another_client_while_workers_die_and_clients_le
             await more(200, "answers with all workers")
             await stack.tritons[victim].kill()
             await more(200, "answers by those that are left")
-            await stack.restart_triton(victim)
+            await stack.start_triton(victim)
             await stack.tritons[victim].wait_ready()
         await more(200, "answers with all workers again")
         stop.set()

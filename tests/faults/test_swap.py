@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
 from policies import BUILTIN
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("frontend", ["pick", "native", "proxy"])]
+pytestmark = pytest.mark.integration
 
 POLICIES = [name for name in BUILTIN if name not in ("round_robin", "learned")] + ["round_robin"]
 """The one in force at the start comes last."""
@@ -33,6 +34,7 @@ async def decides(stack: Stack, policy: str) -> None:
     await eventually(lambda: decided(stack)[-1:] == [policy], f"decisions by {policy}")
 
 
+@fronts.frontend("native", "pick", "proxy")
 async def test_ten_swaps_under_load_fail_no_request_and_each_is_in_force(stack: Stack) -> None:
     async with steady_load(stack.url) as load:
         for policy in POLICIES:
@@ -45,6 +47,7 @@ async def test_ten_swaps_under_load_fail_no_request_and_each_is_in_force(stack: 
     assert (state["applied"], state["refused"]) == (10, 0)
 
 
+@fronts.frontend("proxy", "pick", "native")
 async def test_bad_files_between_swaps_are_refused_and_nothing_is_lost(stack: Stack) -> None:
     async with steady_load(stack.url) as load:
         for refused, (policy, bad) in enumerate(zip(POLICIES, BAD_FILES, strict=False), start=1):

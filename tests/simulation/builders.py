@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simulator.arrivals import Arrivals, Extras
-from simulator.spec import Batching, FleetSpec, ModelSpec, Network, Reports, ServiceTime, WorkerSpec
+from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, NetworkSpec, Reports, ServiceTime, SimulatedWorker
 
 
 def arrivals_of(
@@ -56,15 +56,15 @@ def arrivals_of(
 
 
 def model_of(*device_s: float, name: str = "m", host_s: tuple[float, ...] = (), **fields: Any) -> ModelSpec:
-    """A model that takes so many seconds for 1, 2, ... rows; fields of `Batching` go there."""
-    batching = {field: fields.pop(field) for field in list(fields) if field in Batching.__dataclass_fields__}
+    """A model that takes so many seconds for 1, 2, ... rows; fields of `BatchingSpec` go there."""
+    batching = {field: fields.pop(field) for field in list(fields) if field in BatchingSpec.__dataclass_fields__}
     service = ServiceTime(tuple(range(1, len(device_s) + 1)), device_s, host_s)
-    return ModelSpec(name, {"*": service}, batching=Batching(**batching), **fields)
+    return ModelSpec(name, {"*": service}, batching=BatchingSpec(**batching), **fields)
 
 
-def fleet_of(*models: ModelSpec, workers: int | Sequence[WorkerSpec] = 1, **fields: Any) -> FleetSpec:
+def fleet_of(*models: ModelSpec, workers: int | Sequence[SimulatedWorker] = 1, **fields: Any) -> FleetSpec:
     """Without delays on the way, unless they are given."""
     if isinstance(workers, int):
-        workers = [WorkerSpec(f"w{w}") for w in range(workers)]
-    no_delays: dict[str, Any] = {"network": Network(outcome_s=0.0), "reports": Reports(delay_s=0.0)}
+        workers = [SimulatedWorker(f"w{w}") for w in range(workers)]
+    no_delays: dict[str, Any] = {"network": NetworkSpec(outcome_s=0.0), "reports": Reports(delay_s=0.0)}
     return FleetSpec(models, tuple(workers), **(no_delays | fields))

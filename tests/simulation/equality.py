@@ -1,10 +1,16 @@
-"""When two simulators did the same."""
+"""When two simulators did the same, and when one did what was worked out by hand."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import pytest
+
+from simulator.arrivals import Arrivals
 from simulator.result import Result
+from simulator.spec import FleetSpec
 
 EXACT = ("arrival_s", "picked", "attempts", "worker", "status", "latency_s", "first_s", "executions")
 ROUNDED = ("pending_integral_s", "end_s", "busy_s")
@@ -18,3 +24,15 @@ def assert_equal(engine: Result, plain: Result, e: int = 0) -> None:
     for name in ROUNDED:
         found, expected = getattr(engine, name)[one], getattr(plain, name)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def example(name: str, fleet: FleetSpec, arrivals: Arrivals, **expected: Any) -> Any:
+    """A parameter of a test that ends with `assert_told(result, expected)`."""
+    return pytest.param(fleet, arrivals, expected, id=name)
+
+
+def assert_told(result: Result, expected: Mapping[str, Any]) -> None:
+    """Columns of the result by name; `ms`: latencies in milliseconds."""
+    for name, values in expected.items():
+        found = result.latency_s[0] * 1e3 if name == "ms" else getattr(result, name)[0]
+        assert found.tolist() == pytest.approx(values, abs=1e-6, nan_ok=True), name

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from hypothesis import strategies as st
 
-from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import GuardSettings, Margins, RolloutSettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, least, option
 
@@ -89,11 +89,11 @@ policies: st.SearchStrategy[Policy] = st.one_of(fickle, st.sampled_from([BUILTIN
 
 
 @st.composite
-def plans(draw: st.DrawFn, rollout: bool) -> Plan:
+def plans(draw: st.DrawFn, rollout: bool) -> CanaryPlan:
     """With a guard, or with a rollout and perhaps guards; sometimes with a shadow."""
     guarded = not rollout or draw(st.booleans())
     shadowed = draw(st.booleans())
-    return Plan(
+    return CanaryPlan(
         guard=draw(guards) if guarded else None,
         baseline=draw(policies),
         shadow=draw(policies) if shadowed else None,

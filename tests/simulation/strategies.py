@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from simulation.builders import arrivals_of
 
-from balancer.core.settings import (
+from balancer.kernel.settings import (
     EstimatorSettings,
     HeldModel,
     HoldingSettings,
@@ -25,19 +25,19 @@ from policies.hashing import mix
 from simulator.arrivals import Arrivals
 from simulator.spec import (
     Autoscale,
-    Batching,
-    Cache,
-    Cold,
-    Device,
+    BatchingSpec,
+    CacheSpec,
+    ColdStart,
+    DeviceSpec,
     Fault,
     FaultKind,
     FleetSpec,
     ModelSpec,
-    Network,
+    NetworkSpec,
     Noise,
     Reports,
     ServiceTime,
-    WorkerSpec,
+    SimulatedWorker,
 )
 
 ZONES = ("", "a", "b", "c")
@@ -69,10 +69,10 @@ def service_times(draw: Draw) -> ServiceTime:
 
 
 @st.composite
-def batchings(draw: Draw) -> Batching:
+def batchings(draw: Draw) -> BatchingSpec:
     most = draw(st.sampled_from([1, 2, 4, 8]))
     levels = draw(st.integers(1, 3))
-    return Batching(
+    return BatchingSpec(
         max_batch_rows=most,
         queue_delay_s=draw(maybe(quanta(1, 32), 0.0)),
         preferred_rows=tuple(sorted(draw(st.sets(st.integers(1, most), max_size=2)))),
@@ -96,8 +96,8 @@ def model_specs(draw: Draw, name: str) -> ModelSpec:
 
 
 @st.composite
-def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: bool) -> WorkerSpec:
-    return WorkerSpec(
+def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: bool) -> SimulatedWorker:
+    return SimulatedWorker(
         name=f"w{w}",
         device=draw(st.sampled_from(["*", "fast"])),
         speed=draw(st.sampled_from([1.0, 0.5, 3.0])),
@@ -105,7 +105,7 @@ def worker_specs(draw: Draw, w: int, models: tuple[str, ...], may_be_absent: boo
         models=draw(st.sampled_from([(), (), (), models[:1], models[-1:]])),
         # A router's rows are in order of joining, the engine's in that of the fleet: the draws agree if these do.
         present=not may_be_absent or draw(st.booleans()),
-        sharing=Device(draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.25, 1.0]))),
+        sharing=DeviceSpec(draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.25, 1.0]))),
         zone=draw(st.sampled_from(ZONES)),
     )
 
@@ -174,7 +174,7 @@ reports = st.builds(
 )
 
 networks = st.builds(
-    Network,
+    NetworkSpec,
     to_worker_s=quanta(0, 2),
     to_client_s=quanta(0, 2),
     jitter_s=st.sampled_from([0.0, 0.0, 0.01]),
@@ -210,9 +210,9 @@ def fleets(draw: Draw) -> FleetSpec:
         reports=draw(reports),
         network=draw(networks),
         faults=tuple(troubles),
-        cold=draw(st.sampled_from([Cold(), Cold(3, 4.0)])),
+        cold=draw(st.sampled_from([ColdStart(), ColdStart(3, 4.0)])),
         autoscale=draw(autoscales),
-        cache=draw(st.sampled_from([Cache(), Cache(2, 0.5)])),
+        cache=draw(st.sampled_from([CacheSpec(), CacheSpec(2, 0.5)])),
         retries=draw(st.integers(0, 3)),
         settings=draw(settings),
         zones=draw(maybe(st.tuples(*[st.sampled_from(ZONES)] * balancers), ())),

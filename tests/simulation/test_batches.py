@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from simulation.builders import arrivals_of, fleet_of, model_of
 
+from balancer.kernel.compiled.kinds import Native
 from policies import BUILTIN
 from simulator.batch import Batch
+from simulator.engine import deciders
+from simulator.engine.allocate import allocate
 from simulator.run import run
 from simulator.scenario import load_scenario
-from simulator.spec import ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import ModelSpec, ServiceTime, SimulatedWorker
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -48,8 +51,26 @@ def test_environments_can_be_loaded_with_ever_new_service_times() -> None:
         np.testing.assert_array_equal(latency_s[e], run(fleet, [arrivals], policy, seeds=[0]).latency_s[0])
 
 
+def test_a_policy_is_compiled_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled is found again by whoever compiles the same policy anew."""
+    policy = BUILTIN["round_robin"]()
+    for _ in range(2):
+        monkeypatch.setattr(deciders, "_functions", {})
+        run(fleet_of(model_of(0.01)), [arrivals_of([0.0, 1.0])], policy)
+        (found,) = deciders._functions.values()
+    assert found.cache_hits == 1
+
+
+@pytest.mark.parametrize(("requests", "retries"), [(1, 2), (40, 0)])
+def test_one_engine_serves_all_fleets(requests: int, retries: int) -> None:
+    """For arrays of another type, all would be compiled once more."""
+    fleets = fleet_of(model_of(0.01), retries=retries), load_scenario("several-models").fleet
+    one, other = (Native(allocate([fleet], count)) for fleet, count in zip(fleets, (requests, 400), strict=True))
+    assert one.numba_type == other.numba_type
+
+
 def test_more_service_times_at_once_than_there_is_room_for_are_refused() -> None:
-    workers = [WorkerSpec("w0", "a"), WorkerSpec("w1", "b")]
+    workers = [SimulatedWorker("w0", "a"), SimulatedWorker("w1", "b")]
     one, two = ServiceTime((1,), (0.01,)), ServiceTime((1,), (0.02,))
     models = [ModelSpec("m", dict(zip("ab", pair, strict=True))) for pair in ((one, one), (one, two))]
     alike, unlike = (fleet_of(model, workers=workers) for model in models)

@@ -1,4 +1,4 @@
-"""What holds in every run, whatever fails: of each simulator, and of what happens inside the reference."""
+"""What holds in every run of the reference, whatever fails, and so of the engine, which does the same."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import Simulation
-from simulation.simulators import SIMULATORS, Simulate
 from simulation.strategies import Scenario, holding_scenarios, scenarios
 
 from policies import BUILTIN
-from simulator.result import FloatArray, Result, Status
+from simulator.result import Result, Status
 from simulator.spec import FleetSpec
 
-EVERYWHERE = pytest.mark.parametrize("simulate", SIMULATORS.values(), ids=SIMULATORS)
-names = st.sampled_from(sorted(BUILTIN))
 _EXECUTED = (Status.OK, Status.CANCELLED)
 
 
-def time_in_system_s(fleet: FleetSpec, result: Result) -> FloatArray:
-    """Of each request: until a worker or the balancer answered, or its client gave up."""
-    at_worker = (result.attempts[0] > 0) & (result.status[0] != Status.CANCELLED)
-    spent_s: FloatArray = result.latency_s[0] - np.where(at_worker, fleet.network.to_client_s, 0.0)
-    return spent_s
+@settings(max_examples=100, deadline=None)
+@given(scenario=st.one_of(scenarios(), holding_scenarios()), name=st.sampled_from(sorted(BUILTIN)))
+def test_a_run_of_any_fleet_under_any_policy_adds_up(scenario: Scenario, name: str) -> None:
+    simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
+    result = simulation.run()
+    every_request_ends_once(scenario, result)
+    clients_wait_for_their_answers(scenario, result)
+    nothing_is_left_in_a_queue_or_in_flight(simulation)
+    workers_execute_as_they_are_configured(simulation)
+    crashed_workers_execute_nothing(simulation)
+    within_a_level_the_first_is_served_first(simulation)
 
 
-@EVERYWHERE
-@settings(max_examples=60, deadline=None)
-@given(scenario=st.one_of(scenarios(), holding_scenarios()), name=names)
-def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scenario, name: str) -> None:
-    fleet, arrivals, seed = scenario
-    result = simulate(fleet, arrivals, BUILTIN[name](), seed)
+def every_request_ends_once(scenario: Scenario, result: Result) -> None:
+    fleet, arrivals, _ = scenario
     status, attempts = result.status[0], result.attempts[0]
     turned_away = np.isin(status, (Status.SHED, Status.NO_WORKER))
     answered = np.isin(status, (Status.OK, Status.ERROR))
@@ -54,9 +53,10 @@ def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scena
         (status == Status.UNAVAILABLE) | (answered & (attempts > 1)) | (cancelled & ~never_sent),
     )
 
-    spent_s = time_in_system_s(fleet, result)
-    least_s = np.where((attempts > 0) & ~cancelled, fleet.network.to_worker_s, 0.0)
-    assert np.all(spent_s >= least_s - 1e-12)
+    # Until a worker or the balancer answered, or the client gave up.
+    at_worker = (attempts > 0) & ~cancelled
+    spent_s = result.latency_s[0] - np.where(at_worker, fleet.network.to_client_s, 0.0)
+    assert np.all(spent_s >= np.where(at_worker, fleet.network.to_worker_s, 0.0) - 1e-12)
     # Little's law: the integral of the number in the system is the sum of the times in it.
     assert result.pending_integral_s[0] == pytest.approx(spent_s.sum(), abs=1e-9)
     assert result.end_s[0] == pytest.approx((result.arrival_s[0] + spent_s).max(), abs=1e-12)
@@ -71,32 +71,22 @@ def test_every_request_ends_once_and_adds_up(simulate: Simulate, scenario: Scena
     assert np.all(result.first_s[0][streams] <= result.latency_s[0][streams] + 1e-12)
     # A sequence without fallbacks: whoever is picked is the only one that is asked.
     assert np.all(attempts[extras.sequence >= 0] <= 1)
-    if not arrivals.clients:
-        assert np.array_equal(result.arrival_s[0], arrivals.time_s)
     served = np.bincount(result.worker[0][status == Status.OK], minlength=len(fleet.workers))
     most = max(model.batching.max_batch_rows for model in fleet.models)
     assert np.all(served <= most * result.executions[0])
 
 
-@EVERYWHERE
-@settings(max_examples=20, deadline=None)
-@given(scenario=scenarios(), name=names)
-def test_a_closed_loop_has_no_more_requests_than_clients(simulate: Simulate, scenario: Scenario, name: str) -> None:
-    fleet, arrivals, seed = scenario
-    result = simulate(fleet, arrivals, BUILTIN[name](), seed)
+def clients_wait_for_their_answers(scenario: Scenario, result: Result) -> None:
     starts_s, ends_s = result.arrival_s[0], result.arrival_s[0] + result.latency_s[0]
+    if not scenario.arrivals.clients:
+        assert np.array_equal(starts_s, scenario.arrivals.time_s)
+        return
     # Answers go before requests at equal times; latencies are differences, so the ends are off by rounding.
     at_once = [int(np.sum((starts_s <= t) & (ends_s > t + 1e-9))) for t in starts_s]
+    assert max(at_once) <= scenario.arrivals.clients
 
-    assert max(at_once) <= (arrivals.clients or len(arrivals))
 
-
-@settings(max_examples=60, deadline=None)
-@given(scenario=scenarios(), name=names)
-def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) -> None:
-    simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
-    simulation.run()
-
+def nothing_is_left_in_a_queue_or_in_flight(simulation: Simulation) -> None:
     # What executes for clients that gave up goes on after the last answer.
     cancelled = np.sum(simulation.record.status == Status.CANCELLED)
     assert 0 <= sum(worker.pending for worker in simulation.world.workers) <= cancelled
@@ -110,12 +100,8 @@ def test_nothing_is_left_in_a_queue_or_in_flight(scenario: Scenario, name: str) 
     assert 0 <= withdrawn <= cancelled
 
 
-@settings(max_examples=60, deadline=None)
-@given(scenario=scenarios(), name=names)
-def test_workers_execute_as_they_are_configured(scenario: Scenario, name: str) -> None:
-    fleet, arrivals, seed = scenario
-    simulation = Simulation(fleet, arrivals, BUILTIN[name](), seed)
-    simulation.run()
+def workers_execute_as_they_are_configured(simulation: Simulation) -> None:
+    fleet, arrivals = simulation.fleet, simulation.arrivals
     at_once: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
     for execution in simulation.executed:
         requests = list(execution.requests)
@@ -132,6 +118,12 @@ def test_workers_execute_as_they_are_configured(scenario: Scenario, name: str) -
     assert {*np.flatnonzero(status == Status.OK)} <= {*executed} <= {*np.flatnonzero(np.isin(status, _EXECUTED))}
 
 
+def crashed_workers_execute_nothing(simulation: Simulation) -> None:
+    for execution in simulation.executed:
+        for from_s, until_s in down_s(simulation.fleet, execution.worker):
+            assert execution.ended_s <= from_s or execution.started_s >= until_s or from_s == until_s
+
+
 def down_s(fleet: FleetSpec, worker: int) -> Iterator[tuple[float, float]]:
     """Between what times a worker is surely down; a crash while it loads or is absent is none."""
     crashes = [f for f in fleet.faults if f.kind == "crash" and f.worker == fleet.workers[worker].name]
@@ -140,26 +132,14 @@ def down_s(fleet: FleetSpec, worker: int) -> Iterator[tuple[float, float]]:
         yield crash.at_s, min((end_s for end_s in ends_s if end_s >= crash.at_s), default=math.inf)
 
 
-@settings(max_examples=60, deadline=None)
-@given(scenario=scenarios(), name=names)
-def test_a_crashed_worker_executes_nothing(scenario: Scenario, name: str) -> None:
-    simulation = Simulation(scenario.fleet, scenario.arrivals, BUILTIN[name](), scenario.seed)
-    simulation.run()
-    for execution in simulation.executed:
-        for from_s, until_s in down_s(scenario.fleet, execution.worker):
-            assert execution.ended_s <= from_s or execution.started_s >= until_s or from_s == until_s
-
-
-@settings(max_examples=60, deadline=None)
-@given(scenario=scenarios(), name=names)
-def test_within_a_level_it_is_first_come_first_served(scenario: Scenario, name: str) -> None:
-    fleet, arrivals, seed = scenario
-    simulation = Simulation(fleet, arrivals, BUILTIN[name](), seed)
-    simulation.run()
+def within_a_level_the_first_is_served_first(simulation: Simulation) -> None:
+    fleet, arrivals = simulation.fleet, simulation.arrivals
+    if fleet.network.jitter_s or fleet.network.across_s or fleet.settings.holding.models:
+        return  # requests overtake each other before they are queued
     reached: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for execution in sorted(simulation.executed, key=lambda e: (e.worker, e.number)):
         model = fleet.models[execution.model].batching
-        if fleet.network.jitter_s or fleet.network.across_s or model.timeout_action == "delay":
+        if model.timeout_action == "delay":
             continue
         for r in execution.requests:
             level = min(int(arrivals.priority[r]) or model.default_priority, model.priority_levels)

@@ -16,7 +16,7 @@ from simulation.equality import assert_equal
 from simulation.strategies import Scenario, holding_scenarios, scenarios
 from support.strangers import Softmax
 
-from balancer.core.fleet import Fleet
+from balancer.scheduler.fleet import Fleet
 from policies import BUILTIN, Policy
 from simulator.batch import Batch
 from simulator.scenario import load_scenario
@@ -38,7 +38,7 @@ def assert_known_alike(batch: Batch, balancer: int, fleet: Fleet, spec: FleetSpe
             if expected.ndim > 1:
                 expected = expected[:, columns]
             np.testing.assert_array_equal(found, expected, err_msg=f"balancer {balancer}: {part}.{field.name}")
-    np.testing.assert_array_equal(batch.sim.desk.reported_s[rows], fleet.reported_s[own_rows])
+    np.testing.assert_array_equal(batch.sim.decision.reported_s[rows], fleet.reported_s[own_rows])
 
 
 def compare(scenario: Scenario, policy: Policy, compiled: bool) -> Batch:
@@ -56,7 +56,7 @@ def compare(scenario: Scenario, policy: Policy, compiled: bool) -> Batch:
     return batch
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
     batch = Batch([scenario[0]], [scenario[1]], [scenario[2]])
@@ -65,14 +65,14 @@ def test_a_stranger_s_program(scenario: Scenario, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(scenario=scenarios(), compiled=st.booleans())
 def test_random_fleets(name: str, scenario: Scenario, compiled: bool) -> None:
     compare(scenario, BUILTIN[name](), compiled)
 
 
 @pytest.mark.parametrize("name", ["expected_latency", "least_requests", "round_robin"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(scenario=holding_scenarios())
 def test_requests_that_are_held(name: str, scenario: Scenario) -> None:
     compare(scenario, BUILTIN[name](), compiled=True)

@@ -18,7 +18,7 @@ import simulator.envs
 from simulator.envs import ENVIRONMENT, FlattenFleet, FlattenFleets, FleetEnv, FleetVectorEnv
 from simulator.envs.stable_baselines import StableBaselinesEnvs
 from simulator.scenario import Scenario
-from simulator.spec import FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 from simulator.workload.workload import ModelTraffic, Workload
 
 REQUESTS = 50
@@ -103,7 +103,7 @@ def test_one_batch_must_reset_as_sb3_expects() -> None:
 
 def test_it_learns_which_worker_is_slow() -> None:
     model = ModelSpec("m", {"*": ServiceTime((1,), (0.01,))})
-    fleet = FleetSpec((model,), (WorkerSpec("slow", speed=0.1), WorkerSpec("fast")))
+    fleet = FleetSpec((model,), (SimulatedWorker("slow", speed=0.1), SimulatedWorker("fast")))
     scenario = Scenario("two", "For tests", "train", fleet, Workload(1.0, (ModelTraffic("m"),))).with_load(0.5)
     envs = batched(16, scenario=scenario, requests=64)
     learner = MaskablePPO("MlpPolicy", envs, n_steps=64, batch_size=256, n_epochs=4, gamma=0.95, seed=0)

@@ -16,8 +16,8 @@ from simulation.fickle import Fickle, plans, policies
 from simulation.reference import Simulation
 from simulation.strategies import Scenario, arrivals, fleets
 
-from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import GuardSettings, Margins, RolloutSettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from policies import Policy
 from policies.expected_latency import ExpectedLatency
 from policies.power_of_two import PowerOfTwo
@@ -44,9 +44,9 @@ def long_scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(fleet, stretched, draw(st.integers(0, 1000)))
 
 
-def compare(scenario: Scenario, policy: Policy, plan: Plan) -> SteeredResult:
+def compare(scenario: Scenario, policy: Policy, plan: CanaryPlan, environments: int = 2) -> SteeredResult:
     fleet, requests, seed = scenario
-    seeds = [seed, seed + 1]
+    seeds = [seed + e for e in range(environments)]
     found = run_steered(fleet, [requests] * len(seeds), policy, plan, seeds=seeds)
     for e, each in enumerate(seeds):
         plain = Simulation(fleet, requests, policy, each, plan=plan)
@@ -55,9 +55,9 @@ def compare(scenario: Scenario, policy: Policy, plan: Plan) -> SteeredResult:
         watch = plain.world.watch
         assert found.changes[e] == tuple(watch.guards)
         assert found.rollouts[e] == tuple(watch.rollouts)
-        for steering, router in zip(found.steerings[e], plain.world.routers, strict=True):
-            assert router.steering is not None
-            assert_said_alike(steering.explain(_LATER_S), router.steering.explain(_LATER_S))
+        for selector, router in zip(found.selectors[e], plain.world.routers, strict=True):
+            assert router.selector is not None
+            assert_said_alike(selector.explain(_LATER_S), router.selector.explain(_LATER_S))
     return found
 
 
@@ -70,7 +70,7 @@ def assert_said_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rollout", [False, True], ids=["guard", "rollout"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_fleets_policies_and_plans(rollout: bool, data: st.DataObject) -> None:
     compare(data.draw(long_scenarios()), data.draw(policies), data.draw(plans(rollout)))
@@ -93,24 +93,24 @@ STEPS = RolloutSettings(
 @pytest.mark.parametrize(
     ("policy", "plan", "happens"),
     [
-        (Fickle(does="strange", every=4, of=100), Plan(INPUTS, PowerOfTwo()), {"fell: range", "returned: range"}),
-        (Fickle(does="nan", every=300), Plan(INPUTS, PowerOfTwo()), {"fell: invalid", "returned: invalid"}),
-        (RoundRobin(), Plan(OUTCOMES, ExpectedLatency()), {"fell: tail", "returned: tail"}),
+        (Fickle(does="strange", every=4, of=100), CanaryPlan(INPUTS, PowerOfTwo()), {"fell: range", "returned: range"}),
+        (Fickle(does="nan", every=300), CanaryPlan(INPUTS, PowerOfTwo()), {"fell: invalid", "returned: invalid"}),
+        (RoundRobin(), CanaryPlan(OUTCOMES, ExpectedLatency()), {"fell: tail", "returned: tail"}),
         (
             ExpectedLatency(),
-            Plan(rollout=STEPS, new=RandomChoice(), guard_new=OUTCOMES, baseline=PowerOfTwo()),
+            CanaryPlan(rollout=STEPS, new=RandomChoice(), guard_new=OUTCOMES, baseline=PowerOfTwo()),
             {"running", "watched", "finished", "fell: tail"},
         ),
         (
             ExpectedLatency(),
-            Plan(rollout=STEPS, new=Fickle(does="sheds", every=3), shadow=RandomChoice(), shadow_share=0.5),
+            CanaryPlan(rollout=STEPS, new=Fickle(does="sheds", every=3), shadow=RandomChoice(), shadow_share=0.5),
             {"running", "watched", "returned"},
         ),
     ],
     ids=["range", "invalid", "outcomes", "rollout-finished", "rollout-returned"],
 )
-def test_all_that_guards_and_rollouts_do(policy: Policy, plan: Plan, happens: set[str]) -> None:
+def test_all_that_guards_and_rollouts_do(policy: Policy, plan: CanaryPlan, happens: set[str]) -> None:
     scenario = load_scenario("two-balancers")
-    found = compare(Scenario(scenario.fleet, scenario.arrivals(0, 3000, load=0.1), 0), policy, plan)
+    found = compare(Scenario(scenario.fleet, scenario.arrivals(0, 3000, load=0.1), 0), policy, plan, environments=1)
     told = {("fell: " if each.fell else "returned: ") + each.finding.reason for each in found.changes[0]}
     assert happens <= told | {each.state for each in found.rollouts[0]}

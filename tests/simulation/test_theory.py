@@ -16,17 +16,17 @@ from scipy.stats import t as student
 from simulation import theory
 from simulation.builders import arrivals_of, fleet_of, model_of
 
-from balancer.core.settings import Limits, Settings
+from balancer.kernel.settings import Limits, Settings
 from policies import BUILTIN
 from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.result import FloatArray, Result, Status
 from simulator.run import run
-from simulator.spec import Device, FleetSpec, Network, Noise, Reports, WorkerSpec
+from simulator.spec import DeviceSpec, FleetSpec, NetworkSpec, Noise, Reports, SimulatedWorker
 
 SERVICE_S = 0.001
 EXPONENTIAL = Noise("exponential")
-ALONE = Device()
+ALONE = DeviceSpec()
 ROUND_ROBIN = BUILTIN["round_robin"]()
 SEEDS = 32
 WARM_UP = 0.1
@@ -39,15 +39,15 @@ def poisson_arrivals(rate: float, requests: int, seed: int, **columns: Any) -> A
     return arrivals_of(time_s, **columns)
 
 
-def single(noise: Noise = EXPONENTIAL, instances: int = 1, sharing: Device = ALONE, **fields: Any) -> FleetSpec:
+def single(noise: Noise = EXPONENTIAL, instances: int = 1, sharing: DeviceSpec = ALONE, **fields: Any) -> FleetSpec:
     """One worker, one model; it reports so rarely that reports cost no time here."""
     return many(1, noise, instances, sharing, **fields)
 
 
 def many(
-    workers: int, noise: Noise = EXPONENTIAL, instances: int = 1, sharing: Device = ALONE, **fields: Any
+    workers: int, noise: Noise = EXPONENTIAL, instances: int = 1, sharing: DeviceSpec = ALONE, **fields: Any
 ) -> FleetSpec:
-    specs = [WorkerSpec(f"w{w}", sharing=sharing) for w in range(workers)]
+    specs = [SimulatedWorker(f"w{w}", sharing=sharing) for w in range(workers)]
     model = model_of(SERVICE_S, noise=noise, instances=instances)
     return fleet_of(model, workers=specs, **({"reports": Reports(period_s=1e6, delay_s=0.0)} | fields))
 
@@ -115,8 +115,8 @@ def test_one_exponential_server_mm1() -> None:
     ("noise", "cv", "load"),
     [
         (Noise("none"), 0.0, 0.8),
-        (Noise("lognormal", 0.5), 0.5, 0.7),
-        (Noise("lognormal", 1.5), 1.5, 0.6),
+        pytest.param(Noise("lognormal", 0.5), 0.5, 0.7, marks=pytest.mark.long),
+        pytest.param(Noise("lognormal", 1.5), 1.5, 0.6, marks=pytest.mark.long),
     ],
     ids=["MD1", "MG1-0.5", "MG1-1.5"],
 )
@@ -129,7 +129,7 @@ def test_one_server_of_any_distribution_mg1(noise: Noise, cv: float, load: float
 
 def test_several_servers_and_one_queue_mmk() -> None:
     servers, rate = 4, 0.8 * 4 / SERVICE_S
-    fleet = single(instances=servers, sharing=Device(concurrency=servers, interference=0.0))
+    fleet = single(instances=servers, sharing=DeviceSpec(concurrency=servers, interference=0.0))
     result = open_loop(fleet, rate, requests=100_000)
     agrees(sojourn_s(result) - SERVICE_S, theory.mmk_wait_s(rate, SERVICE_S, servers), narrow=0.04)
     agrees(sojourn_s(result), SERVICE_S + theory.mmk_wait_s(rate, SERVICE_S, servers))
@@ -140,7 +140,7 @@ def test_several_servers_and_one_queue_mmk() -> None:
 def test_a_shared_device_is_processor_sharing_and_insensitive(noise: Noise) -> None:
     # With 40 instances the 41st request would have to wait, which happens to one in 10^11 at this load.
     rate = 0.55 / SERVICE_S
-    result = open_loop(single(noise, instances=40, sharing=Device(concurrency=40)), rate, requests=30_000)
+    result = open_loop(single(noise, instances=40, sharing=DeviceSpec(concurrency=40)), rate, requests=30_000)
     agrees(sojourn_s(result), theory.mm1_sojourn_s(rate, SERVICE_S))
 
 
@@ -148,7 +148,7 @@ def test_a_shared_device_is_processor_sharing_and_insensitive(noise: Noise) -> N
 def test_turned_away_where_all_servers_are_busy_erlang_b(noise: Noise) -> None:
     servers, offered = 5, 4.0
     full = Settings(limits=Limits(max_pending_per_worker=servers))
-    sharing = Device(concurrency=servers, interference=0.0)
+    sharing = DeviceSpec(concurrency=servers, interference=0.0)
     fleet = single(noise, instances=servers, sharing=sharing, settings=full)
     result = open_loop(fleet, offered / SERVICE_S, exact=True)
     agrees(settled(result.status == Status.SHED).mean(axis=1), theory.erlang_b(offered, servers))
@@ -169,6 +169,7 @@ def test_urgent_requests_go_first() -> None:
         agrees(np.nanmean(own, axis=1), SERVICE_S + wait_s, narrow=0.03)
 
 
+@pytest.mark.long
 def test_random_is_many_single_servers() -> None:
     workers, load = 8, 0.6
     rate = load * workers / SERVICE_S
@@ -178,6 +179,7 @@ def test_random_is_many_single_servers() -> None:
     agrees(np.quantile(settled(result.latency_s), 0.9, axis=1), -mean_s * np.log1p(-0.9))
 
 
+@pytest.mark.long
 def test_round_robin_evens_out_the_arrivals() -> None:
     workers, rate = 8, 0.7 * 8 / SERVICE_S
     agrees(sojourn_s(open_loop(many(workers), rate)), theory.round_robin_sojourn_s(rate, SERVICE_S, workers))
@@ -189,6 +191,7 @@ def test_the_shorter_of_two_queues() -> None:
     agrees(sojourn_s(result), theory.shorter_of_two_queues_sojourn_s(rate, SERVICE_S))
 
 
+@pytest.mark.long
 def test_power_of_two_in_a_large_fleet() -> None:
     # The limit is for infinitely many workers; with 256 the difference is below half a percent at this load.
     workers, load = 256, 0.7
@@ -205,6 +208,7 @@ def test_batches_of_whatever_waits() -> None:
     agrees(sojourn_s(result), theory.batching_sojourn_s(1600.0, lambda rows: batch_s[rows - 1], most=4))
 
 
+@pytest.mark.long
 def test_saturated_batching_has_the_rate_of_full_batches() -> None:
     batch_s = (0.00125, 0.0015, 0.00175, 0.002)
     fleet = fleet_of(model_of(*batch_s, max_batch_rows=4), reports=Reports(period_s=1e6))
@@ -214,8 +218,9 @@ def test_saturated_batching_has_the_rate_of_full_batches() -> None:
     assert result.executions[0, 0] == 10_001
 
 
+@pytest.mark.long
 def test_clients_who_think_in_a_closed_loop() -> None:
     clients, think_s = 8, 0.004
-    network = Network(to_client_s=think_s, outcome_s=0.0)
+    network = NetworkSpec(to_client_s=think_s, outcome_s=0.0)
     result = simulate(single(network=network), [arrivals_of([0.0] * 50_000, clients=clients)] * SEEDS)
     agrees(sojourn_s(result) - think_s, theory.closed_sojourn_s(clients, think_s, SERVICE_S))

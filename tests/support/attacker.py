@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from support.stack import Stack, exposed, sum_of
+from balancer.stack.stack import read_samples, sum_of
+from support.stack import Stack
 from support.waiting import eventually
 
 HONEST_MODEL = "emulated_tft"
@@ -65,12 +66,12 @@ class Attacker:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", "")
 
-    async def compressed(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-        """An inference whose message Envoy cannot read, since it is compressed: it ends there, before any pick."""
-        async with grpc.aio.insecure_channel(self.stack.url, compression=grpc.Compression.Gzip) as channel:
-            method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    async def unreadable(self, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+        """An inference whose message Envoy cannot read, since its model is no text: it ends there, before any pick."""
+        async with grpc.aio.insecure_channel(self.stack.url) as channel:
+            method: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             try:
-                await method(inference(id="x" * 1000).SerializeToString(), metadata=list(headers))
+                await method(b"\x0a\x02\xff\xff", metadata=list(headers))
             except grpc.aio.AioRpcError as error:
                 return Answer(error.code().name, error.details() or "")
             return Answer("OK", "")
@@ -110,7 +111,7 @@ async def honest_requests_are_served_by_policy(stack: Stack, requests: int = 20)
     await nothing_is_left_over(stack)
     assert await decisions(stack) == picked + requests
     # One text for both: another is made a second later at the earliest.
-    samples = await exposed(stack.admin())
+    samples = await read_samples(stack.admin())
     assert sum_of(samples, "balancer_handler_errors_total") == 0
     assert sum_of(samples, "balancer_fallbacks_total", cause="no_pick") == stack.unpicked
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.kernel.block import ABI, BOOKS, ENTRY, HEADER, MAGIC, MOST_AXES, head
-from balancer.core.kernel.books import FIELDS, KINDS, RECORDS
-from balancer.core.kernel.state import AnyArray, Books
+from balancer.kernel.block import ABI, ENTRY, FLEET_STATE, HEADER, MAGIC, MOST_AXES, head
+from balancer.kernel.fleet_state import FIELDS, KINDS, RECORDS
+from balancer.kernel.state import AnyArray, FleetState
 
 
 class BlockError(Exception):
@@ -53,16 +53,16 @@ def read(buffer: Any, names: Sequence[str], *, kind: int, stamp: str) -> tuple[A
 _DTYPES = {ord(dtype.kind): dtype for dtype in (np.dtype(np.float64), np.dtype(np.uint64), np.dtype(np.bool_))}
 
 
-def books_in(buffer: Any, stamp: str) -> Books:
-    """The books in a block that another process laid out; to be looked up anew when the block's generation changes.
+def fleet_states_in(buffer: Any, stamp: str) -> FleetState:
+    """The fleet's state in a block that another process laid out; looked up anew when the block's generation changes.
 
     Raises:
         BlockError: They do not fit.
     """
-    _, arrays = read(buffer, list(FIELDS), kind=BOOKS, stamp=stamp)
+    _, arrays = read(buffer, list(FIELDS), kind=FLEET_STATE, stamp=stamp)
     records = {
         record: kind(**{name: arrays[f"{record}.{name}"] for name in RECORDS[record]}) for record, kind in KINDS.items()
     }
-    books: Any = SimpleNamespace(**records)
-    found: Books = books
+    fleet_state: Any = SimpleNamespace(**records)
+    found: FleetState = fleet_state
     return found

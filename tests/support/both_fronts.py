@@ -11,15 +11,14 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from balancer.core.settings import SplitSettings
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.kserve import HeaderNames
-from balancer.gateway.picker import Picker
-from balancer.gateway.picks import ExternalProcessor
-from balancer.operate.metrics import Metrics
-from balancer.operate.native_front import NativeFront
-from balancer.operate.recorder import Recorder
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.picks import ExternalProcessor
+from balancer.kernel.settings import SplitSettings
+from balancer.server.metrics import Metrics
+from balancer.server.native_front import NativeFront
+from balancer.server.recorder import Recorder
 from support.envoy_fakes import EXT_PROC, a_request
 from support.native import NativeRig
 
@@ -68,7 +67,7 @@ class BothFronts(NativeRig):
             WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
             for each in self.workers
         ]
-        picker = Picker(self.router, time.monotonic, told=self.audited)
+        picker = Picker(self.router, time.monotonic, for_logs=self.audited)
         picker.addresses = Addresses(listed)
         self.metrics = Metrics(self.router, time.monotonic)
         self.recorder = Recorder(self.router, picker, self.metrics, time.monotonic)
@@ -79,9 +78,7 @@ class BothFronts(NativeRig):
 
     async def _beat(self) -> None:
         never = asyncio.Event()
-        await asyncio.gather(
-            self.front.run(never, time.monotonic, lambda: self.native), self.front.publish(never, time.monotonic)
-        )
+        await self.front.run(never, time.monotonic, lambda: self.native, lambda: True)
 
     def split(self, models: Mapping[str, SplitSettings]) -> None:
         """From now on two versions of these share the requests."""

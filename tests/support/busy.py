@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.core.events import ModelReport, Report
+from balancer.scheduler.events import ModelReport, Report
 
 MODELS = ("a", "b", "c")
 

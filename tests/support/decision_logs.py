@@ -6,23 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import (
-    Finished,
-    ModelReport,
-    Report,
-    ReportsLost,
-    Withdrawn,
-    WorkerAdded,
-    WorkerRemoved,
-)
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings
-from balancer.operate.decision_log.files import DecisionFiles
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog
-from balancer.operate.decision_log.recording import Recording
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Finished, ModelReport, Report, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.server.decision_log.files import DecisionFiles
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.recording import Recording
 from policies.base import Policy, Request
 
 UNIX_S = 1_700_000_000.0
@@ -36,7 +28,7 @@ def write(
     """Have the router recorded there; `close(wait_s=...)` the files when done."""
     files = DecisionFiles(folder, process, sizes.get("max_file_bytes", 2**30), sizes.get("max_files", 100))
     recording = Recording(router, files, process=process, seed=seed, share=share, now_s=0.0, unix_s=UNIX_S)
-    router.witness = recording
+    router.observer = recording
     return files, recording
 
 

@@ -22,12 +22,12 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health, health_pb2
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.gateway.endpoints import SERVER_OPTIONS, Ads, Endpoint
-from balancer.gateway.names import ENDPOINTS_SERVICE as ADS
-from balancer.gateway.outcomes import AccessLog, Listener, Outcome
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_ports
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.extproc.endpoints import SERVER_OPTIONS, Ads, Endpoint
+from balancer.extproc.names import ENDPOINTS_SERVICE as ADS
+from balancer.extproc.outcomes import AccessLog, Outcome, OutcomeListener, UpstreamAnswer
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_ports
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 TRITON = "inference.GRPCInferenceService"
@@ -68,6 +68,9 @@ class _Heard:
         for outcome in outcomes:
             self.told.put_nowait(outcome)
 
+    def answered(self, answers: list[UpstreamAnswer]) -> None:
+        """The fakes count nothing."""
+
     def out_of_bounds(self, field: str) -> None:
         raise AssertionError(f"{field} of an outcome is out of bounds")
 
@@ -91,7 +94,7 @@ class FakeBalancer:
     """While set to an event, neither ext_proc nor the health check answers before it."""
     picks: grpc.GenericRpcHandler | None = None
     """In place of `respond`."""
-    listener: Listener | None = None
+    listener: OutcomeListener | None = None
     """In place of `outcomes`."""
     _server: grpc.aio.Server | None = None
 

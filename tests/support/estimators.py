@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from balancer.core.kernel.state import lengths_of
+from balancer.kernel.state import lengths_of
 
 State = TypeVar("State")
 

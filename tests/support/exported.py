@@ -10,19 +10,19 @@ from typing import Any
 from prometheus_client.metrics import MetricWrapperBase
 
 from balancer.config.config import Config
-from balancer.core.trials.split import Splits
 from balancer.discovery.inference.pods import PoolCounts
 from balancer.discovery.pods.watch import PodCounts
-from balancer.fleet.counts import Counts as FleetCounts
-from balancer.front.layouts import COUNTS
-from balancer.gateway.endpoints import Ads
-from balancer.operate.drains import Drains
-from balancer.operate.metrics import Metrics
-from balancer.operate.native_counts import NativeCounts
-from balancer.operate.objectives import ClusterObjectives
-from balancer.operate.splits import SplitCounts
-from balancer.operate.worker_source import Pods
-from balancer.telemetry.collector import Counts
+from balancer.extproc.endpoints import Ads
+from balancer.fleet_api.counts import FleetCallCounts as FleetCounts
+from balancer.native.layouts import COUNTS
+from balancer.reports.collector import ReportCounts
+from balancer.scheduler.canary.split import Splits
+from balancer.server.drains import Drains
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.canary import split_metrics
+from balancer.server.native_front import NativeCounts
+from balancer.server.objectives import ClusterObjectives
+from balancer.server.worker_source import pod_metrics
 from support.fleets import make_router
 
 SUFFIXES = {
@@ -46,16 +46,17 @@ def declared() -> dict[str, frozenset[str]]:
     As declared, since a label is only seen in what is exported once something was counted.
     """
     metrics = Metrics(make_router(1), lambda: 0.0)
-    config: Any = SimpleNamespace(config=SimpleNamespace(hash="0"), loaded_at_s=0.0, last_error=None)
-    metrics.watch(Counts(), Ads(), config, {"envoy": SimpleNamespace(expires_s=1.0)})
+    config: Any = SimpleNamespace(hash="0", loaded_at_s=0.0, last_error=None)
+    metrics.watch(ReportCounts(), Ads(), config, {"envoy": SimpleNamespace(expires_s=1.0)})
     # What the module's counts are read from.
     state = SimpleNamespace(counts=lambda: dict.fromkeys(COUNTS, 0), in_flight=0)
     tables: Any = type("Tables", (), {"asked": 0, "seconds": 0.0, "wait_s": 0.0, "__len__": lambda _: 0})()
     router: Any = SimpleNamespace(state=state, replaced=0, tables=tables)
     metrics.registry.register(NativeCounts(router))
-    metrics.registry.register(Pods(PodCounts(), PoolCounts(), ClusterObjectives(Config())))
-    metrics.registry.register(Drains(make_router(1), lambda: 0.0, lambda _: None))
-    metrics.registry.register(SplitCounts(Splits()))
+    objectives = ClusterObjectives(Config())
+    metrics.register(lambda: pod_metrics(PodCounts(), PoolCounts(), objectives))
+    metrics.register(Drains(make_router(1), lambda: 0.0, lambda _: None).metrics)
+    metrics.register(lambda: split_metrics(Splits()))
     FleetCounts(metrics.registry)
     return dict((*_of_registry(metrics), *_of_families(metrics)))
 
@@ -71,10 +72,10 @@ def _of_registry(metrics: Metrics) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _of_families(metrics: Metrics) -> Iterator[tuple[str, frozenset[str]]]:
-    for family in metrics._families:
-        for suffix in SUFFIXES["histogram"] if family._kind == "histogram" else ("",):
+    for family in metrics.families:
+        for suffix in SUFFIXES["histogram"] if family.kind == "histogram" else ("",):
             le = ("le",) if suffix == "_bucket" else ()
-            yield family._family + suffix, frozenset((*family._labels, *le))
+            yield family.name + suffix, frozenset((*family.label_names, *le))
 
 
 def selectors(expr: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:

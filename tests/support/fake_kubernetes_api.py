@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from balancer.discovery.cluster.api import Page, WatchEvent
+from balancer.discovery.cluster.api import ListPage, WatchEvent
 from support.pods import pod
 
 END = object()
@@ -18,13 +18,13 @@ class FakeApi:
     """Stands for `ObjectApi`; the test fills `lists` and `events`, whose exceptions are raised."""
 
     def __init__(self) -> None:
-        self.lists: queue.Queue[list[Page] | Exception] = queue.Queue()
+        self.lists: queue.Queue[list[ListPage] | Exception] = queue.Queue()
         self.events_: queue.Queue[Any] = queue.Queue()
         self.watched: list[str] = []
         self.closed = 0
         self.cuts = threading.Event()
 
-    def pages(self) -> Iterator[Page]:
+    def pages(self) -> Iterator[ListPage]:
         found = self.lists.get()
         if isinstance(found, Exception):
             raise found
@@ -50,7 +50,7 @@ class FakeApi:
         self.closed += 1
 
     def list(self, *pods: dict[str, Any], version: str = "1", more: bool = False) -> None:
-        self.lists.put([Page(list(pods), version, more)])
+        self.lists.put([ListPage(list(pods), version, more)])
 
     def tell_of(self, kind: str, found: dict[str, Any], version: str = "2") -> None:
         """Of any object."""

@@ -28,6 +28,28 @@ def echoed(data: bytes, worker: str = "") -> bytes:
     return answer
 
 
+def aborting(code: grpc.StatusCode, words: str, trailing: tuple[tuple[str, str], ...] = ()) -> Infer:
+    """Fails each request so."""
+
+    async def abort(_: bytes, context: Any) -> bytes:
+        await context.abort(code, words, trailing)
+        raise AssertionError
+
+    return abort
+
+
+class Gate:
+    """Answers requests (`echoed`) once it is opened."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, data: bytes, _: Any) -> bytes:
+        self.begun.set()
+        await self.goes_on.wait()
+        return echoed(data)
+
+
 @dataclass
 class FakeWorker:
     """Answers what it gets (`echoed`), or as `infer` says."""

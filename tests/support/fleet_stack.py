@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from balancer.stack.ports import free_port_range
 from support.stack import Stack
-from tools.stack.ports import free_port_range
 
 MODELS = ("identity", "sequence_sum", "string_upper")
 LOADED = MODELS[:2]

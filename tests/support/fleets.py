@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from balancer.core.events import ModelReport, Report, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import ModelReport, Report, WorkerAdded
+from balancer.scheduler.router import Router
 from policies.base import Policy
 from policies.least_requests import LeastRequests
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from balancer.core.events import Finished
-from balancer.core.router import Router
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.guard import Change
-from balancer.core.trials.rollout import RolloutChange
-from balancer.core.trials.steering import Plan, Steering
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.guard import PolicyChange
+from balancer.scheduler.canary.rollout import RolloutChange
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.events import Finished
+from balancer.scheduler.router import Router
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
@@ -65,10 +65,10 @@ class Heard:
     """A listener that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.guards: list[tuple[str, Change]] = []
+        self.guards: list[tuple[str, PolicyChange]] = []
         self.rollouts: list[tuple[str, RolloutChange]] = []
 
-    def guard_changed(self, policy: str, change: Change) -> None:
+    def guard_changed(self, policy: str, change: PolicyChange) -> None:
         self.guards.append((policy, change))
 
     def rollout_changed(self, policy: str, change: RolloutChange) -> None:
@@ -119,12 +119,14 @@ class Guarded:
         return found
 
 
-def guarded(settings: GuardSettings = NO_WINDOWS, plan: Plan | None = None, policy: Policy | None = None) -> Guarded:
+def guarded(
+    settings: GuardSettings = NO_WINDOWS, plan: CanaryPlan | None = None, policy: Policy | None = None
+) -> Guarded:
     moody = Moody()
     heard, stopwatch = Heard(), Stopwatch()
-    plan = plan or Plan(guard=settings, baseline=LeastRequests())
+    plan = plan or CanaryPlan(guard=settings, baseline=LeastRequests())
     router = make_router(4, policy or moody)
-    router.steering = Steering(router.policy, plan, stopwatch=stopwatch, listener=heard)
+    router.selector = PolicySelector(router.policy, plan, stopwatch=stopwatch, listener=heard)
     return Guarded(router, moody, heard, stopwatch)
 
 

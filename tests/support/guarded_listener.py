@@ -9,8 +9,9 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
-from balancer.gateway.bootstrap_access import Access
+from balancer.bootstrap.access import Access
 from support.envoy_fakes import Rig, a_request
 from support.native import NativeRig
 
@@ -23,6 +24,21 @@ def guarded(front: str, directory: Path, access: Access, **options: Any) -> Rig:
     rig = FRONTS[front](directory)
     rig.options = dataclasses.replace(rig.options, access=access, **options)
     return rig
+
+
+def overlay(folder: Path, filters: Mapping[str, Any], listener: str = "inference", **clusters: Any) -> Path:
+    """A file for `envoy.overlay` that changes these filters of a listener, and clusters, by name."""
+    manager = {"http_filters": [{"name": name, "typed_config": typed} for name, typed in filters.items()]}
+    chain = {
+        "name": "inference",
+        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+    }
+    content: dict[str, Any] = {"listeners": [{"name": listener, "filter_chains": [chain]}]}
+    if clusters:
+        content["clusters"] = [{"name": name, **cluster} for name, cluster in clusters.items()]
+    file = folder / "overlay.yaml"
+    file.write_text(yaml.safe_dump({"static_resources": content}))
+    return file
 
 
 async def grpc_status(rig: Rig, **metadata: str) -> tuple[grpc.StatusCode, str]:
@@ -38,6 +54,7 @@ async def grpc_status(rig: Rig, **metadata: str) -> tuple[grpc.StatusCode, str]:
 async def rest_status(
     rig: Rig, headers: Mapping[str, str] | None = None, path: str = "/v2/models/m/infer"
 ) -> tuple[int, str]:
-    """Of an inference with these headers, and its body."""
-    async with rig.http.post(f"http://{rig.envoy.endpoint}{path}", data=b"{}", headers=headers) as response:
+    """Of an inference with these headers, and its body. It has no content type, as Triton's client has none."""
+    url = f"http://{rig.envoy.endpoint}{path}"
+    async with rig.http.post(url, data=b"{}", headers=headers, skip_auto_headers=["Content-Type"]) as response:
         return response.status, await response.text()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.kernel import picking
-from balancer.core.kernel.answers import Compiler, answering, options_of
-from balancer.core.kernel.plain import Kernel, Picked, Sight, ask_of
-from balancer.core.kernel.state import Books
+from balancer.bounds import MAX_FALLBACKS
+from balancer.kernel import picking
+from balancer.kernel.answers import Compiler, answering, options_of
+from balancer.kernel.plain import Kernel, Picked, RequestView, request_of
+from balancer.kernel.state import FleetState
 from policies.base import FloatArray, Policy, Request
 
 
@@ -18,18 +18,18 @@ class FromSource(Kernel):
     A fault in what only compiled code runs shows here without compiling anything.
     """
 
-    def answer(self, x: Books, policy: Policy, request: Request, view: Sight) -> FloatArray | None:
+    def answer(self, x: FleetState, policy: Policy, request: Request, view: RequestView) -> FloatArray | None:
         """See `Kernel`; None for a third party's policy."""
         found = answering(policy, Compiler())
         if found is None:
             return None
-        x.desk.mask[0] = view.mask
+        x.decision.mask[0] = view.mask
         with np.errstate(over="ignore"):  # products of 64 bits, of which the upper ones go
-            found.answer(x, options_of(found, len(view.mask)), 0, 0, ask_of(request, view), view.at_s)
-        shares: FloatArray = x.desk.shares[0].copy()
+            found.answer(x, options_of(found, len(view.mask)), 0, 0, request_of(request, view), view.at_s)
+        shares: FloatArray = x.decision.shares[0].copy()
         return shares
 
-    def pick(self, x: Books, shares: FloatArray, request: Request, view: Sight) -> Picked | None:
+    def pick(self, x: FleetState, shares: FloatArray, request: Request, view: RequestView) -> Picked | None:
         """See `Kernel`."""
         assert isinstance(request.number, int)
         with np.errstate(over="ignore"):
@@ -37,8 +37,8 @@ class FromSource(Kernel):
         row = picking.draw(shares, uniform)
         if row < 0:
             return None
-        x.desk.mask[0] = view.mask
+        x.decision.mask[0] = view.mask
         out = np.zeros(MAX_FALLBACKS, np.int64)
-        named = picking.name_fallbacks(x, 0, 0, row, ask_of(request, view), view.at_s, out)
+        named = picking.name_fallbacks(x, 0, 0, row, request_of(request, view), view.at_s, out)
         share = float(shares[row] / picking.total_of(shares))
         return Picked(row, share, tuple(out[:named].tolist()), picking.among(x, 0))

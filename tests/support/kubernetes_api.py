@@ -21,9 +21,9 @@ from typing import Any
 import aiohttp
 import yaml
 
+from balancer.stack.ports import free_port_range
 from support.pods import pod
 from support.waiting import eventually
-from tools.stack.ports import free_port_range
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT.parent / "shared" / "kube" / "apiserver"

@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from balancer.load.result import OK, LoadResult, Marks
+from balancer.load.runner import DriveOptions, Progress, drive
+from balancer.load.workload import LoadWorkload
 from support.waiting import eventually
-from tools.load.result import OK, LoadResult, Marks
-from tools.load.runner import DriveOptions, Progress, drive
-from tools.load.workload import Workload
 
 _LONGEST_S = 600.0
 
@@ -47,7 +47,7 @@ async def steady_load(
     url: str, model: str = "emulated_tft", clients: int = 6, protocol: Literal["grpc", "http"] = "grpc"
 ) -> AsyncIterator[Load]:
     """Keep `clients` requests in flight while the block runs; then wait for the last answers."""
-    workload = Workload((model,), np.zeros(1), np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, np.inf))
+    workload = LoadWorkload((model,), np.zeros(1), np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, np.inf))
     load, stop, flowing = Load(), asyncio.Event(), asyncio.Event()
 
     def progress(now: Progress) -> None:

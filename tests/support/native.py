@@ -14,15 +14,16 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.events import WorkerAdded
-from balancer.core.settings import Settings
-from balancer.front import module, state
-from balancer.front.folder import Folder
-from balancer.front.layouts import OUTCOME
-from balancer.front.router import SharedRouter
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.gateway.kserve import HeaderNames
-from balancer.native.library import PATH, Library
+from balancer.bootstrap.native import NativeOptions
+from balancer.extproc.kserve import HeaderNames
+from balancer.kernel.compiled.library import PATH, Library
+from balancer.kernel.settings import Settings
+from balancer.native import envoy_module as module
+from balancer.native import state
+from balancer.native.folder import Folder
+from balancer.native.layouts import OUTCOME
+from balancer.native.router import SharedRouter
+from balancer.scheduler.events import WorkerAdded
 from policies import BUILTIN
 from policies.base import Policy
 from support.envoy_fakes import FakeBalancer, Rig, go_on
@@ -42,6 +43,9 @@ class NativeRig(Rig):
     policy: Policy = field(default_factory=BUILTIN["round_robin"])
     settings: Settings = TABLE
     stale_after_s: float = PATIENT_S
+    hung_after_s: float = PATIENT_S
+    gives_up: bool = False
+    """Whether requests that wait for their clients lose their places, as with the balancer's own process."""
     outcomes: list[npt.NDArray[Any]] = field(default_factory=list)
     _taken: Folder | None = field(default=None, init=False)
 
@@ -59,7 +63,7 @@ class NativeRig(Rig):
         """As `Rig.running`, with a balancer alive."""
         self.balancer.respond = lambda _: go_on()
         async with super().running():
-            with patch.object(state, "STALE_AFTER_S", self.stale_after_s):
+            with patch.multiple(state, STALE_AFTER_S=self.stale_after_s, HUNG_AFTER_S=self.hung_after_s):
                 self.begin()
                 try:
                     yield self
@@ -85,11 +89,12 @@ class NativeRig(Rig):
         """Without a word, as when it is killed."""
         self.hold_beats()
         if self._taken is not None:
+            self.router.state.close()
             self._taken.close()
         self._taken = None
 
     def hold_beats(self) -> None:
-        """It is stopped."""
+        """It is stopped, or kept from its core."""
         self._beats.cancel()
 
     def go_on_beating(self) -> None:
@@ -99,6 +104,8 @@ class NativeRig(Rig):
     async def _beat(self) -> None:
         while True:
             self.router.state.beat()
+            if self.gives_up:
+                self.router.give_up_waiting(time.monotonic())
             await asyncio.sleep(BEAT_S)
 
     async def picks(self) -> bool:

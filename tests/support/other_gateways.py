@@ -13,15 +13,15 @@ from typing import Any
 
 from aiohttp import web
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.bootstrap import BootstrapOptions
-from balancer.gateway.exchange import Served
-from balancer.gateway.kserve import Call
-from balancer.gateway.picker import Pick
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.exchange import Served
+from balancer.extproc.kserve import Call
+from balancer.extproc.picker import Pick
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_ports
 from support.envoy_fakes import FakeWorker, running
 from support.waiting import eventually
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_ports
 
 NONE, STREAMED, BUFFERED, PARTIAL = "NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL"
 DUPLEX, GRPC = "FULL_DUPLEX_STREAMED", "GRPC"
@@ -38,7 +38,7 @@ class Listening:
         self.served_calls: list[Served] = []
         self.calls: list[Call] = []
         self.refusals: list[str] = []
-        self.mistakes: list[Exception] = []
+        self.internal_errors: list[Exception] = []
         self.ended: dict[int, Served] = {}
         """By the identity of the call."""
 
@@ -59,7 +59,7 @@ class Listening:
         self.refusals.append(error.field)
 
     def mistaken(self, error: Exception) -> None:
-        self.mistakes.append(error)
+        self.internal_errors.append(error)
 
 
 @dataclass(frozen=True)

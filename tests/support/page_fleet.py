@@ -9,13 +9,13 @@ from typing import Any
 
 from balancer.config.config import Config
 from balancer.config.watch import ConfigState
-from balancer.core.events import ReportsLost, WorkerAdded
-from balancer.core.router import Router
-from balancer.operate.admin import Admin
-from balancer.operate.journal import Journal
-from balancer.operate.metrics import Metrics
-from balancer.operate.page.maker import Maker, Sources
-from balancer.operate.recent import Of, Recent
+from balancer.scheduler.events import ReportsLost, WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.admin import Admin
+from balancer.server.event_log import EventLog
+from balancer.server.metrics import Metrics
+from balancer.server.page.maker import AdminSources, Maker
+from balancer.server.recent import OutcomeKey, Recent
 from policies.base import Policy
 from policies.wlpr import WeightedLeastPending
 from support.fleets import model, report
@@ -44,7 +44,7 @@ class PageFleet:
             self.report(name)
         self.recent = Recent()
         self.metrics = Metrics(self.router, lambda: self.now_s)
-        self.journal = Journal()
+        self.events = EventLog()
         self.state = ConfigState(Config(), "balancer.yaml", 1000.0)
         self.not_ready = ""
         self.drained: set[str] = set()
@@ -57,7 +57,7 @@ class PageFleet:
     def traffic(self, policy: str = "wlpr", count: int = 200) -> None:
         """Some outcomes, one of which is an error."""
         for number, name in zip(range(count), itertools.cycle(self.names), strict=False):
-            of = Of(self.models[number % 4 == 0 and len(self.models) > 1], name, policy)
+            of = OutcomeKey(self.models[number % 4 == 0 and len(self.models) > 1], name, policy)
             self.recent.add([self.now_s - 1 + number / count], [0.01 + number / 10_000], number != 7, True, of)
 
     def trouble(self) -> None:
@@ -66,20 +66,19 @@ class PageFleet:
         self.report(self.names[2], 2, ready=False)
         if len(self.names) > 3:
             self.report(self.names[3], 2, draining=True)
-        self.journal.add("worker", "warning", f"no report for more than 1 s: {self.names[1]}")
+        self.events.add("worker", "warning", f"no report for more than 1 s: {self.names[1]}")
         self.metrics.refusals.labels("no_worker").inc(3)
 
-    def sources(self) -> Sources:
-        return Sources(
+    def sources(self) -> AdminSources:
+        return AdminSources(
             self.router,
             self.metrics,
             lambda: self.now_s,
             lambda: self.not_ready,
             lambda: self.recent,
             self.state,
-            self.journal,
-            0,
-            self.drained,
+            self.events,
+            drains=self.drained,  # type: ignore[arg-type]  # all that is asked of it is who is in it
         )
 
     def maker(self) -> Maker:
@@ -88,17 +87,7 @@ class PageFleet:
     @asynccontextmanager
     async def served(self, **options: Any) -> AsyncIterator[tuple[Admin, str]]:
         """The admin interface, and its URL."""
-        sources = self.sources()
-        admin = Admin(
-            sources.router,
-            sources.metrics,
-            sources.clock,
-            sources.readiness,
-            sources.recent,
-            sources.config,
-            sources.journal,
-            **options,
-        )
+        admin = Admin(self.sources(), **options)
         port = await admin.start("127.0.0.1:0")
         try:
             yield admin, f"http://127.0.0.1:{port}"

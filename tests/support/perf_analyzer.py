@@ -22,7 +22,7 @@ from balancer.errors import OperatorError
 
 PACKAGES = ("tritonclient==2.46.0", "nvidia-cuda-runtime-cu12==12.4.127")
 _DEBIAN_PACKAGE, _LIBRARY = "libb64-0d", "b64"
-DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "out" / "perf_analyzer"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "out" / "perf_analyzer"
 _FETCH_S = 300.0
 _LONGEST_S = 180.0
 """Of one run."""
@@ -43,12 +43,6 @@ class Level:
     rate_per_s: float
     responses_per_s: float
     """As many as requests, where a model does not answer one with several."""
-    p50_us: float
-    p99_us: float
-    queue_us: float
-    """Mean, as the server says it."""
-    compute_us: float
-    """The same: input, inference and output."""
 
 
 @dataclass(frozen=True)
@@ -111,21 +105,10 @@ def _level(concurrency: int, text: str) -> Level | None:
         return float(found[1]) if found else None
 
     requests, rate = number("Request count", client), number(r"(?<!Response )Throughput", client)
-    p50_us, p99_us = number("p50 latency", client), number("p99 latency", client)
-    if requests is None or rate is None or p50_us is None or p99_us is None:
+    if requests is None or rate is None:
         return None
-    compute = [number(f"compute {part}", server, " ") for part in ("input", "infer", "output")]
-    return Level(
-        concurrency,
-        int(requests),
-        int(number("Successful request count", server) or 0),
-        rate,
-        number("Response Throughput", client) or rate,
-        p50_us,
-        p99_us,
-        number("queue", server, " ") or 0.0,
-        sum(each or 0.0 for each in compute),
-    )
+    served = int(number("Successful request count", server) or 0)
+    return Level(concurrency, int(requests), served, rate, number("Response Throughput", client) or rate)
 
 
 def find_perf_analyzer(folder: Path = DEFAULT_FOLDER) -> PerfAnalyzer:

@@ -22,10 +22,10 @@ from typing import ClassVar
 
 import aiohttp
 
+from balancer.stack.envoyproxy import find_envoy
+from balancer.stack.process import LocalProcess
+from balancer.stack.tritonserver import find_triton
 from support.chart import Object, containers, named
-from tools.stack.envoyproxy import find_envoy
-from tools.stack.process import LocalProcess
-from tools.stack.tritonserver import find_triton
 
 _SHARED_BY_ALL = ("/tmp", "/dev/shm", "/var/run/secrets/kubernetes.io/serviceaccount")
 """Mounts that are the machine's own here, or that nothing here reads."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from balancer.discovery.cluster.watch import THREAD
 from support.waiting import eventually
+
+Item = TypeVar("Item")
 
 
 @contextlib.asynccontextmanager
@@ -22,6 +24,25 @@ async def until_stopped(follow: Coroutine[Any, Any, None], stop: asyncio.Event) 
         stop.set()
         await asyncio.wait_for(task, 1.0)
         await eventually(_no_watch, "the watch's thread ends")
+
+
+class Followed(Generic[Item]):
+    """What a source yields, while the test runs; `shown`: what the tests compare of each item."""
+
+    def __init__(self, source: Any, shown: Callable[[Any], Item]) -> None:
+        self.source, self._shown = source, shown
+        self.listed: list[Item] = []
+        self.stop = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Note every item until `stop` is set."""
+        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
+            async for item in updates:
+                self.listed.append(self._shown(item))
+
+    async def until(self, newest: Item) -> None:
+        """Return once this is the newest."""
+        await eventually(lambda: self.listed[-1:] == [newest], f"{newest} is listed")
 
 
 def _no_watch() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,20 +14,21 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
+from balancer.channels.links import Links
 from balancer.config.config import from_mapping
-from balancer.core.events import Finished
-from balancer.core.router import Router
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.gateway.kserve import HeaderNames
-from balancer.gateway.picker import Picker
-from balancer.operate.metrics import Metrics
-from balancer.operate.proxy_front import ProxyFront
-from balancer.operate.recorder import Recorder
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.picker import Picker
 from balancer.proxy.messages import INFER, STREAM
-from balancer.security.gatekeeper import Gatekeeper, GuardedServer
-from balancer.workers.links import Links
+from balancer.proxy.settings import ProxyConstants
+from balancer.scheduler.events import Finished
+from balancer.scheduler.router import Router
+from balancer.server.metrics import Metrics
+from balancer.server.proxy_front import ProxyFront
+from balancer.server.recorder import Recorder
+from balancer.server.security.gatekeeper import GuardedServer
+from balancer.stack.stack import sum_of
 from support.fake_worker import FakeWorker
-from support.stack import sum_of
 
 
 def request(
@@ -82,7 +84,7 @@ class Rig:
         """Another config."""
         config = from_mapping({"envoy": {"frontend": "proxy"}, "telemetry": {"required": False}, **sections})
         self.router.configure(self.router.policy, config.settings())
-        self.front.configure(config)
+        self.front.configure(config.proxy_settings())
 
     def failing(self, worker: str) -> None:
         """The router hears of a failure there, as from Envoy."""
@@ -95,8 +97,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterator[Rig]:
-    """A proxy before these workers, which are started, with further sections of the config. By round robin."""
+async def proxied(
+    workers: Sequence[FakeWorker], constants: Mapping[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[Rig]:
+    """A proxy before these workers, which are started, with further sections of the config, and other
+    `ProxyConstants`. By round robin."""
     for worker in workers:
         await worker.start()
     config = from_mapping(
@@ -113,7 +118,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     recorder = Recorder(router, picker, metrics, time.monotonic)
     links = Links()
     front = ProxyFront(config, recorder, time.monotonic, HeaderNames, lambda: True, links.channels, picker.holding)
-    front.configure(config)
+    front.configure(dataclasses.replace(config.proxy_settings(), constants=ProxyConstants(**(constants or {}))))
     picker.splits.configure(config.splits())
     specs = [
         WorkerSpec(name=each.name, address="127.0.0.1", grpc_port=each.port, http_port=number)
@@ -125,7 +130,7 @@ async def proxied(workers: Sequence[FakeWorker], **sections: Any) -> AsyncIterat
     links.update(specs)
     front.workers(specs)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    front.add_to(GuardedServer(server, Gatekeeper(metrics, None)))  # type: ignore[arg-type]  # as the listeners do
+    front.add_to(GuardedServer(server, metrics, None))  # type: ignore[arg-type]  # as the listeners do
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]

@@ -1,4 +1,4 @@
-"""A request over HTTP/2 that no client library would send: its body stops wherever the test wants."""
+"""Requests over HTTP/2 that no client library would send: bodies that stop, and answers that nobody takes."""
 
 from __future__ import annotations
 
@@ -95,6 +95,49 @@ class Upload:
                 self._windows[_STREAM] += value - 65535
         self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
         self._more.set()
+
+
+@dataclass
+class Unread:
+    """One connection that takes no more of its answers than `window` bytes each; begun by `start`."""
+
+    endpoint: str
+    path: str = "/inference.GRPCInferenceService/ModelInfer"
+    window: int = 0
+    content_type: str = "application/grpc"
+    headers: tuple[tuple[str, str], ...] = ()
+
+    async def start(self) -> None:
+        """Connect."""
+        host, _, port = self.endpoint.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        settings = _frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, self.window))
+        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        self._next = 1
+
+    async def ask(self, body: bytes, count: int, whole: bool = True) -> None:
+        """So many requests; `whole`: their bodies end here. Bodies have 16 kB at most."""
+        headers = (
+            *((":method", "POST"), (":scheme", "http"), (":path", self.path), (":authority", "gateway")),
+            *(("content-type", self.content_type), ("te", "trailers")),
+            *self.headers,
+        )
+        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
+        for _ in range(count):
+            self._writer.write(_frame(_HEADERS, _END_HEADERS, self._next, block))
+            self._writer.write(_frame(_DATA, _END_STREAM if whole else 0, self._next, body))
+            self._next += 2
+        await self._writer.drain()
+
+    async def go_on(self, body: bytes) -> None:
+        """The rest of the body of each."""
+        for stream in range(1, self._next, 2):
+            self._writer.write(_frame(_DATA, _END_STREAM, stream, body))
+        await self._writer.drain()
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        self._writer.close()
 
 
 def grpc_head(message_bytes: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tools.stack.tritonserver import TritonServer
+from balancer.stack.tritonserver import TritonServer
 
 
 @asynccontextmanager

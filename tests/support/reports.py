@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from balancer.balancer_tls import BalancerTls
-from balancer.core.events import Event, ModelReport, Report
-from balancer.telemetry.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
-from balancer.telemetry.streams import Replicas
+from balancer.reports.collector import OWN_SERVER_OPTIONS, SERVER_OPTIONS, Collector
+from balancer.reports.streams import Replicas
+from balancer.scheduler.events import Event, ModelReport, Report
 
 _PATIENCE_S = 60.0
 

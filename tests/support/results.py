@@ -93,6 +93,6 @@ def fake_social(
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """In place of `simulator.scoreboard.social.run_social`: what the fake clairvoyant has."""
+    """In place of `simulator.compare.social.run_social`: what the fake clairvoyant has."""
     policy = BUILTIN["expected_latency"]()
     return fake_run(scenario.fleet, arrivals, policy, seeds=seeds, knowledge="clairvoyant", progress=progress)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
-from balancer.core.events import Finished, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, Limits, Settings, ZoneSettings
+import pytest
+
+from balancer.kernel.settings import EstimatorSettings, Limits, Settings, ZoneSettings
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed, UnknownModel
+from balancer.scheduler.events import Finished, WorkerAdded
+from balancer.scheduler.router import Router
 from policies.base import Request
 from support.busy import MODELS, busy_report
 
@@ -26,6 +28,13 @@ SETTINGS = {
     "zones": Settings(zones=ZoneSettings("a", 0.005), slow_start_s=5.0),
     "zones in order": Settings(zones=ZoneSettings("b", 0.002, ("a", "b", "c")), sticky_keys=True),
 }
+
+
+def crossed(names: Iterable[str], first: str, first_how: str) -> pytest.MarkDecorator:
+    """Each of `names` with one way to be set, and one of them with each, in every run; all with all in the long one."""
+    pairs = [(how, name) for how in SETTINGS for name in sorted(names)]
+    each = [pytest.param(*pair, marks=() if first in pair or first_how in pair else pytest.mark.long) for pair in pairs]
+    return pytest.mark.parametrize(("how", "name"), each)
 
 
 def begin(router: Router, now_s: float) -> None:

@@ -1,7 +1,7 @@
-"""A plugin for `pytest -n 2`: tests of real stacks run in one process, in turn, and all others beside them.
+"""A plugin for `pytest -n 3`: all processes but one run tests of real stacks, file by file, and one all others beside.
 
-What has to answer in time is never kept waiting by another stack, and hardly by a test that computes: whichever process
-begins with one of those yields to the rest. When the stacks are done, both processes share what is left.
+A stack waits most of its time, so two of them fit on two cores. What has to answer in time is hardly kept waiting by a
+test that computes: the process that runs those yields to the rest. When the stacks are done, all share what is left.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from numba.core.caching import IndexDataCacheFile
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tools.stack import ports
+from balancer.stack import ports
 
 _OF_STACKS = ("tests/attacks/", "tests/faults/", "tests/integration/")
 _FILES_OF_STACKS = ("test_real_", "test_whole_")
 """In other folders."""
+_TOGETHER = ("tests/integration/kubernetes/", "tests/integration/triton/")
+"""Folders whose files share what is started once."""
 _YIELDS = 3
 """Of `nice`: half of what others get where all want to run."""
 _LONGEST_S = 600
@@ -31,16 +33,25 @@ _LONGEST_S = 600
 
 
 def of_stacks(test: str) -> bool:
-    """Whether a test, by its id, is of those that run in turn."""
+    """Whether a test, by its id, is of those that start real parts."""
     file = test.partition("::")[0]
     return file.startswith(_OF_STACKS) or file.rpartition("/")[2].startswith(_FILES_OF_STACKS)
 
 
 class _InTurn(LoadScopeScheduling):  # type: ignore[misc]  # untyped
-    """Gives away the tests of stacks together, and the others one by one."""
+    """Gives tests of stacks away by file, to all processes but one while there are any, and the others one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "stacks" if of_stacks(nodeid) else nodeid
+        if not of_stacks(nodeid):
+            return nodeid
+        return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        computes = len(self.nodes) > 1 and node is self.nodes[-1]
+        scopes = (scope for scope in self.workqueue if of_stacks(scope) is not computes)
+        if (scope := next(scopes, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
         super()._reschedule(node)

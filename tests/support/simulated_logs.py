@@ -6,11 +6,11 @@ from pathlib import Path
 
 from simulation.reference import Simulation
 
-from balancer.core.events import Finished
-from balancer.operate.decision_log.files import DecisionFiles
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog
-from balancer.operate.decision_log.recording import Recording
+from balancer.scheduler.events import Finished
+from balancer.server.decision_log.files import DecisionFiles
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.recording import Recording
 from policies.base import Policy
 from simulator.arrivals import Arrivals
 from simulator.spec import FleetSpec
@@ -27,7 +27,7 @@ class _Recorded(Simulation):
             for b, (router, own) in enumerate(zip(self.world.routers, files, strict=True))
         ]
         for router, recording in zip(self.world.routers, self.recordings, strict=True):
-            router.witness = recording
+            router.observer = recording
         return files
 
     def _observe(self, balancer: int, outcome: Finished) -> None:

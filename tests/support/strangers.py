@@ -54,8 +54,8 @@ class Costs(CostPolicy):
     facts: ClassVar = {"much": quantile_of("pending", "quantile"), "there": total_of("weight")}
 
     @staticmethod
-    def cost(pending: Any, weight: Any, there: Any, lot: Any, rows: Any, keyed: Any) -> Any:
-        return (pending + rows) * there / weight + keyed * lot
+    def cost(pending: Any, weight: Any, there: Any, draw: Any, rows: Any, keyed: Any) -> Any:
+        return (pending + rows) * there / weight + keyed * draw
 
     @staticmethod
     def candidate(pending: Any, much: Any) -> Any:

@@ -7,8 +7,8 @@ import numpy as np
 from policies.learned.features import TERMS
 from policies.learned.network import Network, untrained
 from simulator.scenario import Scenario
-from simulator.spec import Batching, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, WorkerSpec
-from simulator.training.scenarios import Randomised
+from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, Noise, Reports, ServiceTime, SimulatedWorker
+from simulator.train.scenarios import Randomised
 from simulator.workload.draws import ONE
 from simulator.workload.times import Poisson
 from simulator.workload.workload import ModelTraffic, Workload
@@ -19,8 +19,10 @@ SERVICE = [term.name for term in TERMS].index("service")
 
 def two_workers(load: float = 0.6) -> Randomised:
     """Draws always this one fleet; no batches, so a request's work is what it is wherever others are."""
-    model = ModelSpec("m", {"*": ServiceTime((1,), (0.04,))}, noise=Noise("none"), batching=Batching(max_batch_rows=1))
-    workers = (WorkerSpec("slow", speed=1.0), WorkerSpec("fast", speed=4.0))
+    model = ModelSpec(
+        "m", {"*": ServiceTime((1,), (0.04,))}, noise=Noise("none"), batching=BatchingSpec(max_batch_rows=1)
+    )
+    workers = (SimulatedWorker("slow", speed=1.0), SimulatedWorker("fast", speed=4.0))
     fleet = FleetSpec((model,), workers, reports=Reports(period_s=0.02, delay_s=0.001))
     traffic = (ModelTraffic("m", 1.0, ONE, ONE, 0.2),)
     scenario = Scenario("two-workers", "", "train", fleet, Workload(1.0, traffic, Poisson())).with_load(load)

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
-from balancer.native.constants import KINDS_OF_PARAMETER
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.kserve import KIND_OF_PARAMETER, SERVICE, HeaderNames, read_call
+from balancer.native.header import KINDS_OF_PARAMETER
 
-PROGRAM = Path(__file__).parents[1] / "unit" / "native" / "understand.c"
+PROGRAM = Path(__file__).parents[1] / "unit" / "kernel" / "understand.c"
 INFER = SERVICE + "ModelInfer"
 
 Headers = Mapping[str, str]

@@ -12,7 +12,7 @@ from support.triton_file import load
 from policies.hashing import key_of
 from policies.round_robin import RoundRobin
 from simulator.run import run
-from simulator.spec import Cache
+from simulator.spec import CacheSpec
 
 key_cache = load("triton/emulation/key_cache.py")
 
@@ -21,7 +21,7 @@ def test_it_saves_what_the_simulator_saves_request_by_request(tmp_path: Path) ->
     keys = [f"key-{i}" for i in np.random.default_rng(1).integers(0, 12, 300)]
     cache = key_cache.KeyCache(tmp_path / "keys", 7, 0.75)
     # One worker, one request at a time: a latency is the time of an execution.
-    fleet = fleet_of(model_of(1.0), cache=Cache(7, 0.75))
+    fleet = fleet_of(model_of(1.0), cache=CacheSpec(7, 0.75))
     arrivals = arrivals_of(2.0 * np.arange(len(keys)), key=[key_of(key) for key in keys])
     simulated_s = run(fleet, [arrivals], RoundRobin()).latency_s[0]
     assert [cache.work(key) for key in keys] == pytest.approx(simulated_s.tolist())

@@ -21,18 +21,19 @@ from support.real_triton import running
 from support.reports import Heard, collecting
 from support.waiting import eventually
 
+from balancer.agent.agent import AgentOptions, run_agent
 from balancer.balancer_tls import BalancerTls
-from balancer.core.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Settings
-from balancer.gateway.bootstrap_tls import TritonTls
-from balancer.gateway.endpoints import Endpoint
-from balancer.telemetry.agent import AgentOptions, run_agent
-from balancer.telemetry.control import drain
+from balancer.bootstrap.sections import TritonTlsSection
+from balancer.extproc.endpoints import Endpoint
+from balancer.kernel.settings import Settings
+from balancer.reports import streams
+from balancer.reports.control import drain
+from balancer.scheduler.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.stack.ports import free_ports
+from balancer.stack.tritonserver import TritonServer
 from policies.base import Request
 from policies.round_robin import RoundRobin
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer
 
 pytestmark = pytest.mark.integration
 
@@ -173,17 +174,18 @@ async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certi
     authority = Authority(tmp_path / "certificates")
     own, client = authority.issue("triton", dns="triton.example"), authority.issue("client", dns="client")
     files = {"grpc-server-cert": own.cert, "grpc-server-key": own.key, "grpc-root-cert": authority.file}
-    tls = ("--grpc-use-ssl-mutual=true", *(f"--{name}={path}" for name, path in files.items()))
-    trust = BalancerTls(authority.file, "triton.example", client.cert, client.key)
-    triton, heard = triton_at(free_ports(3), tmp_path / "triton.log", *tls), Heard()
+    options = ("--grpc-use-ssl-mutual=true", *(f"--{name}={path}" for name, path in files.items()))
+    shown = {"cert_file": str(client.cert), "key_file": str(client.key)}
+    tls = TritonTlsSection(ca_file=str(authority.file), server_name="triton.example", rest=False, **shown)
+    triton, heard = triton_at(free_ports(3), tmp_path / "triton.log", *options), Heard()
     rig = Rig(tmp_path, workers=[])
-    rig.options = dataclasses.replace(rig.options, triton_tls=TritonTls(trust, rest=False))
+    rig.options = dataclasses.replace(rig.options, triton_tls=tls)
     try:
         await triton.start()
         await triton.wait_ready()
         async with (
             collecting(heard) as (_, address),
-            agent_beside(triton, address, triton_tls=trust),
+            agent_beside(triton, address, triton_tls=tls.trust()),
             rig.running(),
         ):
             report = await heard.report(lambda report: report.ready)
@@ -204,6 +206,36 @@ async def test_a_triton_is_read_and_reached_by_tls_and_by_nobody_without_a_certi
                     await plain.is_server_live()
     finally:
         await triton.kill()
+
+
+async def test_the_first_request_after_quiet_is_reported_by_an_agent_that_is_woken(
+    triton: TritonServer, client: Any
+) -> None:
+    """An hour may pass between two reports, so only the wake can bring one."""
+    pause_s, heard = 3600.0, Heard()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(streams, "_LONGEST_PAUSE_S", pause_s)
+        # Of silence, a third is the most that is allowed.
+        async with (
+            collecting(heard, silence_s=3 * pause_s, pause_s=lambda: pause_s) as (collector, address),
+            agent_beside(triton, address),
+        ):
+            await heard.report(lambda report: report.ready)
+            told = -1
+
+            async def is_quiet() -> bool:
+                nonlocal told
+                before, told = told, len(heard.events)
+                await asyncio.sleep(0.5)
+                return told == before
+
+            while not await is_quiet():
+                pass
+            # A Triton that is used by others is looked at no earlier; the balancer says that it sends a request.
+            pause_s, before = 0.0, len(heard.events)
+            await collector.wake()
+            await client.infer("plain", seconds_unbatched(0.0))
+            await heard.report(lambda report: any(m.succeeded for m in report.models), after=before)
 
 
 async def test_failures_are_counted(heard: Heard, client: Any) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from balancer.telemetry.device import Device, DeviceState
+from balancer.agent.device import DeviceMonitor, DeviceState
 
 pynvml = pytest.importorskip("pynvml")
 torch = pytest.importorskip("torch")
@@ -19,7 +19,7 @@ def _gpu() -> None:
         pytest.skip("there is no GPU that torch can use")
 
 
-async def _until(device: Device, *, busy: bool) -> DeviceState:
+async def _until(device: DeviceMonitor, *, busy: bool) -> DeviceState:
     async with asyncio.timeout(20):
         while (device.state.utilisation > 0.5) != busy or not device.state.memory_bytes:
             await asyncio.sleep(0.05)  # NVML announces nothing
@@ -28,7 +28,7 @@ async def _until(device: Device, *, busy: bool) -> DeviceState:
 
 async def test_kind_memory_and_utilisation_are_those_of_the_gpu() -> None:
     """What NVML says beside what torch does: memory that is taken, kernels that run, and neither."""
-    device = Device()
+    device = DeviceMonitor()
     watching = asyncio.create_task(device.watch())
     idle = await _until(device, busy=False)
     assert idle.kind in torch.cuda.get_device_name(0)

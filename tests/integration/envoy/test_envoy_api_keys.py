@@ -11,8 +11,8 @@ from support.envoy_fakes import Rig
 from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
 from support.waiting import eventually
 
+from balancer.bootstrap.access import Access
 from balancer.errors import OperatorError
-from balancer.gateway.bootstrap_access import Access, ApiKeys
 
 pytestmark = pytest.mark.integration
 OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
@@ -22,7 +22,7 @@ FIRST, SECOND, THIRD = (f"{letter * 16}-secret" for letter in "abc")
 def asked(folder: Path, **further: object) -> Access:
     file = folder / "api-keys.yaml"
     file.write_text(f"acme: {FIRST}\nother: [{SECOND}]\n")
-    return Access(api_keys=ApiKeys(file), **further)  # type: ignore[arg-type]
+    return Access(api_keys=file, **further)  # type: ignore[arg-type]
 
 
 def seen(rig: Rig) -> list[dict[str, str]]:

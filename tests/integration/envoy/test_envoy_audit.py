@@ -13,19 +13,18 @@ from support.certificates import Authority
 from support.guarded_listener import grpc_status, rest_status
 from support.waiting import eventually
 
-from balancer.gateway.bootstrap_access import Access, ApiKeys
-from balancer.gateway.bootstrap_logs import AuditLog
-from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.sections import EnvoyTlsSection
 from policies import BUILTIN
 
 pytestmark = pytest.mark.integration
 KEY = "acme-acme-acme-acme"
 
 
-def audited(tmp_path: Path, native: bool, share: float = 1.0, **access: Any) -> BothFronts:
+def audited(tmp_path: Path, native: bool, **access: Any) -> BothFronts:
     rig = BothFronts(tmp_path, policy=BUILTIN["round_robin"](), native=native)
     rig.audited = True
-    log = AuditLog(str(tmp_path / "audit.log"), share)
+    log = str(tmp_path / "audit.log")
     further = {} if native else {"native": None}
     rig.options = dataclasses.replace(rig.options, audit_log=log, access=Access(named=True, **access), **further)
     return rig
@@ -42,7 +41,7 @@ async def test_each_request_has_one_line_that_says_who_asked_for_what_and_who_se
     file = tmp_path / "api-keys.yaml"
     file.write_text(f"acme: {KEY}\n")
     log = tmp_path / "audit.log"
-    async with audited(tmp_path, native, api_keys=ApiKeys(file)).running() as rig:
+    async with audited(tmp_path, native, api_keys=file).running() as rig:
         assert (await grpc_status(rig, x_api_key=KEY, x_request_id="one"))[1] == ""
         sent = {"x-api-key": KEY, "x-request-id": "two"}
         assert (await rest_status(rig, sent, "/v2/models/m/infer?token=hidden"))[0] == 200
@@ -70,21 +69,12 @@ async def test_a_certificate_names_the_principal(tmp_path: Path) -> None:
     own = authority.issue("listener", ip="127.0.0.1")
     rig = audited(tmp_path, native=True, client_certificates=True)
     rig.channel_credentials = authority.issue("alice", uri="spiffe://clients/alice").credentials(authority)
-    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(own.cert, own.key, authority.file))
+    tls = EnvoyTlsSection(cert_file=str(own.cert), key_file=str(own.key), client_ca_file=str(authority.file))
+    rig.options = dataclasses.replace(rig.options, listener_tls=tls)
     async with rig.running():
         assert (await grpc_status(rig, x_gateway_principal="root"))[1] == ""
         await eventually(lambda: lines(tmp_path / "audit.log"))
     assert [line["principal"] for line in lines(tmp_path / "audit.log")] == ["spiffe://clients/alice"]
-
-
-async def test_a_share_is_drawn_by_lot_and_not_by_what_clients_send(tmp_path: Path) -> None:
-    log = tmp_path / "audit.log"
-    async with audited(tmp_path, native=True, share=0.5).running() as rig:
-        for _ in range(100):
-            assert (await grpc_status(rig, x_request_id="00000000-0000-4000-8000-000000000000"))[1] == ""
-        await eventually(lambda: lines(log))
-    # 12 standard deviations: by the id all would be told, or none.
-    assert 10 <= len(lines(log)) <= 90
 
 
 async def test_the_file_is_rotated_without_losing_a_line(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from support.envoy_fakes import FakeBalancer, FakeBalancerProcess, Rig, go_on, r
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2_grpc
 
-from balancer.gateway.bootstrap import BootstrapOptions
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_ports
+from balancer.bootstrap.bootstrap import BootstrapOptions
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 HEALTHY = r"cluster\.balancer\.membership_healthy"

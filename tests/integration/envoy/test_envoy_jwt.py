@@ -18,7 +18,8 @@ from support.guarded_listener import both_fronts, grpc_status, guarded, rest_sta
 from support.tokens import AUDIENCE, ISSUER, Issuer
 from support.waiting import eventually
 
-from balancer.gateway.bootstrap_access import Access, Jwt
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.sections import JwtSection
 
 pytestmark = pytest.mark.integration
 OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
@@ -29,10 +30,14 @@ def issuer() -> Issuer:
     return Issuer()
 
 
-def asked(folder: Path, issuer: Issuer, **further: object) -> Jwt:
+def published_at(url: str) -> JwtSection:
+    return JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_url=url)
+
+
+def asked(folder: Path, issuer: Issuer, **further: object) -> JwtSection:
     folder.mkdir(exist_ok=True)
     file = issuer.write(folder / "jwks.json")
-    return Jwt(ISSUER, (AUDIENCE,), jwks_file=file, **further)  # type: ignore[arg-type]
+    return JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(file), **further)  # type: ignore[arg-type]
 
 
 def bearer(token: str) -> str:
@@ -117,7 +122,7 @@ async def test_an_issuer_s_new_keys_are_taken_in_while_requests_flow(tmp_path: P
         token = bearer(renewed.token())
         assert (await grpc_status(rig, authorization=token))[0] == UNAUTHENTICATED
         assert jwt.jwks_file is not None
-        renewed.write(jwt.jwks_file)
+        renewed.write(Path(jwt.jwks_file))
         rig.envoy.renew_secrets()
 
         async def is_taken() -> bool:
@@ -149,7 +154,7 @@ async def published(issuer: Issuer, tls: ssl.SSLContext | None = None) -> AsyncI
 
 async def test_keys_may_be_published_at_a_url(tmp_path: Path, issuer: Issuer) -> None:
     async with published(issuer) as (port, _):
-        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=f"http://127.0.0.1:{port}/jwks.json"))
+        access = Access(jwt=published_at(f"http://127.0.0.1:{port}/jwks.json"))
         async with guarded("pick", tmp_path, access).running() as rig:
             assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
             assert (await grpc_status(rig, authorization=bearer(Issuer().token())))[0] == UNAUTHENTICATED
@@ -168,7 +173,7 @@ async def test_keys_are_fetched_over_https_from_a_server_that_the_authority_sign
     authority = Authority(tmp_path / "authority")
     async with published(issuer, shown(authority.issue("issuer", dns="localhost"))) as (port, asked_for):
         url = f"https://localhost:{port}/jwks.json"
-        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url, jwks_ca=authority.file))
+        access = Access(jwt=published_at(url), jwks_ca=authority.file)
         async with guarded(front, tmp_path, access).running() as rig:
             assert (await grpc_status(rig, authorization=bearer(issuer.token()))) == (OK, "")
             assert (await rest_status(rig, {"authorization": bearer(issuer.token())}))[0] == 200
@@ -186,7 +191,7 @@ async def test_keys_of_a_server_that_is_not_the_issuer_s_are_not_taken(
     by, name = (another, "localhost") if impostor == "of another authority" else (authority, "localhost.example")
     async with published(issuer, shown(by.issue("issuer", dns=name))) as (port, asked_for):
         url = f"https://localhost:{port}/jwks.json"
-        access = Access(jwt=Jwt(ISSUER, (AUDIENCE,), jwks_url=url, jwks_ca=authority.file))
+        access = Access(jwt=published_at(url), jwks_ca=authority.file)
         async with guarded(front, tmp_path, access).running() as rig:
             code, words = await grpc_status(rig, authorization=bearer(issuer.token()))
             assert (code, words) == (UNAUTHENTICATED, "Jwks remote fetch is failed")

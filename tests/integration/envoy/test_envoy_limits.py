@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,26 +11,29 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from support.certificates import Authority
+from support.envoy_fakes import Rig
 from support.fake_rate_limits import FakeRateLimitService
-from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
+from support.guarded_listener import both_fronts, grpc_status, guarded, overlay, rest_status
 from support.tokens import AUDIENCE, ISSUER, Issuer
 
-from balancer.balancer_tls import BalancerTls
-from balancer.gateway.bootstrap_access import Access, ApiKeys, GlobalLimit, Jwt, LocalLimit
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection
 
 pytestmark = pytest.mark.integration
 OK, LIMITED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
 WORDS = "rate limit: more requests than are allowed here; send fewer, or try again later"
 KEYS = {"acme": "acme-acme-acme-acme", "other": "other-other-other-other"}
 # Of an hour, so that nothing is filled up again while a test runs.
-THREE = LocalLimit("principal", requests=3, every_s=3600, burst=3, most_counted=100)
+THREE = LocalRateLimitSection(per="principal", requests=3, every_s=3600)
+OVERLAYS = Path(__file__).parents[3] / "docs" / "operate" / "overlay"
 
 
 def asked(folder: Path, **limits: Any) -> Access:
     file = folder / "api-keys.yaml"
     file.write_text("".join(f"{client}: {key}\n" for client, key in KEYS.items()))
-    return Access(api_keys=ApiKeys(file), **limits)
+    return Access(api_keys=file, **limits)
 
 
 @both_fronts
@@ -51,8 +53,10 @@ async def test_each_principal_has_a_limit_of_its_own(tmp_path: Path, front: str)
 
 async def test_a_tenant_s_principals_share_its_limit(tmp_path: Path) -> None:
     issuer = Issuer()
-    jwt = Jwt(ISSUER, (AUDIENCE,), jwks_file=issuer.write(tmp_path / "jwks.json"), tenant_claim="org")
-    access = Access(jwt=jwt, local_limit=dataclasses.replace(THREE, per="tenant"))
+    jwt = JwtSection(
+        issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(issuer.write(tmp_path / "jwks.json")), tenant_claim="org"
+    )
+    access = Access(jwt=jwt, local_limit=THREE.model_copy(update={"per": "tenant"}))
     async with guarded("pick", tmp_path, access).running() as rig:
 
         async def end(subject: str, org: str | None) -> grpc.StatusCode:
@@ -66,7 +70,7 @@ async def test_a_tenant_s_principals_share_its_limit(tmp_path: Path) -> None:
 
 
 async def test_addresses_have_a_limit_without_any_credentials(tmp_path: Path) -> None:
-    access = Access(local_limit=dataclasses.replace(THREE, per="address"))
+    access = Access(local_limit=THREE.model_copy(update={"per": "address"}))
     async with guarded("native", tmp_path, access).running() as rig:
         ends = [(await grpc_status(rig, x_forwarded_for=f"10.0.0.{i}"))[0] for i in range(5)]
         assert ends == [OK, OK, OK, LIMITED, LIMITED]
@@ -74,9 +78,10 @@ async def test_addresses_have_a_limit_without_any_credentials(tmp_path: Path) ->
 
 async def test_what_is_counted_apart_is_bounded(tmp_path: Path) -> None:
     issuer = Issuer()
-    jwt = Jwt(ISSUER, (AUDIENCE,), jwks_file=issuer.write(tmp_path / "jwks.json"))
-    one = LocalLimit("principal", requests=1, every_s=3600, burst=1, most_counted=4)
-    async with guarded("pick", tmp_path, Access(jwt=jwt, local_limit=one)).running() as rig:
+    jwt = JwtSection(issuer=ISSUER, audiences=(AUDIENCE,), jwks_file=str(issuer.write(tmp_path / "jwks.json")))
+    one = LocalRateLimitSection(per="principal", requests=1, every_s=3600)
+    few = overlay(tmp_path, {"envoy.filters.http.local_ratelimit": {"max_dynamic_descriptors": 4}})
+    async with guarded("pick", tmp_path, Access(jwt=jwt, local_limit=one), overlay=few).running() as rig:
 
         async def end(subject: str) -> grpc.StatusCode:
             return (await grpc_status(rig, authorization=f"Bearer {issuer.token(subject)}"))[0]
@@ -95,14 +100,18 @@ async def service() -> AsyncIterator[FakeRateLimitService]:
     await service.stop()
 
 
-def kept_by(service: FakeRateLimitService, refuse: bool = False) -> GlobalLimit:
-    return GlobalLimit("principal", service.endpoint, "triton", timeout_s=10, refuse_when_away=refuse)
+def kept_by(front: str, folder: Path, service: FakeRateLimitService, refuse: bool = False, clusters: Any = None) -> Rig:
+    """With patience: a slow machine must not look like a service that is away."""
+    typed = {"domain": "triton", "timeout": "10s", "failure_mode_deny": refuse}
+    further = overlay(folder, {"envoy.filters.http.ratelimit": typed}, **(clusters or {}))
+    limit = RateLimitSection(per="principal", service=service.endpoint)
+    return guarded(front, folder, asked(folder, global_limit=limit), overlay=further)
 
 
 @both_fronts
 async def test_a_service_says_who_has_had_enough(tmp_path: Path, front: str, service: FakeRateLimitService) -> None:
     service.limits = {"acme": 2}
-    async with guarded(front, tmp_path, asked(tmp_path, global_limit=kept_by(service))).running() as rig:
+    async with kept_by(front, tmp_path, service).running() as rig:
         ends = [await grpc_status(rig, x_api_key=KEYS["acme"]) for _ in range(4)]
         assert ends == 2 * [(OK, "")] + 2 * [(LIMITED, WORDS)]
         assert (await rest_status(rig, {"x-api-key": KEYS["acme"]}))[0] == 429
@@ -117,7 +126,7 @@ async def test_a_service_says_who_has_had_enough(tmp_path: Path, front: str, ser
 async def test_while_the_service_is_away_requests_pass_or_not_as_configured(
     tmp_path: Path, service: FakeRateLimitService, refuse: bool
 ) -> None:
-    async with guarded("pick", tmp_path, asked(tmp_path, global_limit=kept_by(service, refuse))).running() as rig:
+    async with kept_by("pick", tmp_path, service, refuse).running() as rig:
         assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == OK
         await service.stop()
         code, words = await grpc_status(rig, x_api_key=KEYS["acme"])
@@ -130,12 +139,14 @@ async def test_while_the_service_is_away_requests_pass_or_not_as_configured(
 async def test_a_service_by_another_name_is_not_asked(tmp_path: Path, name: str, code: grpc.StatusCode) -> None:
     authority = Authority(tmp_path / "certificates")
     client = authority.issue("envoy", dns="envoy")
-    trust = BalancerTls(authority.file, "limits.example", client.cert, client.key)
+    text = (OVERLAYS / "limits.yaml").read_text()
+    for path, file in {"ca.pem": authority.file, "limits.crt": client.cert, "limits.key": client.key}.items():
+        text = text.replace(f"/etc/envoy/{path}", str(file))
+    (cluster,) = yaml.safe_load(text)["static_resources"]["clusters"]
     service = FakeRateLimitService(credentials=authority.issue("limits", dns=name).server(authority)[0])
     await service.start()
     try:
-        limit = dataclasses.replace(kept_by(service, refuse=True), tls=trust)
-        async with guarded("pick", tmp_path, asked(tmp_path, global_limit=limit)).running() as rig:
+        async with kept_by("pick", tmp_path, service, True, {cluster.pop("name"): cluster}).running() as rig:
             assert (await grpc_status(rig, x_api_key=KEYS["acme"]))[0] == code
             assert service.asked.total() == (code == OK)
     finally:

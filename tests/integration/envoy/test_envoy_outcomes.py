@@ -14,7 +14,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from support.waiting import eventually
 
-from balancer.gateway.outcomes import Outcome, verdict_of
+from balancer.extproc.outcomes import Outcome, verdict_of
 
 FAULT = (False, "")
 
@@ -104,6 +104,7 @@ async def test_an_outcome_of_rest(rig: Rig) -> None:
     [
         (grpc.StatusCode.INTERNAL, "request"),
         (grpc.StatusCode.UNAVAILABLE, ""),
+        (grpc.StatusCode.CANCELLED, ""),
         (grpc.StatusCode.INVALID_ARGUMENT, "client"),
         (grpc.StatusCode.NOT_FOUND, "client"),
     ],

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.names import EXTRACTION
+from balancer.extproc.names import EXTRACTION
 
 pytestmark = pytest.mark.integration
 PICK = "x-gateway-destination-endpoint"
@@ -189,3 +189,17 @@ async def test_a_request_keeps_one_id(rig: Rig) -> None:
 async def test_what_is_not_kserve_has_no_route(rig: Rig) -> None:
     async with rig.http.get(f"http://{rig.envoy.endpoint}/metrics") as response:
         assert response.status == 404
+
+
+async def test_a_header_name_with_an_underscore_is_refused_in_words_where_there_is_an_answer(rig: Rig) -> None:
+    async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/health/live", headers={"x_foo": "1"}) as response:
+        assert (response.status, response.content_type) == (400, "application/json")
+        said = (await response.json())["error"]
+    assert "a header name has an underscore (http1.unexpected_underscore)" in said
+    assert "write a hyphen" in said
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rig.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=10, metadata=[("x_foo", "1")])
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    # Others of Envoy's own answers are as they were.
+    async with rig.http.get(f"http://{rig.envoy.endpoint}/v2/a%2fb") as response:
+        assert "underscore" not in await response.text()

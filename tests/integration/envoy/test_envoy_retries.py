@@ -55,9 +55,14 @@ async def test_no_connection_of_rest_goes_to_the_fallback(rig: Rig) -> None:
         assert (response.status, await response.text()) == (200, "w2")
 
 
-async def test_a_draining_triton_goes_to_the_fallback(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [(grpc.StatusCode.NOT_FOUND, DRAINING), (grpc.StatusCode.CANCELLED, "CANCELLED")],
+    ids=["drains", "ends"],
+)
+async def test_a_stopping_triton_goes_to_the_fallback(rig: Rig, code: grpc.StatusCode, details: str) -> None:
     w0, _, w2 = rig.workers
-    w0.infer = failing(grpc.StatusCode.NOT_FOUND, DRAINING)
+    w0.infer = failing(code, details)
     pick(rig, w0, w2)
     assert await rig.infer() == "w2"
     assert len(w0.requests) == 1
@@ -80,6 +85,7 @@ async def test_a_large_request_is_sent_again_whole(rig: Rig) -> None:
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "too late"),
         (grpc.StatusCode.INVALID_ARGUMENT, "wrong shape"),
+        (grpc.StatusCode.CANCELLED, "CANCELLED by the model"),
     ],
 )
 async def test_what_a_worker_answers_is_final(rig: Rig, code: grpc.StatusCode, details: str) -> None:

@@ -15,7 +15,7 @@ from support.envoy_fakes import FakeBalancer, Rig, a_request, go_on
 from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
-from balancer.gateway.bootstrap_tls import ListenerTls
+from balancer.bootstrap.sections import EnvoyTlsSection
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,9 @@ def client_credentials(authority: trustme.CA, own: trustme.LeafCert | None = Non
 async def test_grpc_and_rest_over_tls_on_one_port(tmp_path: Path, authority: trustme.CA) -> None:
     chain, key = write(authority.issue_cert("127.0.0.1"), tmp_path, "listener")
     rig = Rig(tmp_path, channel_credentials=client_credentials(authority))
-    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(chain, key))
+    rig.options = dataclasses.replace(
+        rig.options, listener_tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key))
+    )
     async with rig.running():
         rig.balancers[0].respond = lambda _: go_on(rig.workers[1].grpc_endpoint)
         assert await rig.infer() == "w1"
@@ -61,7 +63,9 @@ async def test_clients_must_show_a_certificate_where_a_client_ca_is_set(tmp_path
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(ca))
     rig = Rig(tmp_path, channel_credentials=client_credentials(authority, authority.issue_cert("client")))
-    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(chain, key, client_ca=ca))
+    rig.options = dataclasses.replace(
+        rig.options, listener_tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key), client_ca_file=str(ca))
+    )
     async with rig.running():
         assert await rig.infer() in {"w0", "w1", "w2"}
         async with grpc.aio.secure_channel(rig.envoy.endpoint, client_credentials(authority)) as channel:
@@ -127,7 +131,9 @@ async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(tmp_pat
     first = authority.issue_cert("127.0.0.1")
     chain, key = write(first, tmp_path / "secrets", "listener")
     rig = Rig(tmp_path, channel_credentials=client_credentials(authority))
-    rig.options = dataclasses.replace(rig.options, listener_tls=ListenerTls(chain, key))
+    rig.options = dataclasses.replace(
+        rig.options, listener_tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key))
+    )
     async with rig.running():
         assert await rig.infer() in {"w0", "w1", "w2"}
         before = await asyncio.to_thread(shown_serial, rig.envoy.endpoint, authority)

@@ -1,7 +1,7 @@
 """Through a real Envoy: TLS to the workers, which are fake ones.
 
 Triton has TLS at its gRPC port only, so for REST they stand for a proxy beside it. How it goes with Triton's own is in
-tests/integration/telemetry/test_agent_and_triton.py.
+tests/integration/agent/test_agent_and_triton.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from support.envoy_fakes import FakeWorker, Rig
 from support.guarded_listener import both_fronts, grpc_status, guarded, rest_status
 from support.waiting import eventually
 
-from balancer.balancer_tls import BalancerTls
-from balancer.gateway.bootstrap_access import Access
-from balancer.gateway.bootstrap_tls import TritonTls
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.sections import TritonTlsSection
 
 pytestmark = pytest.mark.integration
 NAME = "triton.example"
@@ -34,9 +33,9 @@ def rig_of(front: str, directory: Path, authority: Authority, name: str, shown: 
     rig = guarded(front, directory, Access())
     own = authority.issue("worker", dns=name)
     rig.workers = [FakeWorker(f"w{number}", tls=own.server(authority)) for number in range(3)]
-    pair = (None, None) if shown is None else (shown.cert, shown.key)
-    trust = BalancerTls(authority.file, NAME, *pair)
-    rig.options = dataclasses.replace(rig.options, triton_tls=TritonTls(trust))
+    pair = {} if shown is None else {"cert_file": str(shown.cert), "key_file": str(shown.key)}
+    triton_tls = TritonTlsSection(ca_file=str(authority.file), server_name=NAME, **pair)
+    rig.options = dataclasses.replace(rig.options, triton_tls=triton_tls)
     return rig
 
 

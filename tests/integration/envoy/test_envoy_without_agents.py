@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2_grpc
 
 from balancer.config.config import Config, from_mapping
 from balancer.files.yaml_document import dump
-from tools.stack.child import Child
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_port_range, free_ports
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.process import Child
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,8 @@ def configured(workers: list[FakeWorker], processes: int) -> Config:
         {"name": each.name, "address": each.address, "grpc_port": each.grpc_port, "http_port": each.http_port}
         for each in workers
     ]
-    envoy = {"listen": f"127.0.0.1:{listener}", "admin": f"127.0.0.1:{admin}"}
+    envoy = {"listen": f"127.0.0.1:{listener}", "admin": f"127.0.0.1:{admin}", "frontend": "pick"}
+    listen |= {"fleet": None}
     return from_mapping({"listen": listen, "envoy": envoy, "processes": processes, "discovery": {"workers": [*listed]}})
 
 

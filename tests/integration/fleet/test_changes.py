@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
+from support import fronts
 from support.fleet_stack import fleet_stack
 from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.gateway.names import MISSING_HEADER
-from balancer.gateway.picker import PER_SERVER
+from balancer.extproc.names import MISSING_HEADER
+from balancer.extproc.picker import PER_SERVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -43,7 +44,7 @@ REST_CHANGES = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("changes")
     file = str(directory / "changes.json")
@@ -128,7 +129,7 @@ async def test_a_worker_that_joins_gets_what_the_others_have(stack: Stack) -> No
     await stack.replace_worker(2, "worker-3")
     await eventually(lambda: ready(stack, 2), "the new worker has the model")
     await stack.tritons[1].kill()
-    await stack.restart_triton(1)
+    await stack.start_triton(1)
     await eventually(lambda: ready(stack, 1), "the restarted worker has the model")
     await stack.all_ready()
 
@@ -162,7 +163,7 @@ async def test_a_worker_that_dies_takes_nothing_from_the_sum_and_fails_a_change_
         assert failed.value.details().startswith("RepositoryModelLoad failed on 1 of 3 workers: worker-0: ")
         server, _ = await call(stack, "ServerReady", service_pb2.ServerReadyRequest(), USER)
         assert server.ready
-        await stack.restart_triton(0)
+        await stack.start_triton(0)
         await eventually(lambda: ready(stack, 0), "it has the model again")
         await stack.all_ready()
 
@@ -189,7 +190,7 @@ async def test_without_a_balancer_a_worker_answers_and_nobody_changes_anything(s
             return response.status == 200 and (await response.json())["name"].startswith("worker-")
 
     await eventually(a_workers_by_rest, "a worker answers by REST, too")
-    await stack.restart_balancer()
+    await stack.start_balancer()
     await stack.all_ready()
 
     async def the_fleets() -> bool:
@@ -203,5 +204,5 @@ async def test_what_was_changed_outlives_the_balancer(stack: Stack) -> None:
     kept = json.loads((stack.directory / "changes.json").read_text())
     assert [each["method"] for each in kept] == ["RepositoryModelLoad"]
     await stack.tritons[1].kill()
-    await stack.restart_triton(1)
+    await stack.start_triton(1)
     await eventually(lambda: ready(stack, 1), "the restarted worker has the model")

@@ -21,6 +21,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
+from support import fronts
 from support.fleet_stack import fleet_stack
 from support.stack import Stack
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -32,7 +33,7 @@ VALUES = (11, 7, 5, 3, 2, 0, 1)
 """Of the sequences."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("proxy", "pick", "native"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("examples")
     restricted = ("--grpc-restricted-protocol=trace:own-key=secret", "--http-restricted-api=trace:own-key=secret")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -128,11 +128,39 @@ async def test_the_server_has_one_name_and_health(stack: Stack) -> None:
     _, fleet = await by_grpc(stack.url, "ServerMetadata", service_pb2.ServerMetadataRequest())
     assert fleet == alone | {"name": "triton"}
     assert await by_rest(stack.url, "GET", "/v2", "") == (200, {**fleet, "name": "triton"})
-    async with grpc.aio.insecure_channel(stack.url) as channel:
-        for service in ("", "anything"):
-            check = health_pb2.HealthCheckRequest(service=service)
-            answer = await health_pb2_grpc.HealthStub(channel).Check(check, timeout=30)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", MODEL, "anything"])
+async def test_health_says_what_one_triton_says(stack: Stack, service: str) -> None:
+    through = await health(stack.url, service)
+    assert through == await health(grpc_of(stack), service)
+
+
+async def health(address: str, service: str) -> list[str]:
+    """What it says to Check and to Watch, first."""
+    said, request = [], health_pb2.HealthCheckRequest(service=service)
+    async with grpc.aio.insecure_channel(address) as channel:
+        health_of = health_pb2_grpc.HealthStub(channel)
+        for call in (health_of.Check(request, timeout=30), aiter(health_of.Watch(request, timeout=30))):
+            try:
+                answer = await (anext(call) if isinstance(call, AsyncIterator) else call)
+                said.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+            except grpc.aio.AioRpcError as error:
+                said.append(error.code().name)
+    return said
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_is_not_there_as_at_one_triton(stack: Stack, version: str) -> None:
+    """grpcurl and its like need the definitions in files at either."""
+
+    async def status(address: str) -> grpc.StatusCode:
+        async with grpc.aio.insecure_channel(address) as channel:
+            ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+            # Without a message: an answer that comes before it is written makes grpc.aio report INTERNAL by itself.
+            return await ask(timeout=30).code()
+
+    assert await status(stack.url) == await status(grpc_of(stack)) == grpc.StatusCode.UNIMPLEMENTED
 
 
 async def statistics(client: triton_grpc.InferenceServerClient) -> dict[str, Any]:

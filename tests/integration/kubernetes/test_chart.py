@@ -14,8 +14,8 @@ from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import until_stopped
 from support.waiting import eventually
 
-from balancer.discovery.cluster.api import Access
-from balancer.discovery.pods.source import PodSource
+from balancer.discovery.cluster.api import ClusterAccess
+from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 from balancer.discovery.workers import WorkerSpec
 
@@ -114,7 +114,7 @@ async def test_discovery_reads_of_a_pod_what_the_chart_says_of_it(kubernetes: Ku
     config = yaml.safe_load(named(found, "ConfigMap", "fleet-balancer-config")["data"]["balancer.yaml"])
     file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token("fleet-balancer"))
     wanted = config["discovery"]["kubernetes"]
-    source = PodSource(PodsWanted(Access(wanted["label_selector"], wanted["namespace"], kubeconfig=file)))
+    source = PodSource(PodsWanted(ClusterAccess(wanted["label_selector"], wanted["namespace"], kubeconfig=file)))
     stop = asyncio.Event()
     seen: list[WorkerSpec] = []
 

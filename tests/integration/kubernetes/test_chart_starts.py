@@ -18,16 +18,16 @@ import aiohttp
 import numpy as np
 import pytest
 import yaml
-from support import chart
+from support import chart, fronts
 from support.certificates import Authority, Identity
 from support.chart import EXAMPLES, Object, named, rendered
 from support.pod_outside import ContainerOutside, PodOutside, executables
-from support.stack import exposed, sum_of
 from support.waiting import eventually
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from tools.stack.ports import free_port_range, free_ports
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.stack import read_samples, sum_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -111,7 +111,7 @@ def mounts() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=["native", "pick-with-certificates", "proxy"])
+@pytest.fixture(params=["native", *fronts.one_of("pick-with-certificates", "proxy")])
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path, mounts: Path) -> AsyncIterator[Fleet]:
     if why := chart.why_absent():
         pytest.skip(why)
@@ -182,7 +182,7 @@ async def the_proxy_forwards(fleet: Fleet) -> None:
         async def kept() -> bool:
             assert (await client.infer("digits", [wanted])).as_numpy("LABEL").tolist() == [[0]]
             first = fleet.ports["gateway.ports.admin"]
-            pages = [await exposed(f"http://127.0.0.1:{first + process}") for process in range(2)]
+            pages = [await read_samples(f"http://127.0.0.1:{first + process}") for process in range(2)]
             return all(sum_of(page, "balancer_proxy_cache_total", result="hit") for page in pages)
 
         await eventually(kept, "each process gives an answer that it kept")

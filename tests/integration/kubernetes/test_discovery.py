@@ -18,8 +18,8 @@ from support.pods import until_stopped
 from support.waiting import eventually
 
 from balancer.discovery.cluster import api as pods_api
-from balancer.discovery.cluster.api import Access
-from balancer.discovery.pods.source import PodSource
+from balancer.discovery.cluster.api import ClusterAccess
+from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ ACCOUNT = "fleet-balancer"
 class Fleet:
     """What a source yields."""
 
-    def __init__(self, access: Access, **wanted: Any) -> None:
+    def __init__(self, access: ClusterAccess, **wanted: Any) -> None:
         self.source = PodSource(PodsWanted(access, **wanted))
         self.counts = self.source.counts
         self.listed: dict[str, bool] | None = None
@@ -57,22 +57,22 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def following(access: Access, **wanted: Any) -> AsyncIterator[Fleet]:
+async def following(access: ClusterAccess, **wanted: Any) -> AsyncIterator[Fleet]:
     fleet = Fleet(access, **wanted)
     async with until_stopped(fleet.follow(), fleet.stop):
         yield fleet
 
 
 @pytest.fixture
-async def access(namespace: Namespace, tmp_path: Path) -> Access:
+async def access(namespace: Namespace, tmp_path: Path) -> ClusterAccess:
     """As the chart's service account."""
     await namespace.create_all(role(namespace.name))
     file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
-    return Access("app=triton", kubeconfig=file)
+    return ClusterAccess("app=triton", kubeconfig=file)
 
 
 async def test_pods_come_become_ready_change_and_go(
-    namespace: Namespace, access: Access, capsys: pytest.CaptureFixture[str]
+    namespace: Namespace, access: ClusterAccess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with following(access) as fleet:
         await fleet.until({})
@@ -107,7 +107,7 @@ async def test_pods_come_become_ready_change_and_go(
         print(f"\npod ready to listed: {listed_s * 1e3:.0f} ms; deletion to draining: {draining_s * 1e3:.0f} ms")
 
 
-async def test_what_pods_say_of_themselves(namespace: Namespace, access: Access) -> None:
+async def test_what_pods_say_of_themselves(namespace: Namespace, access: ClusterAccess) -> None:
     await namespace.ready("six", address="fd00::7", ports={"grpc": 7001})
     await namespace.ready("annotated", last=8, annotations={"balancer/grpc-port": "6001"})
     await namespace.ready("bad", last=9, annotations={"balancer/grpc-port": "none"})
@@ -119,7 +119,7 @@ async def test_what_pods_say_of_themselves(namespace: Namespace, access: Access)
         assert fleet.counts.pods == {"ready": 3, "refused": 1}
 
 
-async def test_300_pods_churning(namespace: Namespace, access: Access) -> None:
+async def test_300_pods_churning(namespace: Namespace, access: ClusterAccess) -> None:
     expected: dict[str, bool] = {}
     lives_of: dict[str, int] = {}
     chance = random.Random(3)
@@ -161,7 +161,7 @@ async def test_300_pods_churning(namespace: Namespace, access: Access) -> None:
 
 
 async def test_the_api_server_dies_and_returns_with_a_history_that_is_gone(
-    kubernetes: KubernetesApi, namespace: Namespace, access: Access, caplog: pytest.LogCaptureFixture
+    kubernetes: KubernetesApi, namespace: Namespace, access: ClusterAccess, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, name in enumerate(("a", "b", "c"), 1):
         await namespace.ready(name, last=number)
@@ -186,7 +186,7 @@ async def test_the_api_server_dies_and_returns_with_a_history_that_is_gone(
     assert sum("403" in message for message in told) <= 1
 
 
-async def test_more_pods_than_are_kept(namespace: Namespace, access: Access) -> None:
+async def test_more_pods_than_are_kept(namespace: Namespace, access: ClusterAccess) -> None:
     for number in range(1, 46):
         await namespace.ready(f"pod-{number:02}", last=number)
     async with following(access, max_pods=42) as fleet:
@@ -196,7 +196,7 @@ async def test_more_pods_than_are_kept(namespace: Namespace, access: Access) -> 
 
 
 async def test_the_role_allows_pods_to_be_read_and_nothing_else(
-    kubernetes: KubernetesApi, namespace: Namespace, access: Access
+    kubernetes: KubernetesApi, namespace: Namespace, access: ClusterAccess
 ) -> None:
     await namespace.ready("a")
     token = await namespace.token(ACCOUNT)
@@ -235,7 +235,7 @@ async def test_without_the_role_the_log_says_what_to_bind_and_the_pods_come_once
     await namespace.create_all(each for each in wanted if each not in bindings)
     await namespace.ready("a")
     file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
-    async with following(Access("app=triton", kubeconfig=file)) as fleet:
+    async with following(ClusterAccess("app=triton", kubeconfig=file)) as fleet:
         await eventually(lambda: fleet.counts.failures["forbidden"], "it is refused")
         assert fleet.listed is None
         await namespace.create_all(bindings)
@@ -248,7 +248,11 @@ async def test_without_the_role_the_log_says_what_to_bind_and_the_pods_come_once
 
 
 async def test_in_a_pod_the_service_account_is_taken_and_its_token_may_rotate(
-    kubernetes: KubernetesApi, namespace: Namespace, access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubernetes: KubernetesApi,
+    namespace: Namespace,
+    access: ClusterAccess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from kubernetes.config import incluster_config  # noqa: PLC0415  # an optional part
 
@@ -260,14 +264,14 @@ async def test_in_a_pod_the_service_account_is_taken_and_its_token_may_rotate(
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(kubernetes.certificate))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kubernetes.port))
-    async with following(Access("app=triton")) as fleet:
+    async with following(ClusterAccess("app=triton")) as fleet:
         await eventually(lambda: fleet.counts.failures["unauthorized"], "the token is refused")
         (tmp_path / "token").write_text(await namespace.token(ACCOUNT))
         await fleet.until({"a": False})
 
 
 async def test_a_balancer_that_serves_knows_the_pods_and_ends_though_it_watches(
-    namespace: Namespace, access: Access, tmp_path: Path
+    namespace: Namespace, access: ClusterAccess, tmp_path: Path
 ) -> None:
     await namespace.ready("a")
     section = {"label_selector": "app=triton", "kubeconfig": str(access.kubeconfig)}

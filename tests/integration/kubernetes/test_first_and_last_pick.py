@@ -18,7 +18,7 @@ from support.chart import role
 from support.kubernetes_api import KubernetesApi
 from support.waiting import eventually
 
-from balancer.gateway.names import PICKS_SERVICE
+from balancer.extproc.names import PICKS_SERVICE
 
 pytestmark = pytest.mark.integration
 

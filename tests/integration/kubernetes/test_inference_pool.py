@@ -20,10 +20,10 @@ from support.kubernetes_api import KubernetesApi, Namespace
 from support.pods import until_stopped
 from support.waiting import eventually
 
-from balancer.discovery.cluster.api import Access
-from balancer.discovery.pods.source import PodSource
+from balancer.discovery.cluster.api import ClusterAccess
+from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
-from tools.stack.ports import free_ports
+from balancer.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -74,10 +74,10 @@ async def namespace(bare: KubernetesApi, namespace: Namespace) -> Namespace:
 
 
 @pytest.fixture
-async def access(namespace: Namespace, tmp_path: Path) -> Access:
+async def access(namespace: Namespace, tmp_path: Path) -> ClusterAccess:
     await namespace.create_all(role(namespace.name, "triton"))
     file = await namespace.kubeconfig(tmp_path / "kubeconfig", await namespace.token(ACCOUNT))
-    return Access("", kubeconfig=file)
+    return ClusterAccess("", kubeconfig=file)
 
 
 async def patch(namespace: Namespace, found: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ async def delete(namespace: Namespace, found: dict[str, Any]) -> None:
 class Fleet:
     """What a source yields."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ClusterAccess) -> None:
         self.source = PodSource(PodsWanted(access, pool="triton"))
         self.listed: list[dict[str, tuple[str, str]]] = []
         self.stop = asyncio.Event()
@@ -109,14 +109,14 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def following(access: Access) -> AsyncIterator[Fleet]:
+async def following(access: ClusterAccess) -> AsyncIterator[Fleet]:
     fleet = Fleet(access)
     async with until_stopped(fleet.follow(), fleet.stop):
         yield fleet
 
 
 async def test_a_pool_says_which_pods_and_by_which_ports_while_it_changes(
-    extended: KubernetesApi, namespace: Namespace, access: Access
+    extended: KubernetesApi, namespace: Namespace, access: ClusterAccess
 ) -> None:
     gold = {"app": "other", "tier": "gold"}
     await namespace.ready("a", last=1)
@@ -139,7 +139,7 @@ async def test_a_pool_says_which_pods_and_by_which_ports_while_it_changes(
 
 
 async def test_what_is_missing_or_no_use_is_said_and_awaited(
-    bare: KubernetesApi, namespace: Namespace, access: Access, caplog: pytest.LogCaptureFixture
+    bare: KubernetesApi, namespace: Namespace, access: ClusterAccess, caplog: pytest.LogCaptureFixture
 ) -> None:
     await namespace.ready("a", last=1)
     async with following(access) as fleet:
@@ -171,7 +171,7 @@ async def test_what_is_missing_or_no_use_is_said_and_awaited(
 
 
 async def test_the_role_allows_a_pool_only_where_the_chart_has_one(
-    extended: KubernetesApi, namespace: Namespace, access: Access
+    extended: KubernetesApi, namespace: Namespace, access: ClusterAccess
 ) -> None:
     await namespace.create_all([pool(), objective("batch", -1)])
     token = await namespace.token(ACCOUNT)
@@ -212,7 +212,7 @@ class Gateway:
 
 
 async def test_an_objective_of_the_pool_is_the_priority_of_who_names_it(
-    extended: KubernetesApi, namespace: Namespace, access: Access, tmp_path: Path
+    extended: KubernetesApi, namespace: Namespace, access: ClusterAccess, tmp_path: Path
 ) -> None:
     await namespace.ready("a", last=1)
     await namespace.create_all([pool(), objective("batch", -3), objective("chat", 5), objective("far", -3, of="other")])

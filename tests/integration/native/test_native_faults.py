@@ -16,12 +16,12 @@ from support.envoy_fakes import a_request
 from support.native import NativeRig
 from support.waiting import eventually
 
-from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.front import module
-from balancer.front.layouts import Source
-from balancer.front.state import STALE_AFTER_S
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.native.library import PATH
+from balancer.bootstrap.native import NativeOptions
+from balancer.kernel.compiled.library import PATH
+from balancer.native import envoy_module as module
+from balancer.native.layouts import Source
+from balancer.native.state import HUNG_AFTER_S, STALE_AFTER_S
+from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 
 pytestmark = pytest.mark.integration
 SEQUENCES = range(1, 13)
@@ -30,7 +30,7 @@ SEQUENCES = range(1, 13)
 @pytest.fixture
 async def mortal(tmp_path: Path) -> AsyncIterator[NativeRig]:
     """Whose balancer is soon taken for dead: also where this process is kept from its signs of life."""
-    async with NativeRig(tmp_path, stale_after_s=STALE_AFTER_S).running() as rig:
+    async with NativeRig(tmp_path, stale_after_s=STALE_AFTER_S, hung_after_s=HUNG_AFTER_S).running() as rig:
         yield rig
 
 
@@ -38,23 +38,18 @@ async def all_served(rig: NativeRig, count: int = 12) -> None:
     assert all([await rig.infer() in {"w0", "w1", "w2"} for _ in range(count)])
 
 
-async def test_when_the_balancer_dies_envoy_chooses_and_asks_nobody(mortal: NativeRig) -> None:
+async def test_when_the_balancer_dies_envoy_chooses_until_it_returns_and_asks_nobody(mortal: NativeRig) -> None:
     await all_served(mortal)
     mortal.die()
     await eventually(mortal.does_without)
     counts = mortal.router.state.counts()
     await all_served(mortal)
     assert mortal.router.state.counts() == counts | {"least_stale": counts["least_stale"] + 12}
-    assert mortal.balancer.seen == []
-
-
-async def test_a_balancer_that_returns_decides_again(mortal: NativeRig) -> None:
-    await all_served(mortal)
-    mortal.die()
     mortal.begin()
     await eventually(mortal.picks)
     await all_served(mortal, 30)
     await mortal.all_ended()
+    assert mortal.balancer.seen == []
 
 
 async def test_a_balancer_that_was_stopped_goes_on(mortal: NativeRig) -> None:
@@ -112,20 +107,18 @@ def gone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [garbage, another, empty, gone])
-@pytest.mark.parametrize("name", ["control", "books", "directory-*", "options-*"])
-async def test_whatever_is_in_the_files_requests_are_served(
-    mortal: NativeRig, name: str, spoil: Callable[[Path], None]
-) -> None:
+async def test_whatever_is_in_the_files_requests_are_served(mortal: NativeRig, spoil: Callable[[Path], None]) -> None:
     """First under an Envoy that has them mapped, then for one that looks for them anew."""
-    await all_served(mortal, 3)
-    for path in mortal.folder.glob(name):
-        spoil(path)
-    await all_served(mortal)
-    mortal.die()
-    await eventually(mortal.does_without)
-    await all_served(mortal)
-    mortal.begin()
-    await eventually(mortal.picks)
+    for name in ("control", "fleet_state", "directory-*", "options-*"):
+        await all_served(mortal, 3)
+        for path in mortal.folder.glob(name):
+            spoil(path)
+        await all_served(mortal)
+        mortal.die()
+        await eventually(mortal.does_without, f"{name} is given up with its balancer")
+        await all_served(mortal)
+        mortal.begin()
+        await eventually(mortal.picks, f"a new {name} is used")
 
 
 async def test_somebody_keeps_the_lock(rig: NativeRig) -> None:
@@ -150,18 +143,13 @@ async def served_by(rig: NativeRig, sequences: range) -> list[str]:
     return workers
 
 
-async def test_sequences_stay_where_they_are_without_the_lock(rig: NativeRig) -> None:
-    before = await served_by(rig, SEQUENCES)
-    assert set(before) == {"w0", "w1", "w2"}
-    await rig.all_ended()
-    assert rig.router.state.lock()
-    assert await served_by(rig, SEQUENCES) == before
-    assert rig.router.state.counts()["least_locked"] == len(SEQUENCES)
-
-
-async def test_sequences_stay_where_they_are_without_a_balancer(mortal: NativeRig) -> None:
+async def test_sequences_stay_where_they_are_without_the_lock_and_without_a_balancer(mortal: NativeRig) -> None:
     before = await served_by(mortal, SEQUENCES)
     assert set(before) == {"w0", "w1", "w2"}
+    await mortal.all_ended()
+    assert mortal.router.state.lock()
+    assert await served_by(mortal, SEQUENCES) == before
+    mortal.router.state.unlock()
     mortal.die()
     await eventually(mortal.does_without)
     assert await served_by(mortal, SEQUENCES) == before

@@ -17,8 +17,9 @@ from support.envoy_fakes import a_request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.core.events import ModelReport, Report, Sent
-from balancer.core.settings import Limits, Settings
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.events import ModelReport, Report, Sent
+from balancer.server.recent import picked, summary
 
 pytestmark = pytest.mark.integration
 MODEL, FULL = "m", "full"
@@ -74,9 +75,10 @@ async def test_answers(rig: BothFronts) -> None:
     assert rig.samples("balancer_outcomes_total") == {("matched",): 8}
     for name in ("errors", "refusals", "fallbacks", "aborted_requests"):
         assert rig.samples(f"balancer_{name}_total") == {}
-    summary = rig.recorder.recent.summary(time.monotonic())
-    assert (summary.picked, summary.without_pick, summary.errors) == (6, 0, 0)
-    assert summary.p99_s > 0
+    span_s, parts = rig.recorder.recent.parts(time.monotonic())
+    found = summary(span_s, parts)
+    assert (picked(parts), found.errors) == ({"picked": 6, "without_pick": 0}, 0)
+    assert found.p99_s > 0
 
 
 async def test_bodies(rig: BothFronts) -> None:
@@ -104,7 +106,7 @@ async def test_errors_of_workers(rig: BothFronts) -> None:
     assert rig.samples("balancer_requests_total") == {(MODEL, "grpc_13", "w0"): 1, (MODEL, "grpc_3", "w1"): 1}
     assert rig.samples("balancer_errors_total") == {(MODEL, "w0"): 1}
     assert rig.samples("balancer_request_duration_seconds_count") == {}
-    assert rig.recorder.recent.summary(time.monotonic()).errors == 1
+    assert summary(*rig.recorder.recent.parts(time.monotonic())).errors == 1
 
 
 async def test_a_worker_that_is_gone(rig: BothFronts) -> None:
@@ -197,19 +199,3 @@ async def test_lines_of_decisions(rig: BothFronts, caplog: pytest.LogCaptureFixt
     assert [second[name] for name in ("worker", "policy", "fallbacks")] == [home, "consistent_hash", []]
     assert [third[name] for name in names[3:]] == ["none", "", "round_robin", 0.0, "unknown_model"]
     assert third["number"] is None
-
-
-async def test_half_of_the_decisions_have_a_line(rig: BothFronts, caplog: pytest.LogCaptureFixture) -> None:
-    """Of equal numbers by either front end."""
-    caplog.set_level(logging.INFO, "balancer.decisions")
-    rig.tell_lines(0.5)
-    for _ in range(16):
-        await rig.infer()
-    wanted = [number for number in range(16) if rig.recorder.decision_lines.wants(number)]
-    await counted(rig, 16)
-
-    def lines() -> list[int]:
-        return [vars(record)["number"] for record in caplog.records if record.name == "balancer.decisions"]
-
-    await eventually(lambda: len(lines()) >= len(wanted))
-    assert lines() == wanted

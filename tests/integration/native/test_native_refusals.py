@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.envoy_fakes import a_request
 from support.native import NativeRig
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import ModelReport, Report, Sent
-from balancer.core.settings import Limits, Settings
-from balancer.gateway.kserve import HeaderNames, read_call
-from balancer.gateway.picker import Picker
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.kserve import HeaderNames, read_call
+from balancer.extproc.picker import Picker
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.events import ModelReport, Report, Sent, Withdrawn
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 FULL, DRAINING, SOME = "full", 'it\'s "draining"', "some"
 MODELS = (FULL, DRAINING, SOME)
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[NativeRig]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NativeRig]:
     limits = Limits(max_pending_per_worker=2, sheddable_priority=3, sheddable_max_pending_per_worker=1)
     settings = Settings(limits=limits, stale_after_s=1e6)
-    async with NativeRig(tmp_path, settings=settings).running() as rig:
+    async with NativeRig(tmp_path_factory.mktemp("native"), settings=settings).running() as rig:
         for name in ("w0", "w1", "w2"):
             models = tuple(ModelReport(model, "1", ready=model != DRAINING) for model in MODELS)
             rig.router.observe(Report(name, 1, 1, True, models=models), time.monotonic())
         yield rig
 
 
-def fill(rig: NativeRig, count: int) -> None:
-    for number in range(3 * count):
-        rig.router.observe(Sent(10**6 + number, f"w{number % 3}", FULL, 1.0), time.monotonic())
+@contextlib.contextmanager
+def filled(rig: NativeRig, count: int, *workers: str) -> Iterator[None]:
+    """So many requests are in flight at each of the workers."""
+    sent = [Sent(10**6 + number, workers[number % len(workers)], FULL, 1.0) for number in range(count * len(workers))]
+    for each in sent:
+        rig.router.observe(each, time.monotonic())
+    yield
+    for each in sent:
+        rig.router.observe(Withdrawn(each.number), time.monotonic())
 
 
 def asked(rig: NativeRig, headers: Mapping[str, str], fields: Mapping[str, Any]) -> ext_proc.ImmediateResponse:
@@ -64,91 +70,85 @@ CASES = {
     "full for what can be shed": (FULL, "1", 5, 1),
     "a name that is too long": ("n" * 300, "", 0, 0),
 }
+SHED = ("full", "full for what can be shed")
+"""Of these clients are told when to try again."""
+
+
+GRPC = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc"}
 
 
 @pytest.mark.parametrize("case", CASES)
 async def test_grpc_hears_what_the_balancer_would_say(rig: NativeRig, case: str) -> None:
-    model, version, priority, filled = CASES[case]
-    fill(rig, filled)
+    model, version, priority, count = CASES[case]
     request = a_request(model)
     request.model_version = version
     fields: dict[str, Any] = {"model_name": [model], "model_version": [version], "inputs.shape": ["16"]}
     if priority:
         request.parameters["priority"].uint64_param = priority
         fields |= {"parameters.key": ["priority"], "parameters.value.uint64_param": [str(priority)]}
-    headers = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc"}
-    expected = asked(rig, headers, fields)
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(request, timeout=10)
+    with filled(rig, count, "w0", "w1", "w2"):
+        expected = asked(rig, GRPC, fields)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await rig.stub.ModelInfer(request, timeout=10)
     assert raised.value.code().value[0] == expected.grpc_status.status
     assert raised.value.details() == expected.body.decode()
+    again_ms = dict(raised.value.trailing_metadata() or ()).get("grpc-retry-pushback-ms")
+    told = {each.header.key: each.header.raw_value for each in expected.headers.set_headers}
+    assert (again_ms is not None) is (case in SHED) is ("grpc-retry-pushback-ms" in told)
+    assert again_ms is None or 50 <= int(again_ms) <= 150
     assert rig.balancer.seen == []
 
 
 @pytest.mark.parametrize("case", ["unknown model", "unknown version", "full"])
 async def test_rest_hears_what_the_balancer_would_say(rig: NativeRig, case: str) -> None:
-    model, version, _, filled = CASES[case]
-    fill(rig, filled)
+    model, version, _, count = CASES[case]
     path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/infer"
-    expected = asked(rig, {":path": path, ":method": "POST"}, {})
-    async with rig.http.post(f"http://{rig.envoy.endpoint}{path}", json={"inputs": []}) as response:
-        assert response.status == expected.status.code
-        assert await response.read() == expected.body
-        assert response.headers["content-type"] == "application/json"
+    with filled(rig, count, "w0", "w1", "w2"):
+        expected = asked(rig, {":path": path, ":method": "POST"}, {})
+        async with rig.http.post(f"http://{rig.envoy.endpoint}{path}", json={"inputs": []}) as response:
+            assert response.status == expected.status.code
+            assert await response.read() == expected.body
+            assert response.headers["content-type"] == "application/json"
+            assert response.headers.get("retry-after") == ("1" if case in SHED else None)
     assert json.loads(expected.body)["error"]
     assert rig.balancer.seen == []
 
 
-async def test_refusals_are_told_and_count_nothing_in(rig: NativeRig) -> None:
-    with pytest.raises(grpc.aio.AioRpcError):
-        await rig.stub.ModelInfer(a_request("none"), timeout=10)
-    (told,) = rig.told()
-    assert (told["source"], told["grpc_status"]) == (3, 5)
-    assert rig.router.state.in_flight == 0
-
-
-async def test_a_header_that_cannot_be_read_is_refused(rig: NativeRig) -> None:
-    headers = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc"}
-    expected = asked(rig, {**headers, "x-priority": "high"}, {"model_name": [SOME]})
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(a_request(SOME), timeout=10, metadata=[("x-priority", "high")])
-    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert raised.value.details() == expected.body.decode()
-
-
-async def test_a_question_about_a_model_that_nobody_has_goes_to_any_server(rig: NativeRig) -> None:
-    seen = rig.workers[0].requests
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="none"), timeout=10)
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED, "the fake workers answer so"
-    assert rig.router.state.counts()["picked"] == 1
-    assert rig.balancer.seen == []
-    assert seen == []
-
-
-async def test_a_sequence_is_refused_where_its_worker_is_full(rig: NativeRig) -> None:
-    rig.router.configure(rig.policy, dataclasses.replace(rig.settings))
-    request = a_request(FULL)
-    request.parameters["sequence_id"].int64_param = 5
-    home = (await rig.stub.ModelInfer(request, timeout=10)).id
-    for number in range(2):
-        rig.router.observe(Sent(10**6 + number, home, FULL, 1.0), time.monotonic())
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rig.stub.ModelInfer(request, timeout=10)
-    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert rig.balancer.seen == []
-
-
 @pytest.mark.parametrize(
-    "sent", [[("x-request-id", "r" * 2000)], [("x-tenant", f"t{n}") for n in range(20)] + [("x-tenant", "t" * 300)]]
+    "sent",
+    [
+        [("x-priority", "high")],
+        [("x-request-id", "r" * 2000)],
+        [("x-tenant", f"t{n}") for n in range(20)] + [("x-tenant", "t" * 300)],
+    ],
+    ids=["no number", "too long to be kept", "too many to be kept"],
 )
-async def test_headers_too_long_or_too_many_to_be_kept_count_all_the_same(
-    rig: NativeRig, sent: list[tuple[str, str]]
-) -> None:
-    """The last one where it is repeated."""
-    headers = {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc", **dict(sent)}
-    expected = asked(rig, headers, {"model_name": [SOME], "inputs.shape": ["16"]})
+async def test_headers_out_of_bounds_are_refused(rig: NativeRig, sent: list[tuple[str, str]]) -> None:
+    """Of one that is repeated, the last counts. What is refused is told, and counts nothing in."""
+    expected = asked(rig, {**GRPC, **dict(sent)}, {"model_name": [SOME], "inputs.shape": ["16"]})
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rig.stub.ModelInfer(a_request(SOME), timeout=10, metadata=sent)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert raised.value.details() == expected.body.decode()
+    told = rig.told()[-1]
+    assert (told["source"], told["grpc_status"]) == (3, 3)
+    await rig.all_ended()
+
+
+async def test_a_question_about_a_model_that_nobody_has_goes_to_any_server(rig: NativeRig) -> None:
+    before = rig.router.state.counts()["picked"]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="none"), timeout=10)
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED, "the fake workers answer so"
+    assert rig.router.state.counts()["picked"] == before + 1
+    assert rig.balancer.seen == []
+
+
+async def test_a_sequence_is_refused_where_its_worker_is_full(rig: NativeRig) -> None:
+    request = a_request(FULL)
+    request.parameters["sequence_id"].int64_param = 5
+    home = (await rig.stub.ModelInfer(request, timeout=10)).id
+    with filled(rig, 2, home), pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rig.stub.ModelInfer(request, timeout=10)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert rig.balancer.seen == []

@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
-import tritonclient.http.aio as triton_http
 from click.testing import CliRunner
 from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
-from balancer import cli
-from balancer.front.folder import CONTROL
-from balancer.front.layouts import COUNTS
-from balancer.front.module import Module
-from balancer.native.library import Library
-from balancer.operate.decision_log.reading import read_log
+from balancer.cli import main as cli
+from balancer.kernel.compiled.library import Library
+from balancer.native.envoy_module import Module
+from balancer.native.folder import CONTROL
+from balancer.native.layouts import COUNTS
+from balancer.server.decision_log.reading import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "emulated_tft"
@@ -84,38 +83,10 @@ async def test_requests_take_turns_and_metrics_tell_of_each(stack: Stack) -> Non
     assert [worker["in_flight"] for worker in page["workers"]] == [0, 0, 0]
 
 
-async def test_rest_is_served(stack: Stack) -> None:
-    before = await decided(stack)
-    async with triton_http.InferenceServerClient(stack.url) as client:
-        for _ in range(6):
-            result = await client.infer(MODEL, [tensor(triton_http, 2)])
-            assert result.as_numpy("CHECKSUM").shape == (2, 1)
-        assert await client.is_model_ready(MODEL)
-
-    async def counted() -> bool:
-        return await decided(stack) - before >= 7
-
-    await eventually(counted, "every decision is counted")
-
-
-async def test_another_policy_is_in_force_without_a_failure(stack: Stack) -> None:
-    async with triton_grpc.InferenceServerClient(stack.url) as client:
-        for name in ("least_requests", "expected_latency", "wlpr", "round_robin"):
-            going = asyncio.gather(*(infer(client) for _ in range(50)))
-            stack.write_config({"name": name})
-            await going
-
-            async def swapped(name: str = name) -> bool:
-                await infer(client)
-                return await stack.metric("balancer_decisions_total", policy=name) > 0
-
-            await eventually(swapped, f"{name} decides")
-
-
 async def test_a_rollout_goes_to_its_last_step_and_is_watched_without_a_failure(stack: Stack) -> None:
     """By lot, then by windows; a guard and a shadow look on, and all that Envoy decides counts."""
-    guard = {"enabled": True, "window_s": 0.3, "settle_s": 0.05, "window_every_s": 0.9}
-    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 1, "min_requests": 20, "watch_s": 60}
+    guard = {"enabled": True, "window_s": 0.3, "window_every_s": 0.9}
+    rollout = {"name": "wlpr", "shares": [0.5, 1.0], "step_s": 1}
     shadow = {"name": "expected_latency", "share": 0.1}
     decisions = {name: await decided(stack, name) for name in ("least_requests", "wlpr")}
     async with steady_load(stack.url, MODEL, clients=4) as load:
@@ -175,7 +146,7 @@ async def test_a_killed_balancer_costs_no_request(stack: Stack) -> None:
         await eventually(lambda: served >= 50, "requests are served")
         await stack.balancer.kill()
         await envoy_chooses()
-        await stack.restart_balancer()
+        await stack.start_balancer()
         await stack.all_ready()
         before = await decided(stack)
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 from support.page_fleet import PageFleet
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import eventually
 
 from balancer.config.config import from_mapping
 from balancer.config.sections import AdminSection
-from balancer.core.trials.steering import Steering
-from balancer.core.trials.switchback import Finding
 from balancer.files.yaml_document import ConfigError, Problem
-from balancer.operate.news import News
+from balancer.scheduler.canary.selector import PolicySelector
+from balancer.scheduler.canary.switchback import Finding
+from balancer.server.event_reporter import EventReporter
+from dev.browser import MISSING, Tab, chromium, tab
 from policies.base import Request
-from tools.browser import MISSING, Tab, chromium, tab
+from policies.expected_latency import ExpectedLatency
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(chromium() is None, reason=MISSING)]
 
@@ -33,7 +32,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 @pytest.fixture(autouse=True)
 def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each document, though the fleet's clock stands still."""
-    monkeypatch.setattr("balancer.operate.page.maker.FRESH_S", 0.0)
+    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def troubled(workers: int = 64) -> PageFleet:
     fleet = PageFleet(workers, names={5: HOSTILE, 6: IMAGE}, models=("m", HOSTILE))
     fleet.traffic()
     fleet.trouble()
-    fleet.journal.add("worker", "error", f"listed: {HOSTILE}")
+    fleet.events.add("worker", "error", f"listed: {HOSTILE}")
     fleet.state.accept(from_mapping({"seed": 1, "models": {IMAGE: {"versions": ["1"]}}}), 1100.0)
     fleet.state.refuse(ConfigError([Problem("balancer.yaml", 3, "policy.name", f"{HOSTILE} is not allowed")]), 1200.0)
     fleet.not_ready = f"no worker is ready ({HOSTILE})"
@@ -67,12 +66,12 @@ async def test_it_shows_the_fleet_and_follows_it(page: Tab) -> None:
         assert "its report stream broke" in (await page.ask(ROWS.format("workers")))[0][-1]
         assert "no report for more than 1 s: worker-1" in await page.ask("document.getElementById('events').innerText")
         assert page.problems == []
-        assert len(admin._watchers) == 1
+        assert len(admin._streams) == 1
         await page.call("Page.navigate", url="about:blank")
-        await eventually(lambda: not len(admin._watchers), "nobody watches any more")
+        await eventually(lambda: not len(admin._streams), "nobody watches any more")
 
 
-async def test_hostile_names_are_text(page: Tab) -> None:
+async def test_hostile_names_are_text_and_nothing_is_fetched_from_elsewhere(page: Tab) -> None:
     async with troubled().served() as (_, url):
         await page.open(f"{url}/")
         await page.until(LIVE)
@@ -85,6 +84,8 @@ async def test_hostile_names_are_text(page: Tab) -> None:
         assert await page.ask("document.querySelectorAll('img').length") == 0
         assert await page.ask("window.hacked") is None
         assert page.problems == []
+        fetched = await page.ask("performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert all(name.startswith((f"{url}/", "data:")) for name in fetched)
         # Were one to get in as markup, the page's policy would not run it.
         attempt = "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
         assert await page.ask(f"try {{ {attempt}; 'in' }} catch {{ 'refused' }}") == "refused"
@@ -93,9 +94,8 @@ async def test_hostile_names_are_text(page: Tab) -> None:
         assert await page.ask("window.hacked") is None
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-async def test_it_is_readable_on_a_phone_and_by_day_and_night(page: Tab, scheme: str, width: int) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (390, "dark"), (1280, "dark")])
+async def test_it_is_readable_on_a_phone_and_by_day_and_night(page: Tab, width: int, scheme: str) -> None:
     async with troubled().served() as (_, url):
         await page.open(f"{url}/", width, 844, scheme)  # type: ignore[arg-type]  # one of its two
         await page.until(LIVE)
@@ -104,6 +104,57 @@ async def test_it_is_readable_on_a_phone_and_by_day_and_night(page: Tab, scheme:
         assert dark == (scheme == "dark")
         ratio, *where = await page.ask(CONTRAST)
         assert ratio >= 4.5, where
+
+
+CUT = """[...document.querySelectorAll('td, tbody th')].filter(cell => {
+    const at = cell.getBoundingClientRect(), part = cell.closest('.scroll').getBoundingClientRect();
+    const cut = at.left < part.left - 1 || at.right > part.right + 1 || cell.scrollWidth > cell.clientWidth + 1;
+    return at.width && cut;
+}).map(cell => cell.textContent)"""
+HINTS = "[...document.querySelectorAll('#workers .hint')].map(each => each.textContent)"
+
+
+async def test_on_a_phone_no_column_is_cut_and_each_number_stands_under_its_title(page: Tab) -> None:
+    async with troubled().served() as (_, url):
+        await page.open(f"{url}/", 360, 844)
+        await page.until(LIVE)
+        assert await page.ask(CUT) == []
+        label = "getComputedStyle(document.querySelector('#workers-table td:nth-child(3)'), '::before').content"
+        assert await page.ask(label) == '"queue"'
+        tree = (await page.call("Accessibility.getFullAXTree"))["nodes"]
+        roles = [each["role"]["value"] for each in tree if not each["ignored"]]
+        assert min(roles.count("table"), roles.count("columnheader"), roles.count("rowheader")) > 2
+        # 64 workers are more than the window has: what is below is said, until it is seen.
+        assert await page.ask(HINTS) == ["more below ↓"]
+        await page.ask("document.querySelector('#workers .scroll').scrollTop = 1e6")
+        await page.until(f"{HINTS}[0] === ''")
+
+
+async def test_columns_that_do_not_fit_are_told_until_they_are_seen(page: Tab) -> None:
+    async with troubled(3).served() as (_, url):
+        await page.open(f"{url}/", 700, 844)
+        await page.until(LIVE)
+        await page.until(f"{HINTS}[0].includes('more columns to the right')")
+        await page.ask("document.querySelector('#workers .scroll').scrollLeft = 1e6")
+        await page.until(f"!{HINTS}[0].includes('more columns')")
+        await page.resize(1600, 844)
+        await page.until(f"{HINTS}[0] === ''")
+        assert page.problems == []
+
+
+async def test_that_there_is_no_traffic_is_said(page: Tab) -> None:
+    fleet = PageFleet(2, policy=ExpectedLatency())
+    async with fleet.served() as (_, url):
+        await page.open(f"{url}/")
+        await page.until(LIVE)
+        for place in ("now-words", "traffic-words"):
+            assert await page.ask(f"document.getElementById('{place}').textContent") == "No requests in the last 5 s."
+        fleet.traffic()
+        await page.until("document.getElementById('now-words').textContent === ''")
+        titles = "[...document.querySelectorAll('thead th, dt')].map(cell => cell.textContent)"
+        told = await page.ask(titles)
+        assert {"queue of other models", "wait", "errors"} <= set(told)
+        assert not [title for title in told if "_" in title or title.endswith(" can")]
 
 
 async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> None:
@@ -115,24 +166,32 @@ async def test_guard_shadow_and_rollout_are_told_with_the_reason(page: Tab) -> N
         "rollout": {"name": "power_of_two"},
     }
     plan = from_mapping(sections).plan(fleet.router.policy)
-    steering = fleet.router.steering = Steering(fleet.router.policy, plan, listener=News(fleet.metrics, fleet.journal))
-    assert steering.rollout is not None
+    selector = fleet.router.selector = PolicySelector(
+        fleet.router.policy,
+        plan,
+        listener=EventReporter(fleet.router, fleet.metrics, fleet.events, lambda: fleet.now_s),
+    )
+    assert selector.rollout is not None
     for _ in range(20):
         fleet.router.route(Request("m"), fleet.now_s)
     async with fleet.served() as (_, url):
         await page.open(f"{url}/")
-        words = "document.getElementById('steering').innerText"
+        words = "document.getElementById('canary').innerText"
         await page.until(f"{words}.includes('Shadow: round_robin')")
         told = await page.ask(words)
         assert "Rollout from wlpr to power_of_two" in told
         assert "running, step" in told
         assert "Guard of wlpr" in told
         titles = "[...document.querySelectorAll('#why-table thead th')].map(cell => cell.textContent)"
-        assert (await page.ask(titles))[:3] == ["worker", "gets", "shadow"]
-        steering.rollout.give_up(Finding("errors", f"more errors {HOSTILE}"), fleet.now_s)
+        assert (await page.ask(titles))[:3] == ["worker", "probability", "by the shadow"]
+        part = "wlpr, power_of_two for 1% of the requests (rollout), round_robin only looks on (shadow)"
+        assert f"policy {part};" in await page.ask("document.getElementById('who').textContent")
+        selector.rollout.give_up(Finding("errors", f"more errors {HOSTILE}"), fleet.now_s)
         await page.until(
             f"document.getElementById('notices').innerText.includes('returned to wlpr: more errors {HOSTILE}')"
         )
+        who = await page.ask("document.getElementById('who').textContent")
+        assert who.startswith("policy wlpr, round_robin only looks on (shadow);")
         events = await page.ask("document.getElementById('events').innerText")
         assert "rollout: power_of_two at 0% of the requests, returned" in events
         assert page.problems == []
@@ -177,12 +236,13 @@ async def test_another_model_is_asked_about_and_kept_in_the_address(page: Tab) -
         assert await page.ask("location.search") == "?model=n"
 
 
-async def test_one_too_many_is_told_why_and_let_in_later(page: Tab) -> None:
-    async with PageFleet(1).served(section=AdminSection(max_watchers=1)) as (_, url), tab() as other:
+async def test_one_too_many_is_told_why_and_let_in_later(page: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.server.admin.pages.MOST_STREAMS", 1)
+    async with PageFleet(1).served() as (_, url), tab() as other:
         await other.open(f"{url}/")
         await other.until(LIVE)
         await page.open(f"{url}/")
-        await page.until("document.getElementById('live').textContent.includes('admin.max_watchers')")
+        await page.until("document.getElementById('live').textContent.includes('as many as may be')")
         await other.call("Page.navigate", url="about:blank")
         await page.until(LIVE)
 
@@ -194,7 +254,7 @@ async def test_a_balancer_that_is_away_is_told_and_found_again(page: Tab) -> Non
         await page.until(LIVE)
         await admin.stop()
         await page.until("document.getElementById('live').textContent.includes('no answer')")
-        admin._watchers._ended.clear()
+        admin._streams._ended.clear()
         await admin.start(url.removeprefix("http://"))
         await page.until(LIVE)
 
@@ -207,23 +267,3 @@ async def test_with_the_token_as_password_all_of_it_works(page: Tab, tmp_path: P
         await page.until(LIVE)
         await page.ask("document.getElementById('config-details').open = true")
         await page.until("document.getElementById('config-all').textContent.includes('token_file')")
-
-
-async def test_no_process_of_a_browser_is_left() -> None:
-    before = set(psutil.Process().children(recursive=True))
-    async with tab():
-        started = set(psutil.Process().children(recursive=True)) - before
-        assert len(started) > 1
-    _, left = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE_S)
-    assert not left
-
-
-async def test_nothing_is_fetched_from_elsewhere(page: Tab) -> None:
-    async with troubled(3).served() as (_, url):
-        await page.open(f"{url}/")
-        await page.until(LIVE)
-        fetched = await page.ask("performance.getEntriesByType('resource').map(entry => entry.name)")
-        assert all(name.startswith((f"{url}/", "data:")) for name in fetched)
-        picture = await page.picture()
-        assert picture.startswith(b"\x89PNG")
-        assert await page.ask("document.fonts.size") == 0

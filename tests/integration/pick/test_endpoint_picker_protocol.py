@@ -13,15 +13,14 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from support.fleets import make_router
 from support.other_gateways import Listening
 
-from balancer.core.events import Finished
-from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.kserve import NO_OBJECTIVE, HeaderNames, Objectives
-from balancer.gateway.names import PICKS_SERVICE
-from balancer.gateway.picker import Picker
-from balancer.gateway.picks import ExternalProcessor
+from balancer.extproc.kserve import NO_OBJECTIVE, HeaderNames, Objectives
+from balancer.extproc.names import PICKS_SERVICE
+from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.picks import ExternalProcessor
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.events import Finished
+from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 
 SPECS = [WorkerSpec(name=f"w{i}", address="10.0.0.1", grpc_port=100 + i, http_port=200 + i) for i in range(3)]
@@ -105,6 +104,20 @@ async def test_grpc_requests_go_to_the_grpc_ports() -> None:
     assert response.dynamic_metadata["envoy.lb"][KEY].startswith("10.0.0.1:10")
 
 
+def answered(**more: str) -> ext_proc.ProcessingRequest:
+    answer = ext_proc.ProcessingRequest()
+    for key, value in {":status": "200", **{k.replace("_", "-"): v for k, v in more.items()}}.items():
+        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+    return answer
+
+
+def within(*subset: str) -> ext_proc.ProcessingRequest:
+    """A request by gRPC for which the gateway allows these endpoints alone."""
+    request = headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
+    request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": list(subset)})
+    return request
+
+
 @pytest.mark.parametrize("as_list", [True, False])
 async def test_the_subset_hint_is_honoured(as_list: bool) -> None:
     request = headers()
@@ -117,47 +130,57 @@ async def test_the_subset_hint_is_honoured(as_list: bool) -> None:
             assert response.dynamic_metadata["envoy.lb"][KEY] == "10.0.0.1:202"
 
 
-@pytest.mark.parametrize("subset", [[], ["10.9.9.9:1"]])
-async def test_a_subset_with_nobody_eligible_is_503(subset: list[str]) -> None:
-    request = headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
-    request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": subset})
-    async with gateway() as g:
-        [response] = await g.exchange(request)
-    assert response.immediate_response.status.code == 503
-    assert response.immediate_response.grpc_status.status == grpc.StatusCode.UNAVAILABLE.value[0]
-
-
 async def test_a_shed_request_is_429_and_resource_exhausted() -> None:
     async with gateway(Settings(limits=Limits(max_pending_per_worker=1))) as g:
         for _ in range(3):
             await g.exchange(headers())
         [response] = await g.exchange(headers())
-    assert response.immediate_response.status.code == 429
-    assert response.immediate_response.grpc_status.status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert refused(response) == (429, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert b"retry later" in response.immediate_response.body
 
 
-async def test_an_unknown_model_is_404_in_tritons_words_and_json_for_rest() -> None:
+def refused(response: ext_proc.ProcessingResponse) -> tuple[int, grpc.StatusCode]:
+    """The statuses of HTTP and gRPC by which a request is answered immediately."""
+    answer = response.immediate_response
+    [code] = [code for code in grpc.StatusCode if code.value[0] == answer.grpc_status.status]
+    return answer.status.code, code
+
+
+@pytest.mark.parametrize(
+    ("request_", "http", "code", "body"),
+    [
+        (within(), 503, grpc.StatusCode.UNAVAILABLE, b""),
+        (within("10.9.9.9:1"), 503, grpc.StatusCode.UNAVAILABLE, b""),
+        (
+            headers("/v2/models/nope/infer"),
+            404,
+            grpc.StatusCode.NOT_FOUND,
+            b'{"error":"Request for unknown model: \'nope\' is not found"}',
+        ),
+        (
+            headers(x_batch_rows="1e308"),
+            400,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            b"x-batch-rows: '1e308' is refused; it is a whole number from 1 to 65536",
+        ),
+        (headers("/v2/repository/models/m/load"), 501, grpc.StatusCode.UNIMPLEMENTED, b"not balanced"),
+    ],
+    ids=["empty subset", "strange subset", "unknown model", "out of bounds", "per server"],
+)
+async def test_a_request_that_gets_no_pick_is_refused_in_its_protocols_own_words(
+    request_: ext_proc.ProcessingRequest, http: int, code: grpc.StatusCode, body: bytes
+) -> None:
     async with gateway() as g:
-        [response] = await g.exchange(headers("/v2/models/nope/infer"))
-    assert response.immediate_response.status.code == 404
-    assert response.immediate_response.grpc_status.status == grpc.StatusCode.NOT_FOUND.value[0]
-    assert response.immediate_response.body == b'{"error":"Request for unknown model: \'nope\' is not found"}'
+        [response] = await g.exchange(request_)
+        assert g.listening.refusals == (["x-batch-rows"] if http == 400 else [])
+    assert refused(response) == (http, code)
+    assert body in response.immediate_response.body
 
 
 async def test_questions_about_an_unknown_model_are_answered_by_some_server() -> None:
     async with gateway() as g:
         [response] = await g.exchange(headers("/v2/models/nope/ready"))
     assert response.dynamic_metadata["envoy.lb"][KEY]
-
-
-async def test_a_request_out_of_bounds_is_refused_in_the_protocols_own_words() -> None:
-    async with gateway() as g:
-        [response] = await g.exchange(headers(x_batch_rows="1e308"))
-        assert g.listening.refusals == ["x-batch-rows"]
-    assert response.immediate_response.status.code == 400
-    assert response.immediate_response.grpc_status.status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert b"x-batch-rows: '1e308' is refused; it is a whole number from 1 to 65536" in response.immediate_response.body
 
 
 async def test_a_mistake_of_ours_is_an_error_and_not_a_request_without_a_pick() -> None:
@@ -169,29 +192,17 @@ async def test_a_mistake_of_ours_is_an_error_and_not_a_request_without_a_pick() 
     async with gateway() as g:
         g.router.policy = Broken()
         [response] = await g.exchange(headers(x_routing_key="k"))
-    assert [str(error) for error in g.listening.mistakes] == ["a mistake"]
-    assert response.immediate_response.status.code == 500
-    assert response.immediate_response.grpc_status.status == grpc.StatusCode.INTERNAL.value[0]
+    assert [str(error) for error in g.listening.internal_errors] == ["a mistake"]
+    assert refused(response) == (500, grpc.StatusCode.INTERNAL)
     assert dict(response.dynamic_metadata["balancer"]) == {"process": "7", "number": ""}
 
 
-@pytest.mark.parametrize(("status", "told"), [("200", -1), ("5", 5), ("\u00b2", -1), ("9" * 5000, -1)])
-async def test_a_grpc_status_in_the_responses_headers_is_read(status: str, told: int) -> None:
-    answer = ext_proc.ProcessingRequest()
-    named = {":status": "200"} | ({} if status == "200" else {"grpc-status": status})
-    for key, value in named.items():
-        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
+@pytest.mark.parametrize(("status", "read"), [(None, -1), ("5", 5), ("\u00b2", -1), ("9" * 5000, -1)])
+async def test_a_grpc_status_in_the_responses_headers_is_read(status: str | None, read: int) -> None:
     async with gateway() as g:
-        await g.exchange(headers(), answer)
+        await g.exchange(headers(), answered(**({} if status is None else {"grpc_status": status})))
     [served] = g.listening.served_calls
-    assert (served.status, served.grpc_status) == (200, told)
-
-
-async def test_calls_that_change_one_server_are_refused() -> None:
-    async with gateway() as g:
-        [response] = await g.exchange(headers("/v2/repository/models/m/load"))
-    assert response.immediate_response.status.code == 501
-    assert b"not balanced" in response.immediate_response.body
+    assert (served.status, served.grpc_status) == (200, read)
 
 
 async def test_a_sequence_forbids_retries() -> None:
@@ -203,8 +214,7 @@ async def test_a_sequence_forbids_retries() -> None:
 
 
 async def test_what_served_is_read_back_where_it_is_sent() -> None:
-    answer = ext_proc.ProcessingRequest()
-    answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=":status", raw_value=b"200"))
+    answer = answered()
     answer.metadata_context.filter_metadata["envoy.lb"].update({f"{KEY}-served": "10.0.0.1:201"})
     async with gateway() as g:
         responses = await g.exchange(headers(), answer)
@@ -251,18 +261,11 @@ async def test_a_gateway_that_tells_no_modes_is_taken_for_full_duplex(kind: str)
     assert sent_back(kind, answers[1:]) == [(b"abc", False), (b"def", True)]
 
 
-def response(**more: str) -> ext_proc.ProcessingRequest:
-    answer = ext_proc.ProcessingRequest()
-    for key, value in {":status": "200", **{k.replace("_", "-"): v for k, v in more.items()}}.items():
-        answer.response_headers.headers.headers.append(base_pb2.HeaderValue(key=key, raw_value=value.encode()))
-    return answer
-
-
 async def test_a_failure_of_grpc_is_read_in_the_trailers() -> None:
     trailers = ext_proc.ProcessingRequest()
     trailers.response_trailers.trailers.headers.append(base_pb2.HeaderValue(key="grpc-status", raw_value=b"14"))
     async with gateway() as g:
-        await g.exchange(headers(), response(), trailers)
+        await g.exchange(headers(), answered(), trailers)
         [served] = g.listening.served_calls
     assert (served.status, served.grpc_status) == (200, 14)
 
@@ -270,14 +273,14 @@ async def test_a_failure_of_grpc_is_read_in_the_trailers() -> None:
 async def test_a_client_that_leaves_ends_its_request_where_the_gateway_tells_of_answers() -> None:
     async with gateway() as g:
         await g.exchange(headers())  # it has never told of one: this request may go on
-        await g.exchange(headers(), response())
+        await g.exchange(headers(), answered())
         stream = g._process()
         await stream.write(headers())
         await stream.read()
         stream.cancel()
-        unknown, answered, left = g.listening.calls
+        unknown, ended, left = g.listening.calls
         assert (await g.listening.end_of(left)).status == 0
-        assert (await g.listening.end_of(answered)).status == 200
+        assert (await g.listening.end_of(ended)).status == 200
         assert id(unknown) not in g.listening.ended
 
 
@@ -301,10 +304,8 @@ async def test_an_empty_message_is_refused_in_words() -> None:
     ],
 )
 async def test_a_pick_is_an_endpoint_of_the_subset(subset: list[str], picked: str) -> None:
-    request = headers("/inference.GRPCInferenceService/ServerReady", content_type="application/grpc")
-    request.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({f"{KEY}-subset": subset})
     async with gateway() as g:
-        [response] = await g.exchange(request)
+        [response] = await g.exchange(within(*subset))
     assert response.dynamic_metadata["envoy.lb"][KEY] == picked
 
 
@@ -361,3 +362,37 @@ async def test_a_pick_counts_in_flight_until_its_outcome() -> None:
         assert g.router.fleet.queue.in_flight.sum() == 1
         g.router.observe(Finished(0, "w0", 0.1, True), 0.2)
         assert g.router.fleet.queue.in_flight.sum() == 0
+
+
+ALONE = (("x-ext-proc-headers-only", "true"),)
+"""Metadata of a stream of which the gateway says that the headers are all: the answer ends it."""
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/unknown/infer"])
+async def test_one_answer_ends_a_stream_of_headers_alone(path: str) -> None:
+    async with gateway() as g:
+        stream = g._process(metadata=ALONE)
+        await stream.write(headers(path))
+        response = await stream.read()
+        if "unknown" in path:
+            assert response.immediate_response.status.code == 404
+        else:
+            assert response.dynamic_metadata["envoy.lb"][KEY].startswith("10.0.0.1:20")
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("ready", "request_", "code"),
+    [
+        (False, headers(), grpc.StatusCode.UNAVAILABLE),
+        (True, ext_proc.ProcessingRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_stream_of_headers_alone_fails_without_an_answer(
+    ready: bool, request_: ext_proc.ProcessingRequest, code: grpc.StatusCode
+) -> None:
+    async with gateway(ready=ready) as g:
+        stream = g._process(metadata=ALONE)
+        await stream.write(request_)
+        assert await stream.code() == code

@@ -18,8 +18,8 @@ from support.certificates import Authority
 from support.envoy_fakes import running
 from support.other_gateways import DUPLEX, EchoingWorker, Envoys, Gateway
 
-from balancer.gateway.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
-from tools.stack.ports import free_ports
+from balancer.extproc.names import ENDPOINTS_SERVICE, OUTCOMES_SERVICE, PICKS_SERVICE
+from balancer.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -111,6 +111,13 @@ async def test_probes_need_no_tls_and_get_nothing_else(tmp_path: Path) -> None:
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
             assert (await check).status == health_pb2.HealthCheckResponse.SERVING
         assert await called(channel, f"/{PICKS_SERVICE}/Process") == grpc.StatusCode.UNIMPLEMENTED
+        health, invented = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest(service="invented")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await health.Check(invented)
+        assert error.value.code() == grpc.StatusCode.NOT_FOUND
+        async for answer in health.Watch(invented):
+            assert answer.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            break
 
 
 async def test_other_gateways_get_neither_endpoints_nor_a_say_about_outcomes(tmp_path: Path) -> None:

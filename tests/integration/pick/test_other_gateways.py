@@ -30,13 +30,12 @@ from support.other_gateways import (
 )
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from balancer.core.events import ModelReport
-from balancer.core.settings import SplitSettings
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.kserve import HeaderNames
-from balancer.gateway.picker import Picker
-from balancer.gateway.picks import ExternalProcessor
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.picks import ExternalProcessor
+from balancer.kernel.settings import SplitSettings
+from balancer.scheduler.events import ModelReport
 from policies.round_robin import RoundRobin
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -97,27 +96,6 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         yield Stack(envoys, listening, workers, http, picker, ready)
 
 
-@pytest.mark.parametrize("gateway", [*EVERY, BY_METADATA], ids=str)
-async def test_five_megabytes_pass_both_ways(stack: Stack, gateway: Gateway) -> None:
-    async with stack.http.post(stack.url(gateway), data=BODY) as response:
-        back = await response.read()
-    assert response.status == 200
-    assert response.headers["x-digest"] == digest(BODY) == digest(back)
-    served = await stack.served()
-    assert (served.status, served.decision.worker) == (200, response.headers["x-worker"])
-
-
-@pytest.mark.parametrize("gateway", [*EVERY, MESSAGES, BY_METADATA], ids=str)
-async def test_messages_of_grpc_pass_with_their_trailers(stack: Stack, gateway: Gateway) -> None:
-    async with stack.channel(gateway) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        metadata = (("x-gateway-model-name", "m"),)
-        answer = await stub.ModelInfer(a_request(payload_bytes=1_000_000), metadata=metadata, timeout=60)
-    assert answer.raw_output_contents == [bytes(1_000_000)]
-    served = await stack.served()
-    assert (served.status, served.grpc_status, served.decision.worker) == (200, 0, answer.id)
-
-
 @pytest.fixture
 def split(stack: Stack) -> Iterator[Stack]:
     """All requests for the model `m` that name no version get version 2."""
@@ -137,11 +115,12 @@ async def test_a_message_of_grpc_gets_a_version_where_the_gateway_hands_it_over(
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60)
         served = await split.served()
+        assert (served.status, served.grpc_status, served.decision.worker) == (200, 0, answer.id)
         [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
         assert answer.raw_output_contents == sent.raw_input_contents
         given = gateway.request not in (NONE, GRPC)
         assert got.model_version == ("2" if given else "")
-        assert (served.lot is not None) is given
+        assert (served.draw is not None) is given
         assert split.picker.splits.left.total() - left == (not given)
         got.ClearField("model_version")
         assert got == sent
@@ -149,7 +128,7 @@ async def test_a_message_of_grpc_gets_a_version_where_the_gateway_hands_it_over(
         named.CopyFrom(sent)
         named.model_version = "7"
         answer = await stub.ModelInfer(named, metadata=metadata, timeout=60)
-        assert (await split.served()).lot is None
+        assert (await split.served()).draw is None
         [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
         assert got == named
 
@@ -162,18 +141,20 @@ async def test_a_message_in_compressed_form_is_left_alone_and_counted(split: Sta
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         metadata = (("x-gateway-model-name", "m"),)
         answer = await stub.ModelInfer(sent, metadata=metadata, timeout=60, compression=grpc.Compression.Gzip)
-    assert (await split.served()).lot is None
+    assert (await split.served()).draw is None
     assert split.picker.splits.left["m", "compressed"] == left + 1
     [got] = [worker.requests[-1] for worker in split.workers if worker.name == answer.id]
     assert got == sent
 
 
 @pytest.mark.parametrize("gateway", [*EVERY, BY_METADATA], ids=str)
-async def test_a_path_of_rest_gets_a_version(split: Stack, gateway: Gateway) -> None:
+async def test_five_megabytes_pass_both_ways_and_their_path_gets_a_version(split: Stack, gateway: Gateway) -> None:
     async with split.http.post(split.url(gateway), data=BODY) as response:
-        assert digest(await response.read()) == digest(BODY)
+        back = await response.read()
+    assert response.headers["x-digest"] == digest(BODY) == digest(back)
     served = await split.served()
-    assert served.lot is not None
+    assert (served.status, served.decision.worker) == (200, response.headers["x-worker"])
+    assert served.draw is not None
     [worker] = [worker for worker in split.workers if worker.name == served.decision.worker]
     assert worker.http_requests[-1][0] == "/v2/models/m/versions/2/infer"
 

@@ -10,10 +10,10 @@ from support.replicas import Gateways, Replica
 from support.stack import Stack
 
 
-@pytest.fixture(params=["pick", "native"])
-def frontend(request: pytest.FixtureRequest) -> str:
-    """Who decides."""
-    return str(request.param)
+@pytest.fixture
+def frontend() -> str:
+    """Who decides, unless a test says otherwise."""
+    return "native"
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ async def gateways(tmp_path: Path, frontend: str, models: tuple[str, ...]) -> As
         tmp_path / "stack",
         settings={"envoy": envoy},
         models=models,
-        agent_arguments=second.agent_arguments,
+        agent_arguments=second.reports,
         # How long a drained Envoy asks its clients to leave before it closes its listeners.
         envoy_arguments=("--drain-time-s", "2"),
     )
     try:
         await stack.start()
-        await second.start(stack)
+        await second.start_over(stack)
         yield Gateways(stack, second)
     finally:
         await second.stop()

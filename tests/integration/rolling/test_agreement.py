@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
+from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
 
@@ -52,6 +53,7 @@ async def of_sequences(url: str, step: int) -> list[tuple[str, int]]:
     return found
 
 
+@fronts.frontend("pick", "native")
 async def test_sequences_and_keys_go_to_one_worker_by_whichever_gateway(gateways: Gateways) -> None:
     first, second = gateways.stack.url, gateways.second.url
     # The loads that the two balancers count differ meanwhile.
@@ -65,6 +67,7 @@ async def test_sequences_and_keys_go_to_one_worker_by_whichever_gateway(gateways
         assert answers == [(worker, step + 1) for worker, _ in steps[0]]
 
 
+@fronts.frontend("native", "pick")
 async def test_they_still_do_once_one_of_the_balancers_was_killed_and_is_back(gateways: Gateways) -> None:
     first, second = gateways.stack.url, gateways.second.url
     begun = await of_sequences(first, 0)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 from cryptography import x509
+from support import fronts
 from support.certificates import Authority, Identity
 from support.tls_stack import NAME, TlsStack
 from support.waiting import eventually
@@ -91,7 +92,7 @@ def renew(authority: Authority, part: str, identity: Identity) -> int:
     return serial
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("native", "pick")
 async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: str) -> None:
     authority = Authority(tmp_path / "certificates")
     issued = {part: authority.issue(part, **names) for part, names in NAMES.items()}
@@ -136,8 +137,7 @@ async def test_renewed_certificates_fail_no_request(tmp_path: Path, frontend: st
                     await eventually(is_shown, f"{address} shows the new certificate")
                 # An agent that comes anew shows the new one, and is heard.
                 await stack.agents[0].stop()
-                stack.agents[0] = stack._agent(0)
-                await stack.agents[0].start()
+                await stack.start_agent(0)
                 await stack.all_ready()
                 so_far = served.good
                 await eventually(lambda so_far=so_far: served.good > so_far + 100, "requests are served")

@@ -12,10 +12,10 @@ import pytest
 from support.balancer_alone import WORKER, BalancerAlone
 from support.certificates import Authority
 
-from balancer.commands.check import RESTARTS
+from balancer.cli.check import RESTARTS
 from balancer.files.schema import split_address
-from tools.stack.child import Child
-from tools.stack.ports import free_ports
+from balancer.stack.ports import free_ports
+from balancer.stack.process import Child
 
 pytestmark = pytest.mark.integration
 
@@ -133,7 +133,7 @@ async def test_with_certificates_an_admins_drains_and_no_other(tmp_path: Path, s
     file = tmp_path / "other.yaml"
     file.write_text("processes: 2")
     try:
-        await balancer._child.start()
+        await balancer.spawn()
         await asyncio.wait_for(_listening(*listens), 60)
         asked = ("--balancer", balancer.admin, "--tls-ca", str(authority.file), "--tls-name", NAME)
         for name, uri, status in (

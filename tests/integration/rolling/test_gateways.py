@@ -6,12 +6,13 @@ import asyncio
 
 import aiohttp
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
 
 from balancer.files.schema import split_address
-from tools.stack.envoyproxy import EnvoyProcess
+from balancer.stack.envoyproxy import EnvoyProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -19,6 +20,7 @@ CLIENTS = 2
 """Of each gateway."""
 
 
+@fronts.frontend("pick", "native")
 async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     async with (
@@ -26,7 +28,7 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
         steady_load(second.url, clients=CLIENTS) as others,
     ):
         await stack.balancer.stop()
-        await stack.restart_balancer()
+        await stack.start_balancer()
         await gateways.all_ready()
         await second.balancer.stop()
         await second.start_balancer()
@@ -37,6 +39,7 @@ async def test_a_rolling_restart_of_the_balancers_fails_no_request(gateways: Gat
     assert not others.failures()
 
 
+@fronts.frontend("pick", "native")
 async def test_a_killed_balancer_costs_the_others_clients_nothing_either(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     async with (
@@ -73,6 +76,7 @@ async def drained(envoy: EnvoyProcess) -> None:
         await eventually(left, "the last client has left")
 
 
+@fronts.frontend("native", "pick")
 async def test_a_rolling_restart_of_the_envoys_fails_no_request(gateways: Gateways) -> None:
     stack, second = gateways.stack, gateways.second
     # Clients go to the first Envoy, and to the second while the first does not take them.

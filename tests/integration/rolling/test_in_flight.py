@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.replicas import Gateways
 from support.waiting import eventually
@@ -24,6 +25,7 @@ async def others(gateways: Gateways) -> float:
     return sum(worker["pending"] - worker["in_flight"] for worker in page["workers"])
 
 
+@fronts.frontend("native", "pick")
 async def test_both_answer_and_each_counts_what_the_other_sent(gateways: Gateways) -> None:
     before = [await answers(admin) for admin in gateways.admins]
     async with steady_load(gateways.stack.url, clients=16) as load:

@@ -17,7 +17,7 @@ from support.stack import Stack, records
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from tools.stack.digits import held_out
+from balancer.stack.digits import held_out
 
 pytestmark = pytest.mark.integration
 
@@ -279,3 +279,58 @@ async def test_clients_that_leave_early_leave_nothing_in_flight(stack: Stack) ->
 
 async def outcomes(stack: Stack) -> dict[str, float]:
     return {name: await stack.metric("balancer_outcomes_total", result=name) for name in ("matched", "unmatched")}
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_what_is_compressed_is_served_as_by_one_triton(stack: Stack, algorithm: str) -> None:
+    digits = held_out()
+    images, labels = digits.images[:20], digits.labels[:20]
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        value = tensor(grpc_client, "IMAGE", images, "FP32")
+        result = client.infer("digits", [value], compression_algorithm=algorithm)
+        assert (result.as_numpy("LABEL").ravel() == labels).mean() > 0.7
+        answers: queue.Queue[tuple[object, object]] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=algorithm)
+        for _ in range(3):
+            client.async_stream_infer("digits", [value])
+        received = [answers.get(timeout=30) for _ in range(3)]
+        client.stop_stream()
+        assert [error for _, error in received] == [None] * 3
+    http = http_client.InferenceServerClient(stack.url)
+    for binary in (True, False):
+        body = http_client.InferInput("IMAGE", [20, 64], "FP32")
+        body.set_data_from_numpy(images, binary_data=binary)
+        result = http.infer(
+            "digits", [body], request_compression_algorithm=algorithm, response_compression_algorithm=algorithm
+        )
+        assert (result.as_numpy("LABEL").ravel() == labels).mean() > 0.7
+    http.close()
+
+
+def test_a_compressed_sequence_stays_on_one_worker(stack: Stack) -> None:
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        workers = set()
+        for step in range(6):
+            # A name that gRPC finds worth to compress.
+            result = client.infer(
+                "sequence_sum",
+                [tensor(grpc_client, "VALUE", np.array([[step]], np.int64), "INT64")],
+                sequence_id=4242,
+                sequence_start=step == 0,
+                sequence_end=step == 5,
+                request_id="a" * 200,
+                compression_algorithm="gzip",
+            )
+            workers.add(bytes(result.as_numpy("WORKER").ravel()[0]))
+        assert result.as_numpy("SUM").ravel().tolist() == [15]
+    assert len(workers) == 1
+
+
+def test_what_inflates_to_too_much_is_refused_in_words_and_others_are_served(stack: Stack) -> None:
+    bomb = tensor(grpc_client, "IMAGE", np.zeros((350_000, 64), np.float32), "FP32")
+    image = tensor(grpc_client, "IMAGE", held_out().images[:1], "FP32")
+    with grpc_client.InferenceServerClient(stack.url) as client:
+        with pytest.raises(InferenceServerException) as raised:
+            client.infer("digits", [bomb], compression_algorithm="gzip")
+        assert "bytes inflated, which is refused" in str(raised.value) or "larger than max" in str(raised.value)
+        assert client.infer("digits", [image]).as_numpy("LABEL").shape == (1, 1)

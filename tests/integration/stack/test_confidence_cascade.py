@@ -17,7 +17,7 @@ from support.waiting import eventually
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.proxy.messages import SERVED_MODEL
-from tools.stack.digits import held_out
+from balancer.stack.digits import held_out
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -12,8 +12,8 @@ from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog
 from policies.wlpr import WeightedLeastPending
 from simulator.log.workload import arrivals_from_log
 from simulator.replay import replay

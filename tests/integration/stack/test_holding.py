@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
+from support import fronts
+from support.raw_http2 import Unread, grpc_head
 from support.stack import Stack
 from support.waiting import eventually
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -24,10 +27,10 @@ _KNOWN = 40
 HOLDING = {"models": {MODEL: {"window_batches": 0}}, "order": "fair", "max_s": 60, "weights": {"gold": 3}}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "proxy"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("proxy", "pick"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("holding")
-    settings = {"holding": HOLDING, "envoy": {"frontend": request.param}}
+    settings = {"envoy": {"frontend": request.param}}
     stack = Stack(directory, workers=1, gpus=("A100",), settings=settings, models=(MODEL,))
     try:
         await stack.start()
@@ -35,9 +38,22 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         async with triton_grpc.InferenceServerClient(stack.url) as client:
             for _ in range(_KNOWN):
                 await infer(client, "")
+        # Switched on live: Envoy was started without.
+        await hold(stack, "fair")
         yield stack
     finally:
         await stack.stop()
+
+
+async def hold(stack: Stack, order: str) -> None:
+    """Have the order in force."""
+    stack.write_config(stack.policy, holding={**HOLDING, "order": order})
+
+    async def in_force() -> bool:
+        page = await stack.get(f"/explain?model={MODEL}")
+        return bool(page and page.get("held", {}).get("order") == order)
+
+    await eventually(in_force)
 
 
 async def infer(
@@ -98,6 +114,20 @@ async def test_one_that_is_given_up_waits_no_longer(stack: Stack) -> None:
     await eventually(nobody_waits)
 
 
+async def test_who_does_not_read_keeps_nobody_waiting(stack: Stack) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="INPUT", datatype="FP32", shape=(FULL_BATCH, 4))
+    request.raw_input_contents.append(bytes(FULL_BATCH * 4 * 4))
+    message = request.SerializeToString()
+    stranger = Unread(stack.url)
+    await stranger.start()
+    await stranger.ask(grpc_head(len(message)) + message, 10)
+    async with triton_grpc.InferenceServerClient(stack.url) as client:
+        for _ in range(10):
+            await infer(client, "honest", timeout_s=30)
+    await stranger.stop()
+
+
 async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: Stack) -> None:
     order: list[str] = []
 
@@ -105,13 +135,7 @@ async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: S
         await infer(client, which, x_deadline_ms=str(deadline_ms))
         order.append(which)
 
-    stack.write_config(stack.policy, holding={**HOLDING, "order": "deadline", "max_s": 60})
-
-    async def in_force() -> bool:
-        page = await stack.get(f"/explain?model={MODEL}")
-        return bool(page and page["held"]["order"] == "deadline")
-
-    await eventually(in_force)
+    await hold(stack, "deadline")
     async with triton_grpc.InferenceServerClient(stack.url) as client:
         calls = [asyncio.create_task(ask(client, "hours", 3_600_000)) for _ in range(60)]
         await eventually(lambda: order)
@@ -121,3 +145,10 @@ async def test_who_has_little_time_goes_first_and_who_is_late_goes_last(stack: S
     assert order[-3:] == ["hopeless"] * 3
     # All of whom had come before the last ones of those with hours.
     assert max(number for number, which in enumerate(order) if which == "minutes") < len(order) - 3 - 20
+
+
+@pytest.mark.parametrize("before", ["shortest", "priority"])
+async def test_fair_gives_the_same_after_another_order(stack: Stack, before: str) -> None:
+    await hold(stack, before)
+    await hold(stack, "fair")
+    await test_who_sends_ten_times_as_much_gets_no_more(stack)

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import fronts
 from support.load import steady_load
 from support.stack import Stack
 from support.waiting import eventually
 
-from tools.browser import MISSING, chromium, tab
+from dev.browser import MISSING, chromium, tab
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("stack", fronts.one_of("native", "pick", "proxy"), indirect=True, scope="module"),
+]
 
 
 async def command(*arguments: str) -> tuple[int, str]:

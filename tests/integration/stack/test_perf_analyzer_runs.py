@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
+from support import fronts
+from support.perf_analyzer import PerfAnalyzer, find_perf_analyzer
 from support.stack import Stack
 
 from balancer.errors import OperatorError
-from tools.perf_analyzer import PerfAnalyzer, find_perf_analyzer
-from tools.stack.ports import free_port_range
+from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -40,7 +41,7 @@ def program() -> PerfAnalyzer:
         pytest.skip(f"perf_analyzer cannot be had here: {error}")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["native", "pick", "proxy"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick", "proxy"))
 async def stack(
     program: PerfAnalyzer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> AsyncIterator[Stack]:

@@ -15,7 +15,7 @@ from support.stack import Stack
 from support.waiting import eventually
 from tritonclient.utils import InferenceServerException
 
-from tools.stack.digits import held_out
+from balancer.stack.digits import held_out
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -19,8 +19,8 @@ from support.joined import assert_joined
 from support.stack import Stack
 from tritonclient.utils import InferenceServerException
 
-from tools.stack.digits import held_out
-from tools.stack.ports import free_port_range
+from balancer.stack.digits import held_out
+from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -33,6 +33,15 @@ MODELS = {
     "sequence_sum": {},
     "decoupled_count": {},
 }
+RAW = {"Inference-Header-Content-Length": "0"}
+WAYS: dict[str, tuple[str, bytes, dict[str, str]]] = {
+    "raw": ("string_upper/infer", b"\1\0\0\0a", RAW),
+    "raw of a version": ("string_upper/versions/1/infer?x=1", b"\1\0\0\0a", RAW),
+    "large": ("string_upper/infer", b'{"inputs":[], "id": "%s"}' % (b"a" * 2**21), {}),
+    "generate": ("string_upper/generate", b'{"TEXT": ["a", "b"]}', {}),
+    "generate_stream": ("string_upper/generate_stream", b'{"TEXT": "a"}', {}),
+}
+"""Paths, bodies and headers of what the balancer does not forward."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -43,7 +52,13 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         "envoy": {"frontend": "proxy"},
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
         "proxy": {
-            "tenants": {"named": {"greedy": {"requests_per_s": 0.1, "burst_s": 10}}},
+            "tenants": {
+                "named": {
+                    "greedy": {"requests_per_s": 0.1, "burst_s": 10},
+                    **{f"greedy {way}": {"requests_per_s": 0.001} for way in WAYS},
+                    "wide": {"rows_per_s": 0.001},
+                }
+            },
             "cascades": {"either": ["several_outputs", "string_upper"]},
         },
     }
@@ -225,6 +240,28 @@ async def test_a_tenant_beyond_its_limit_is_told_when_to_come_again(stack: Stack
     assert (await post(stack.url, "string_upper/infer", body, **{"x-tenant": "modest"}))[0] == 200
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_tenants_limit_holds_for_what_is_not_forwarded(stack: Stack, way: str) -> None:
+    path, body, headers = WAYS[way]
+
+    async def sent(tenant: str) -> tuple[int, str]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"http://{stack.url}/v2/models/{path}", data=body, headers={**headers, "x-tenant": tenant}
+            ) as response,
+        ):
+            return response.status, (await response.read()).decode("latin-1")
+
+    alone = (await sent("modest"))[0]
+    assert alone != 429
+    assert (await sent(f"greedy {way}"))[0] == alone
+    status, said = await sent(f"greedy {way}")
+    assert (status, "sends more than it may" in said) == (429, True)
+    status, said = await sent("wide")
+    assert (status, "cannot be counted" in said) == (400, True)
+
+
 async def test_the_model_that_served_a_name_is_told(stack: Stack) -> None:
     body = REQUESTS["outputs"][1]
     status, content, headers = await post(stack.url, "either/infer", body)
@@ -303,15 +340,12 @@ async def test_requests_count_once_and_none_goes_without_a_pick(stack: Stack) ->
     assert await stack.metric("balancer_fallbacks_total", cause="no_pick") == stack.unpicked
 
 
-async def test_while_the_balancer_is_away_workers_answer(stack: Stack) -> None:
+async def test_while_the_balancer_is_away_what_only_it_keeps_is_refused(stack: Stack) -> None:
     await stack.balancer.stop()
     try:
         async with triton_http.InferenceServerClient(stack.url) as client:
-            result = await client.infer("several_outputs", addends())
-        assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
-        with pytest.raises(InferenceServerException):
-            async with triton_http.InferenceServerClient(stack.url) as client:
-                await client.infer("several_outputs", addends()[:1])
+            with pytest.raises(InferenceServerException, match="cannot keep ids that are executed once; retry later"):
+                await client.infer("several_outputs", addends())
     finally:
-        await stack.restart_balancer()
+        await stack.start_balancer()
         await stack.all_ready()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
-from support.stack import Stack, exposed, records, sum_of
+import yarl
+from support import fronts
+from support.stack import Stack, records
 from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
 
-from balancer.front import module
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.native import library
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.ports import free_port_range
+from balancer.bootstrap.native import NativeOptions
+from balancer.kernel.compiled import library
+from balancer.native import envoy_module as module
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_port_range
+from balancer.stack.stack import read_samples, sum_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -33,6 +37,22 @@ ODD_IN_PATHS = "é 1:%x"
 NAMES = (FORWARDED, "any", ODD, ODD_IN_PATHS)
 """What is forwarded; the names of cascades, nobody else knows."""
 LOG = "access.log"
+WAYS: dict[str, tuple[str, bytes, dict[str, str]]] = {
+    "infer": ("infer", b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["a"]}]}', {}),
+    "raw": ("infer", b"\4\0\0\0true", {"Inference-Header-Content-Length": "0"}),
+    "large": (
+        "infer",
+        b'{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["%s"]}]}' % (b"a" * 2**21),
+        {},
+    ),
+    "generate": ("generate", b'{"TEXT": "a"}', {}),
+    "generate_stream": ("generate_stream", b'{"TEXT": "a"}', {}),
+    "encoded": ("%67enerate", b'{"TEXT": "a"}', {}),
+}
+"""Ways to have `FORWARDED` execute: a verb, a body, headers."""
+LIMITS = {"requests": {"requests_per_s": 0.001}, "rows": {"rows_per_s": 0.001}}
+TENANTS = [f"{limit} {way}" for limit in LIMITS for way in (*WAYS, "either")]
+"""Each is limited by one of both."""
 MODELS = (FORWARDED, "several_outputs", "decoupled_count")
 
 
@@ -40,14 +60,14 @@ MODELS = (FORWARDED, "several_outputs", "decoupled_count")
 class Asking(Stack):
     """Envoy has the module, which finds nothing that a balancer shares."""
 
-    def _new_envoy(self) -> EnvoyProcess:
-        envoy = super()._new_envoy()
+    def new_envoy(self) -> EnvoyProcess:
+        envoy = super().new_envoy()
         native = NativeOptions(module.PATH, library.PATH, self.directory / "shared")
         envoy.options = dataclasses.replace(envoy.options, native=native)
         return envoy
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "asking"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", *fronts.one_of("native", "asking")])
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     directory: Path = tmp_path_factory.mktemp("some")
     asking = request.param == "asking"
@@ -60,7 +80,10 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             "forwarded": [*NAMES, "decoupled_count"],
         },
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
-        "proxy": {"cascades": {name: [FORWARDED] for name in NAMES[1:]}},
+        "proxy": {
+            "cascades": {name: [FORWARDED] for name in NAMES[1:]},
+            "tenants": {"named": {name: LIMITS[name.split()[0]] for name in TENANTS}},
+        },
     }
     stack = (Asking if asking else Stack)(directory, workers=2, settings=settings, models=MODELS)
     try:
@@ -72,7 +95,7 @@ async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 async def counts(stack: Stack) -> dict[str, float]:
     """Decisions, requests that ended, those that came to where the proxy keeps answers, and what must not be."""
-    samples = await exposed(stack.admin())
+    samples = await read_samples(stack.admin())
     names = ("decisions", "requests", "proxy_cache", "fallbacks", "handler_errors")
     return {name: sum_of(samples, f"balancer_{name}_total") for name in names}
 
@@ -141,6 +164,53 @@ async def test_what_is_not_converted_is_picked_for(stack: Stack) -> None:
     await counted(stack, before, decisions=2, requests=2)
 
 
+async def sent(stack: Stack, way: str, tenant: str, model: str = FORWARDED) -> tuple[int, str, Mapping[str, str]]:
+    """Status, body and headers of an answer."""
+    verb, body, headers = WAYS[way]
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            yarl.URL(f"http://{stack.url}/v2/models/{model}/{verb}", encoded=True),
+            data=body,
+            headers={**headers, "x-tenant": tenant},
+        ) as response,
+    ):
+        return response.status, (await response.read()).decode("latin-1"), response.headers
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_tenants_requests_are_limited_on_every_way(stack: Stack, way: str) -> None:
+    tenant = f"requests {way}"
+    status, said, _ = await sent(stack, way, tenant)
+    assert status == 200, said
+    status, said, headers = await sent(stack, way, tenant)
+    assert (status, "sends more than it may" in said) == (429, True)
+    assert int(headers["retry-after"]) > 100
+    # Whoever else sends is not.
+    assert [(await sent(stack, way, "modest"))[0] for _ in range(3)] == [200] * 3
+
+
+async def test_a_tenants_requests_count_together_whatever_their_way(stack: Stack) -> None:
+    statuses = [(await sent(stack, way, "requests either"))[0] for way in WAYS]
+    assert statuses == [200] + [429] * (len(WAYS) - 1)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "infer"])
+async def test_what_has_rows_that_cannot_be_counted_is_refused_where_those_are_limited(stack: Stack, way: str) -> None:
+    for _ in range(2):
+        status, said, _ = await sent(stack, way, f"rows {way}")
+        assert (status, "cannot be counted" in said) == (400, True)
+    assert [(await sent(stack, "infer", f"rows {way}"))[0] for _ in range(2)] == [200, 429]
+
+
+async def test_models_that_are_not_forwarded_have_no_such_limit(stack: Stack) -> None:
+    async with triton_http.InferenceServerClient(stack.url) as client:
+        for _ in range(3):
+            headers = {"x-tenant": "rows either"}
+            result = await client.infer("several_outputs", addends(triton_http), headers=headers)
+            assert result.as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
+
+
 async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
     async def one() -> AsyncIterator[dict[str, Any]]:
         count = triton_grpc.InferInput("COUNT", [1], "INT32")
@@ -159,15 +229,16 @@ async def test_a_stream_is_forwarded_too(stack: Stack) -> None:
     await counted(stack, before, decisions=1, requests=1)
 
 
-async def test_while_the_balancer_is_away_workers_answer(stack: Stack) -> None:
+async def test_while_the_balancer_is_away_workers_answer_where_no_tenant_is_limited(stack: Stack) -> None:
     await stack.balancer.stop()
     try:
         for of in (triton_grpc, triton_http):
             async with of.InferenceServerClient(stack.url) as client:
-                result = await client.infer(FORWARDED, text(of, "alone"))
-            assert result.as_numpy("UPPER")[0, 0] == b"ALONE"
+                assert (await client.infer("several_outputs", addends(of))).as_numpy("SUM").tolist() == [[0, 2, 4, 6]]
+                with pytest.raises(InferenceServerException, match="cannot keep limits of tenants; retry later"):
+                    await client.infer(FORWARDED, text(of, "alone"))
     finally:
-        await stack.restart_balancer()
+        await stack.start_balancer()
         await stack.all_ready()
 
 

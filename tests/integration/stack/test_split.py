@@ -1,4 +1,4 @@
-"""Requests that name no version get one of a split model's, through each front end to real Tritons."""
+"""Requests that name no version get one of a split or pinned model's, through each front end to real Tritons."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from support.stack import Stack
 from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
 
-from tools.stack.ports import free_port_range
+from balancer.stack.ports import free_port_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-MODEL = "string_upper"
+MODEL, PINNED = "string_upper", "pinned"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native", "proxy"])
@@ -25,11 +26,12 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     directory: Path = tmp_path_factory.mktemp("split")
     settings = {
         # Version 2 is nowhere, so that nobody must be sent there.
-        "models": {MODEL: {"split": {"old": 1, "new": 2, "share": 0}}},
+        "models": {MODEL: {"split": {"old": 1, "new": 2, "share": 0}}, PINNED: {"versions": [1]}},
         "envoy": {"frontend": request.param, "shared_folder": str(directory / "shared")},
         "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
     }
-    stack = Stack(directory, workers=1, settings=settings, models=(MODEL,))
+    copies = {PINNED: MODEL}
+    stack = Stack(directory, workers=1, settings=settings, models=(MODEL,), copies=copies, versions=("1", "2"))
     try:
         await stack.start()
         yield stack
@@ -53,6 +55,24 @@ async def test_triton_reads_the_version_that_was_given(stack: Stack, of: Any) ->
     await eventually(told, "all ten count for version 1")
     assert await stack.metric("balancer_split_errors_total") == 0
     assert await stack.metric("balancer_handler_errors_total") == 0
+
+
+@pytest.mark.parametrize("of", [triton_grpc, triton_http], ids=["grpc", "rest"])
+async def test_triton_is_asked_for_the_version_that_is_pinned(stack: Stack, of: Any) -> None:
+    """Both are loaded, and Triton would choose the other one."""
+    tensor = of.InferInput("TEXT", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([["a"]], np.object_))
+    async with of.InferenceServerClient(stack.url) as client:
+        for version in ("", "1"):
+            result = await client.infer(PINNED, [tensor], model_version=version)
+            answer = result.get_response()
+            assert (answer["model_version"] if of is triton_http else answer.model_version) == "1"
+        with pytest.raises(InferenceServerException, match="no worker may serve model 'pinned' now"):
+            await client.infer(PINNED, [tensor], model_version="2")
+
+
+async def test_the_balancer_says_which_version_is_pinned(stack: Stack) -> None:
+    assert (await stack.get(f"/explain?model={PINNED}"))["version"] == "1"
 
 
 async def test_the_balancer_says_what_a_key_gets_and_what_became_of_each_version(stack: Stack) -> None:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as grpc_aio
 from prometheus_client.openmetrics import parser
+from support import fronts
 from support.otlp import OtlpReceiver
 from support.stack import Stack
 from support.waiting import eventually
@@ -73,17 +74,17 @@ async def gone_on_with(stack: Stack, receiver: OtlpReceiver) -> str:
 async def test_a_client_s_trace_goes_on_to_triton_s_queue(
     tmp_path: Path, receiver: OtlpReceiver, frontend: str
 ) -> None:
-    stack = traced(tmp_path, receiver, frontend, share=0.0, service="edge")
+    stack = traced(tmp_path, receiver, frontend, share=0.0)
     try:
         await stack.start()
         trace = await gone_on_with(stack, receiver)
 
         def whole() -> bool:
-            return any(span.parent == PARENT for span in receiver.of(trace, "edge"))
+            return any(span.parent == PARENT for span in receiver.of(trace, "gateway"))
 
         await eventually(whole, "Envoy's spans have come")
-        (request,) = [span for span in receiver.of(trace, "edge") if span.parent == PARENT]
-        beneath = [span for span in receiver.of(trace, "edge") if span.parent == request.id]
+        (request,) = [span for span in receiver.of(trace, "gateway") if span.parent == PARENT]
+        beneath = [span for span in receiver.of(trace, "gateway") if span.parent == request.id]
         (to_worker,) = [span for span in beneath if span.attributes.get("upstream_cluster") == "triton_grpc"]
         spans = {span.name: span for span in receiver.of(trace, "triton")}
         assert spans["InferRequest"].parent == to_worker.id
@@ -101,12 +102,12 @@ async def test_a_client_s_trace_goes_on_to_triton_s_queue(
         else:
             assert any("ExternalProcessor" in span.name for span in beneath)
         # A share of none: nothing but clients' traces.
-        assert {int(span.trace, 16) <= TRIES for span in receiver.spans if span.service == "edge"} == {True}
+        assert {int(span.trace, 16) <= TRIES for span in receiver.spans if span.service == "gateway"} == {True}
     finally:
         await stack.stop()
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("pick", "native")
 async def test_strangers_have_nothing_traced_where_they_are_not_followed(
     tmp_path: Path, receiver: OtlpReceiver, frontend: str
 ) -> None:
@@ -125,7 +126,7 @@ async def test_strangers_have_nothing_traced_where_they_are_not_followed(
         await stack.stop()
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native"])
+@fronts.frontend("native", "pick")
 async def test_a_slow_request_s_trace_is_found_from_the_histogram(
     tmp_path: Path, receiver: OtlpReceiver, frontend: str
 ) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from support import fronts
 from support.waiting import eventually
+from tritonclient.utils import InferenceServerException
 
-from balancer.front.folder import default_folder
-from tools.stack.ports import free_ports
+from balancer.native.folder import default_folder
+from balancer.stack.ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +36,7 @@ class Up:
     port: int
     admin_port: int
     output: Path
+    run_dir: Path
 
     def parts(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -54,7 +63,7 @@ async def up(directory: Path, *arguments: str) -> AsyncIterator[Up]:
             stderr=asyncio.subprocess.STDOUT,
         )
     try:
-        yield Up(process, port, admin_port, output)
+        yield Up(process, port, admin_port, output, directory / "run")
     finally:
         if process.returncode is None:
             process.terminate()
@@ -116,3 +125,84 @@ async def test_a_second_stack_in_the_same_place_is_refused(tmp_path: Path) -> No
         said, _ = await second.communicate()
         assert second.returncode == 1
         assert "belongs to a running balancer up" in said.decode()
+
+
+MODELS = Path(__file__).resolve().parents[3] / "triton" / "feature_models"
+MODEL = "several_outputs"
+
+
+def words(call: Any) -> str:
+    """What a call of Triton's client fails with; empty: it does not."""
+    try:
+        call()
+    except InferenceServerException as error:
+        return f"{error.status()} {error.message()}"
+    return ""
+
+
+def controlled(of: Any, url: str) -> list[Any]:
+    """What Triton's examples `simple_grpc_model_control` and `simple_http_model_control` do and look at, and inferences
+    at once after a change."""
+    inputs = [of.InferInput(name, [1, 4], "INT32") for name in ("A", "B")]
+    for each in inputs:
+        each.set_data_from_numpy(np.ones((1, 4), np.int32))
+    with of.InferenceServerClient(url) as client:
+        index = client.get_model_repository_index(**({"as_json": True} if of is triton_grpc else {}))
+        found: list[Any] = [len(index["models"] if of is triton_grpc else index)]
+        # Of a model that is not loaded the fleet says UNAVAILABLE once it has heard of that, and one Triton NOT_FOUND.
+        found += [client.is_model_ready(MODEL), bool(words(partial(client.infer, MODEL, inputs)))]
+        client.load_model(MODEL)
+        found += [client.is_model_ready(MODEL), client.infer(MODEL, inputs).as_numpy("SUM").tolist()]
+        found.append(
+            words(partial(client.load_model, MODEL, config='"parameters": {"config": {{"max_batch_size": "16"}}}'))
+        )
+        config = client.get_model_config(MODEL, **({"as_json": True} if of is triton_grpc else {}))
+        whole = (config["config"] if of is triton_grpc else config) | {"max_batch_size": "16"}
+        client.load_model(MODEL, config=json.dumps(whole))
+        config = client.get_model_config(MODEL, **({"as_json": True} if of is triton_grpc else {}))
+        found.append((config["config"] if of is triton_grpc else config)["max_batch_size"])
+        found.append(client.infer(MODEL, inputs).as_numpy("SUM").tolist())
+        client.unload_model(MODEL)
+        found += [client.is_model_ready(MODEL), bool(words(partial(client.infer, MODEL, inputs)))]
+        found.append(words(partial(client.load_model, "wrong_model_name")))
+    return found
+
+
+@pytest.mark.parametrize("of", [triton_grpc, pytest.param(triton_http, marks=pytest.mark.long)])
+@pytest.mark.parametrize("front", fronts.one_of("native", "pick", "proxy"))
+async def test_models_are_loaded_and_unloaded_as_at_one_triton(tmp_path: Path, front: str, of: Any) -> None:
+    """One round for each stack: a Triton that has just unloaded a model may let go of it again after the next load."""
+    (tmp_path / "own.yaml").write_text(f"envoy: {{frontend: {front}}}\n")
+    explicit = ("--model-control-mode", "explicit", "--models", str(MODELS), "--config", str(tmp_path / "own.yaml"))
+    async with up(tmp_path, *explicit, "--workers", "2") as running:
+        await eventually(running.ready, "ready")
+        await eventually(lambda: "Ctrl-C" in said(running), "it says so")
+        found = await asyncio.to_thread(controlled, of, f"127.0.0.1:{running.port}")
+    models, *before = found[:3]
+    assert (models, before) == (len(list(MODELS.iterdir())), [False, True])
+    assert found[3:5] == [True, [[2, 2, 2, 2]]]
+    assert found[5], "an invalid configuration is refused"
+    assert (int(found[6]), found[7]) == (16, [[2, 2, 2, 2]])
+    assert found[8:10] == [False, True]
+    assert "failed to load 'wrong_model_name'" in found[10]
+
+
+async def test_what_is_to_be_loaded_is_there_at_the_start(tmp_path: Path) -> None:
+    explicit = ("--model-control-mode", "explicit", "--load-model", "identity", "--models", str(MODELS))
+    async with up(tmp_path, *explicit) as running:
+        await eventually(running.ready, "ready")
+        url = f"http://127.0.0.1:{running.port}/v2/models"
+
+        async def there() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/identity/ready") as response:
+                return response.status == 200
+
+        await eventually(there, "identity is loaded")
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/{MODEL}/ready") as response:
+            assert response.status == 400
+
+
+async def test_models_are_not_for_anybody_in_the_network(tmp_path: Path) -> None:
+    async with up(tmp_path, "--model-control-mode", "explicit", "--host", "0.0.0.0") as running:
+        assert await running.process.wait() == 1
+    assert "name who may in fleet.control.callers" in said(running)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton_grpc
+from support import fronts
 from support.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -24,7 +25,7 @@ AT_ONCE = 3
 CACHE = {"EMULATED_GPU_CACHE_KEYS": "4096", "EMULATED_GPU_CACHE_SAVING": "0.9"}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["pick", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=fronts.one_of("native", "pick"))
 async def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     directory = tmp_path_factory.mktemp("warm")
     stack = Stack(

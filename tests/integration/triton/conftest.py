@@ -9,8 +9,8 @@ import tritonclient.grpc
 import tritonclient.http
 from support.real_triton import running
 
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
+from balancer.stack.ports import free_ports
+from balancer.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
 
 ROOT = Path(__file__).parents[3]
 WORKER = "worker-under-test"

@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 from tritonclient.grpc import service_pb2 as api
 from tritonclient.grpc import service_pb2_grpc
 
-from tools.stack.tritonserver import TritonServer
+from balancer.stack.tritonserver import TritonServer
 
 
 def infer_request(

@@ -10,8 +10,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tools.stack.digits import held_out, load_split
-from tools.stack.tritonserver import TritonServer
+from balancer.stack.digits import held_out, load_split
+from balancer.stack.tritonserver import TritonServer
 
 # Measured on a T4, as triton/emulation/latency.csv has it.
 BERT_LARGE_16_ROWS_S = 0.2181
@@ -130,7 +130,7 @@ async def test_a_key_that_the_emulated_gpu_remembers_takes_no_time_again(make_tr
             tensor = tritonclient.grpc.InferInput("INPUT", [rows, 1], "FP32")
             tensor.set_data_from_numpy(np.ones((rows, 1), np.float32))
             client.infer("emulated_bert_large", [tensor], headers={"x-routing-key": key} if key else None)
-            return batch_times(client, "emulated_bert_large")[rows][1] - before < cold_s
+            return batch_times(client, "emulated_bert_large")[rows][1] - before < cold_s / 2
 
         assert [is_warm(key) for key in ("a", "a", "b", "a", "b", "", "")] == [
             False,

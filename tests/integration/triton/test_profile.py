@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from balancer.cli import main
+from balancer.cli.main import main
 from balancer.config.profile_file import load_profile
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer
+from balancer.stack.ports import free_ports
+from balancer.stack.tritonserver import TritonServer
 
 # Measured on a T4 (triton/emulation/latency.csv); the emulation sleeps for as long, so never less.
 BERT_DISTILLED_S = {1: 0.0023, 16: 0.0342}

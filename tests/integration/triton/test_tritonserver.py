@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as api
 from tritonclient.grpc import service_pb2_grpc
 
-from tools.stack.tritonserver import TritonExitedError, TritonServer
+from balancer.stack.tritonserver import TritonExitedError, TritonServer
 
 MakeTriton = Callable[..., TritonServer]
 

@@ -15,7 +15,7 @@ from support.views import FakeView, make_view
 from policies.base import FloatArray, Request
 from policies.learned import Learned
 from policies.learned.artifact import make_artifact
-from policies.learned.features import FEATURES, TERMS, Feature, Seen, inputs
+from policies.learned.features import FEATURES, TERMS, Feature, FeatureInputs, inputs
 from policies.learned.logarithm import log1p
 from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 from policies.learned.network import Network, shapes
@@ -115,7 +115,7 @@ SAID = {
     **{"cost": "cost_s", "best": "best_s", "completion_s": "completion_s"},
     **{"saved": "saved_s"},
     **{"eligible workers": "workers", "least service_s": "least_service_s", "mean pending": "mean_pending"},
-    **{name: name for name in Seen._fields},
+    **{name: name for name in FeatureInputs._fields},
 }
 """What a description calls the numbers that a ratio is made of."""
 WORDS = re.compile("|".join(rf"\b{said}\b" for said in sorted(SAID, key=len, reverse=True)))
@@ -123,7 +123,7 @@ WORDS = re.compile("|".join(rf"\b{said}\b" for said in sorted(SAID, key=len, rev
 
 @pytest.mark.parametrize("one", [*FEATURES, *TERMS], ids=lambda one: one.name)
 def test_a_ratio_is_what_is_said_of_it(one: Feature) -> None:
-    seen = Seen(*map(np.array, np.sqrt(np.arange(2.0, 2 + len(Seen._fields)))))
+    seen = FeatureInputs(*map(np.array, np.sqrt(np.arange(2.0, 2 + len(FeatureInputs._fields)))))
     numbers = {**seen._asdict(), "completion_s": seen.marginal_s + seen.backlog_s}
     formula = WORDS.sub(lambda found: SAID[found.group()], one.of)
     assert one.ratio(seen) == pytest.approx(eval(formula, numbers), rel=1e-12)

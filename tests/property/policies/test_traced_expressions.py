@@ -78,11 +78,11 @@ def test_an_expression_is_the_same_in_a_program(tree, seed: int) -> None:  # typ
         # Numbers that two ways of adding up put on either side of a step.
         assert "another one than that of its operations" in found.reason, found.reason
         return
-    lot = np.random.default_rng(seed)
-    n = int(lot.integers(1, 40))
-    columns = {name: lot.choice([0.0, 0.25, 1.0, 3.0, 11.0], n) for name in QUANTITIES if name != "weight"}
-    view = make_view(n, eligible=lot.random(n) < 0.7, weight=1.0 + lot.integers(0, 3, n), **columns)
-    request = Request("m", rows=3.0, number=int(lot.integers(2**40)), deadline_s=0.5, priority=2)
+    draw = np.random.default_rng(seed)
+    n = int(draw.integers(1, 40))
+    columns = {name: draw.choice([0.0, 0.25, 1.0, 3.0, 11.0], n) for name in QUANTITIES if name != "weight"}
+    view = make_view(n, eligible=draw.random(n) < 0.7, weight=1.0 + draw.integers(0, 3, n), **columns)
+    request = Request("m", rows=3.0, number=int(draw.integers(2**40)), deadline_s=0.5, priority=2)
     with np.errstate(all="ignore"):
         wanted = policy(request, view)
     np.testing.assert_allclose(answered(found.program, request, view), wanted, rtol=0, atol=1e-12)

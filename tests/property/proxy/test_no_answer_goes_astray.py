@@ -15,23 +15,28 @@ from support.fake_worker import echoed
 from support.proxied import request
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
 from balancer.proxy.batching import Batching
-from balancer.proxy.messages import INFER, OK, UNAVAILABLE, Answer, Arrived
-from balancer.proxy.rules.latencies import Latencies
-from balancer.proxy.rules.reading import read
-from balancer.proxy.rules.settings import BatchSettings, ModelProxy, ProxySettings
+from balancer.proxy.callers import Callers
+from balancer.proxy.messages import INFER, OK, UNAVAILABLE, Arrived, ProxyAnswer
+from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.settings import ModelProxySection, ProxySection, ProxySettings
 from balancer.proxy.sharing import Sharing
 
+JOINED: dict[str, Any] = {"repeatable": True, "batch": {"max_rows": 4, "wait_s": 0.0}}
 SETTINGS = ProxySettings(
-    once_bytes=600,
-    models={
-        "once": ModelProxy(once_s=5.0),
-        "cached": ModelProxy(cache_ttl_s=5.0),
-        "joined": ModelProxy(repeatable=True, batch=BatchSettings(max_rows=4, wait_s=0.0)),
-        "all": ModelProxy(True, True, 5.0, 5.0, BatchSettings(max_rows=4, wait_s=0.0)),
-        "cached and joined": ModelProxy(True, True, 0.0, 5.0, BatchSettings(max_rows=4, wait_s=0.0)),
+    ProxySection.model_validate({"once_bytes": 600}),
+    {
+        name: ModelProxySection.model_validate(section)
+        for name, section in {
+            "once": {"once_s": 5.0},
+            "cached": {"cache_ttl_s": 5.0},
+            "joined": JOINED,
+            "all": JOINED | {"hedge": True, "once_s": 5.0, "cache_ttl_s": 5.0},
+            "cached and joined": JOINED | {"hedge": True, "cache_ttl_s": 5.0},
+        }.items()
     },
 )
 
@@ -72,13 +77,13 @@ def rows_of(data: bytes) -> list[tuple[str, float]]:
 class FakeWorkers:
     """Where executions wait for what is to become of them."""
 
-    waiting: list[tuple[Arrived, asyncio.Future[Answer]]] = field(default_factory=list)
+    waiting: list[tuple[Arrived, asyncio.Future[ProxyAnswer]]] = field(default_factory=list)
     begun: Counter[tuple[str, float]] = field(default_factory=Counter)
     """Executions of a row that may have happened, by model and value."""
 
-    async def infer(self, arrived: Arrived) -> Answer:
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
         self.begun.update(rows_of(arrived.data))
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ProxyAnswer] = asyncio.get_running_loop().create_future()
         self.waiting.append((arrived, future))
         return await future
 
@@ -89,12 +94,12 @@ class FakeWorkers:
             return
         arrived, future = self.waiting.pop(place % len(self.waiting))
         if how == "answer":
-            future.set_result(Answer(OK, data=echoed(arrived.data), worker="w"))
+            future.set_result(ProxyAnswer(OK, data=echoed(arrived.data), worker="w"))
         elif how == "fail":
-            future.set_result(Answer(UNAVAILABLE, "in the middle", worker="w"))
+            future.set_result(ProxyAnswer(UNAVAILABLE, "in the middle", worker="w"))
         else:
             self.begun.subtract(rows_of(arrived.data))
-            future.set_result(Answer(UNAVAILABLE, "nobody took it", unexecuted=True))
+            future.set_result(ProxyAnswer(UNAVAILABLE, "nobody took it", unexecuted=True))
 
 
 class Played:
@@ -105,11 +110,12 @@ class Played:
         clocks = Clocks(lambda: self.now_s, lambda: 0.0)
         self.workers = FakeWorkers()
         counts: Counter[tuple[str, str]] = Counter()
-        batching = Batching(self.workers, lambda model, version: 2, clocks, Latencies(), counts)
-        self.sharing = Sharing(batching, clocks, counts)
+        callers = Callers(HeaderNames)
+        batching = Batching(self.workers, lambda model, version: 2, clocks, AttemptLatencies(), counts, callers)
+        self.sharing = Sharing(batching, clocks, counts, callers)
         batching.configure(SETTINGS)
         self.sharing.configure(SETTINGS)
-        self.sent: list[tuple[Asked, asyncio.Task[Answer]]] = []
+        self.sent: list[tuple[Asked, asyncio.Task[ProxyAnswer]]] = []
 
     async def settle(self) -> None:
         """Let everything happen that does not wait for the test."""
@@ -170,7 +176,7 @@ def test_each_gets_its_own_answer_or_an_error(steps: list[tuple[str, object]]) -
     # Nothing is left over, whoever left when.
     assert all(task.done() for _, task in played.sent)
     assert not played.sharing._running
-    assert played.sharing.once.kept_bytes <= SETTINGS.once_bytes
+    assert played.sharing.once.kept_bytes <= SETTINGS.proxy.once_bytes
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.inference_bytes import digest, read, with_id
+from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.messages import INFER
-from balancer.proxy.rules.reading import digest, read, with_id
 
 _HEADERS = {":path": INFER, "content-type": "application/grpc"}
 _TEXT = st.text(max_size=20)

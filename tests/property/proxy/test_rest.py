@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.proxy.rest.reading import DTYPES, As, Wanted, read_request
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.inference_bytes import read
+from balancer.proxy.rest.reading import DTYPES, OutputFormat, WantedOutputs, read_request
 from balancer.proxy.rest.writing import UnwritableError, binary_parts, json_parts
-from balancer.proxy.rules.reading import read
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SHAPES = arrays.array_shapes(max_dims=3, max_side=4, min_side=0)
@@ -61,7 +61,7 @@ def test_what_a_client_sends_is_what_the_client_of_grpc_sends(
         assert of_json or (tensor.dtype.kind == "f" and np.isnan(tensor).any())
     fields = read(data).fields
     assert {*fields["parameters.key"]} == {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
-    assert wanted.of("Y") is (As.BINARY if binary_out else As.JSON)
+    assert wanted.of("Y") is (OutputFormat.BINARY if binary_out else OutputFormat.JSON)
     assert message.id == name
 
 
@@ -77,7 +77,9 @@ def test_what_a_worker_answers_is_what_the_client_reads(
         raw = InferInput("", list(tensor.shape), kind)
         raw.set_data_from_numpy(tensor)
         answer.raw_output_contents.append(raw._get_content() or b"")
-    wanted = Wanted({str(n): As.BINARY if binary[n] else As.JSON for n in range(len(outputs))})
+    wanted = WantedOutputs(
+        {str(n): OutputFormat.BINARY if binary[n] else OutputFormat.JSON for n in range(len(outputs))}
+    )
     text = b"".join(json_parts(answer, wanted))
     tail = b"".join(binary_parts(answer, wanted))
     found = by_http.InferResult.from_response_body(text + tail, header_length=len(text) if tail else None)
@@ -178,11 +180,13 @@ def test_arrays_that_nest_deep_are_walked_once() -> None:
     st.sampled_from([*DTYPES, "BYTES", "FP16", "", "FP99"]),
     st.lists(st.integers(-2, 2**40), max_size=3),
     st.binary(max_size=40),
-    st.sampled_from(list(As)),
+    st.sampled_from(list(OutputFormat)),
 )
-def test_any_answer_of_a_worker_is_written_or_an_error(datatype: str, shape: list[int], raw: bytes, how: As) -> None:
+def test_any_answer_of_a_worker_is_written_or_an_error(
+    datatype: str, shape: list[int], raw: bytes, how: OutputFormat
+) -> None:
     answer = service_pb2.ModelInferResponse(model_name="m")
     answer.outputs.add(name="Y", datatype=datatype, shape=shape)
     answer.raw_output_contents.append(raw)
     with contextlib.suppress(UnwritableError):
-        json.loads(b"".join(json_parts(answer, Wanted({}, how))).decode(errors="replace"))
+        json.loads(b"".join(json_parts(answer, WantedOutputs({}, how))).decode(errors="replace"))

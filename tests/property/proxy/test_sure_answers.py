@@ -15,14 +15,13 @@ from hypothesis.extra import numpy as arrays
 from support.proxied import request
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import HeaderNames, read_call
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.cascading import Cascades, Step
-from balancer.proxy.messages import INFER, OK, Answer, Arrived
-from balancer.proxy.rules.cascades import answer_s, in_time, next_step
+from balancer.proxy.cascading import Cascades, CascadeStep, answer_s, in_time, next_step
+from balancer.proxy.messages import INFER, OK, Arrived, ProxyAnswer
 from balancer.proxy.rules.confidence import confidence
-from balancer.proxy.rules.reading import read
-from balancer.proxy.rules.settings import ConfidenceCascade, ProxySettings
+from balancer.proxy.settings import ConfidenceCascadeSection, ProxySection, ProxySettings
 from policies.base import Request
 
 THRESHOLD = 0.5
@@ -93,13 +92,13 @@ class Played:
         found = read(data)
         call = read_call({":path": INFER, "content-type": "application/grpc"}, found.fields, HeaderNames())
         call = replace(call, request=replace(call.request, deadline_s=time_s))
-        self.step = Step(Arrived(call, data, (), deadline_s=time_s, id_spans=found.id_spans))
+        self.step = CascadeStep(Arrived(call, data, (), deadline_s=time_s, id_spans=found.id_spans))
         clocks = Clocks(lambda: self.now_s, lambda: 0.0)
         self.cascades = Cascades(lambda each: self.does[each.model].expected_s, clocks, Counter())
-        cascade = ConfidenceCascade(tuple(self.does), "P", THRESHOLD)
-        self.cascades.configure(ProxySettings(confidence_cascades={"vision": cascade}))
+        cascade = ConfidenceCascadeSection(models=tuple(self.does), output="P", threshold=THRESHOLD)
+        self.cascades.configure(ProxySettings(ProxySection(confidence_cascades={"vision": cascade})))
 
-    async def execute(self, arrived: Arrived) -> Answer:
+    async def execute(self, arrived: Arrived) -> ProxyAnswer:
         asked: Request = arrived.call.request
         sent = service_pb2.ModelInferRequest.FromString(arrived.data)
         assert (sent.model_name, sent.id) == (asked.model, "7")
@@ -108,10 +107,10 @@ class Played:
         does = self.does[asked.model]
         self.now_s += does.takes_s
         if does.sure is None:
-            return Answer(13, "failed")
-        return Answer(OK, data=answered(asked.model, np.array([[does.sure]], np.float32)), worker="w")
+            return ProxyAnswer(13, "failed")
+        return ProxyAnswer(OK, data=answered(asked.model, np.array([[does.sure]], np.float32)), worker="w")
 
-    async def run(self) -> Answer:
+    async def run(self) -> ProxyAnswer:
         return await self.cascades.infer(self.step, self.execute)
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import report
 
-from balancer.core.events import Event, ReportsLost, WorkerAdded, WorkerRemoved
-from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import Event, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
 from policies.least_requests import LeastRequests
 
 workers = st.sampled_from(["a", "b", "c"])

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.guarded import NO_WINDOWS, guarded
 
-from balancer.core.events import Finished
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.guard import Guard, Look
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.guard import Guard, Look
+from balancer.scheduler.canary.selector import CanaryPlan
+from balancer.scheduler.events import Finished
 from policies.base import Request
 from policies.least_requests import LeastRequests
 
@@ -28,7 +28,7 @@ steps = st.lists(
 def test_no_request_fails_by_a_guarded_policy(
     steps: list[tuple[str, float, bool, float, float]], ok: list[bool]
 ) -> None:
-    g = guarded(plan=Plan(guard=SETTINGS, baseline=LeastRequests(), shadow=LeastRequests(), shadow_share=0.5))
+    g = guarded(plan=CanaryPlan(guard=SETTINGS, baseline=LeastRequests(), shadow=LeastRequests(), shadow_share=0.5))
     mood = g.policy.mood
     for (mood.answer, mood.outside, mood.range_raises, gap_s, g.stopwatch.step_s), fine in zip(steps, ok, strict=False):
         g.now_s += gap_s
@@ -36,11 +36,11 @@ def test_no_request_fails_by_a_guarded_policy(
         assert decision.policy in {"moody", "least_requests"}
         assert 0 < decision.propensity <= 1
         g.router.observe(Finished(decision.number, decision.worker, 0.05, fine), g.now_s)
-    assert g.router.steering is not None
-    g.router.steering.explain(g.now_s)
+    assert g.router.selector is not None
+    g.router.selector.explain(g.now_s)
     # All is well from now on, and the worst quiet period passes: it decides again.
     mood.answer, mood.outside, mood.range_raises, g.stopwatch.step_s = "good", 0.0, False, 0.0
-    for guard in g.router.steering.guards().values():
+    for guard in g.router.selector.guards().values():
         guard.settings = dataclasses.replace(guard.settings, report_age_s=1e9)
     assert "moody" in g.decide(140, 0.1)[-20:]
 

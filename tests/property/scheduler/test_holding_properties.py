@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import model, report
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
-from balancer.core.holding.waiting import Left, Waiting
-from balancer.core.router import Decision, Router
-from balancer.core.settings import HeldModel, HoldingSettings, Limits, Order, Settings
+from balancer.kernel.settings import HeldModel, HoldingSettings, Limits, Order, Settings
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.scheduler.holding.waiting import Departure, Waiting
+from balancer.scheduler.router import Decision, Router
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, HeldRequests, Request
 from policies.least_requests import LeastRequests
@@ -68,7 +68,7 @@ holdings = st.builds(
 )
 
 
-def books(router: Router) -> dict[str, Any]:
+def fleet_state(router: Router) -> dict[str, Any]:
     fleet = router.fleet
     return {
         f"{part}.{field.name}": getattr(getattr(fleet, part), field.name).copy()
@@ -98,15 +98,15 @@ class Front:
         self.held[place] = request
         return None
 
-    def let_go(self, gone: list[Left]) -> list[tuple[Request, Decision | RoutingError]]:
+    def let_go(self, gone: list[Departure]) -> list[tuple[Request, Decision | RoutingError]]:
         return [(self.held.pop(left.place), left.outcome) for left in gone]
 
     def turn(self) -> list[tuple[Request, Decision | RoutingError]]:
         gone = self.let_go(self.waiting.expire(self.now_s))
-        before, number = books(self.router), self.router.next_number
-        found = self.let_go(self.waiting.turn(self.now_s))
+        before, number = fleet_state(self.router), self.router.next_number
+        found = self.let_go(self.waiting.dispatch(self.now_s))
         if self.router.next_number == number:
-            for name, array in books(self.router).items():
+            for name, array in fleet_state(self.router).items():
                 np.testing.assert_array_equal(array, before[name], err_msg=name)
         self.check()
         return gone + found
@@ -293,7 +293,7 @@ def test_a_policy_that_fails_keeps_nobody_waiting_and_leaves_no_trace() -> None:
     asked = [Request("m", tenant=str(number)) for number in range(3)]
     for request in asked:
         assert front.ask(request) is None
-    (first,) = front.waiting.turn(0.0)
+    (first,) = front.waiting.dispatch(0.0)
     assert isinstance(first.outcome, Decision)
     assert front.router.failures["broken"] >= 2
     assert front.router.fleet.queue.in_flight.sum() == 1

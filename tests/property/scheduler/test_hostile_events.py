@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.core import bounds
-from balancer.core.errors import RoutingError
-from balancer.core.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings
-from balancer.core.shown import snapshot
-from balancer.native.library import Compiled, Library, LibraryError
+from balancer import bounds
+from balancer.kernel.compiled.library import Compiled, Library, LibraryError
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Event, Finished, ModelReport, Report, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import snapshot
 from policies import BUILTIN
 from policies.base import Request
 

@@ -6,6 +6,8 @@ NumPy over the view's columns is held to the kernel's own source, worker by work
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,21 @@ from support.example_plugin.example_policy import FreshestReport
 from support.kernel import FromSource
 from support.strangers import Costs, Softmax
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import (
+from balancer.kernel.compiled.library import Compiled, Library
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import (
+    EstimatorSettings,
+    GuardSettings,
+    Limits,
+    ModelSettings,
+    RolloutSettings,
+    Settings,
+    TokenSettings,
+    ZoneSettings,
+)
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import (
     Event,
     Finished,
     ModelReport,
@@ -28,20 +43,7 @@ from balancer.core.events import (
     WorkerAdded,
     WorkerRemoved,
 )
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Answered, Decision, Router
-from balancer.core.settings import (
-    EstimatorSettings,
-    GuardSettings,
-    Limits,
-    ModelSettings,
-    RolloutSettings,
-    Settings,
-    TokenSettings,
-    ZoneSettings,
-)
-from balancer.core.trials.steering import Plan, Steering
-from balancer.native.library import Compiled, Library
+from balancer.scheduler.router import Answered, Decision, Router
 from policies import BUILTIN
 from policies.base import Policy, Request
 from policies.hashing import mix
@@ -117,7 +119,7 @@ class Host:
     def __init__(self, policy: Policy, settings: Settings, kernel: Kernel | None, steered: bool) -> None:
         self.router = Router(policy, settings, seed=7, kernel=kernel)
         if steered:
-            plan = Plan(
+            plan = CanaryPlan(
                 guard=GuardSettings(window_every_s=0.5),
                 baseline=BUILTIN["least_requests"](),
                 shadow=BUILTIN["wlpr"](),
@@ -125,7 +127,7 @@ class Host:
                 rollout=RolloutSettings(step_s=0.5, min_requests=2),
                 new=BUILTIN["expected_latency"](),
             )
-            self.router.configure(policy, settings, Steering(policy, plan, seed=3))
+            self.router.configure(policy, settings, PolicySelector(policy, plan, seed=3))
         self.sent: list[tuple[int, str]] = []
         self._reports = [0] * WORKERS
         self._starts = [1] * WORKERS
@@ -140,7 +142,7 @@ class Host:
             old = self.router.settings
             limits = dataclasses.replace(old.limits, max_pending_per_worker=[3.0, 9.0, float("inf")][draw % 3])
             changed = dataclasses.replace(old, limits=limits, max_fallbacks=draw % 4)
-            self.router.configure(self.router.policy, changed, self.router.steering)
+            self.router.configure(self.router.policy, changed, self.router.selector)
         else:
             event = self._event(step, worker, draw)
             if event is not None:
@@ -239,8 +241,8 @@ def assert_equal_all_along(one: Host, other: Host, steps: list[tuple[str, int, i
             assert came[0] == came[1], f"step {number}: {step}"
     assert one.router.outcomes == other.router.outcomes
     assert one.router.failures == other.router.failures
-    if one.router.steering is not None and other.router.steering is not None:
-        told = one.router.steering.explain(now_s), other.router.steering.explain(now_s)
+    if one.router.selector is not None and other.router.selector is not None:
+        told = one.router.selector.explain(now_s), other.router.selector.explain(now_s)
         assert told[0] == told[1]
     states = one.state(), other.state()
     for field, array in states[0].items():
@@ -289,7 +291,7 @@ def test_the_library_decides_the_same_in_one_call_and_step_by_step(
 ) -> None:
     policy = BUILTIN[name](**options)
     at_once, seen = (Host(policy, settings_, Compiled(library), steered) for _ in range(2))
-    seen.router.witness = _Silent()
+    seen.router.observer = _Silent()
     assert_equal_all_along(at_once, seen, steps)
 
 
@@ -302,3 +304,36 @@ def test_what_is_compiled_decides_as_numpy_does(
     policy = BUILTIN[name](**options)
     plain, source = (Host(policy, settings_, kernel, steered) for kernel in (None, FromSource()))
     assert_equal_all_along(plain, source, steps)
+
+
+_FROZEN = (
+    Settings(zones=ZoneSettings("a", 0.01, ("b", "c")), slow_start_s=1.0),
+    Settings(limits=Limits(6.0, 2, 2.0, shed_late=True), sticky_keys=False, outcome_timeout_s=2.0),
+    Settings(models={"a": ModelSettings(versions=("1",)), "b": ModelSettings(devices=("slow",))}, max_fallbacks=9),
+    Settings(reports_required=False, stale_after_s=5.0),
+)
+
+
+def _shown(value: object) -> str:
+    """To nine digits, since the last bits of logarithms are each machine's own."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_shown, value))})"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("host", ["python", "source", "library"])
+def test_decisions_are_what_they_have_been(library: Library, host: str) -> None:
+    """One digest of all hosts; whoever means to change decisions writes another."""
+    random, seen = Random(1), hashlib.sha256()
+    for place, (name, options) in enumerate(_CASES):
+        kernel = Compiled(library) if host == "library" else FromSource()
+        plain = host == "python" and name != "learned"
+        one = Host(BUILTIN[name](**options), _FROZEN[place % 4], None if plain else kernel, steered=place % 2 == 0)
+        now_s = 0.0
+        steps = [(step, worker) for worker in range(WORKERS - 1) for step in ("add", "report")]
+        steps += [(random.choice(_KINDS), random.randrange(WORKERS)) for _ in range(250)]
+        for step, worker in steps:
+            now_s += random.choice([0.0, 0.0001, 0.004, 0.1])
+            seen.update(_shown(one.do(step, worker, random.getrandbits(64), now_s)).encode())
+        seen.update(_shown(tuple(tuple(array.ravel().tolist()) for array in one.state().values())).encode())
+    assert seen.hexdigest()[:16] == "da416d94864d673d"

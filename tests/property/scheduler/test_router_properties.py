@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the router's books balance and its decisions are legal."""
+"""Whatever happens in whatever order, the router's counts balance and its decisions are legal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import model, report
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
-from balancer.core.router import Decision, Router
-from balancer.core.settings import Settings
-from balancer.core.shown import reasons
+from balancer.kernel.settings import Settings
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Event, Finished, ReportsLost, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Decision, Router
+from balancer.scheduler.shown import reasons
 from policies import BUILTIN
 from policies.base import Request
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from support.fleets import report
 from support.kernel import FromSource
 
-from balancer.core.events import Sent, WorkerAdded, WorkersAdded
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
-from balancer.core.settings import Settings, ZoneSettings
-from balancer.core.view import LiveView
-from balancer.native.library import Compiled, Library
+from balancer.kernel.compiled.library import Compiled, Library
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import Settings, ZoneSettings
+from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
+from balancer.scheduler.router import Router
+from balancer.scheduler.view import LiveView
 from policies.base import Request
 from policies.least_requests import LeastRequests
 

@@ -1,6 +1,6 @@
-"""`simulator/engine/README.md` in plain Python: slow, short, and around the production router.
+"""What happens in a simulated fleet, in plain Python: slow, short, and around the production router.
 
-The engine must give the same decisions and latencies, bit for bit. Written from that page alone, not from the engine.
+This is the rule. The engine (`simulator/engine`) must give the same decisions and latencies, bit for bit.
 """
 
 from simulation.reference.simulation import Simulation, simulate

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from simulator.spec import Batching
+from simulator.spec import BatchingSpec
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class LiveRequest:
 
 
 class Queue:
-    def __init__(self, batching: Batching) -> None:
+    def __init__(self, batching: BatchingSpec) -> None:
         self.batching = batching
         self.levels: list[list[LiveRequest]] = [[] for _ in range(batching.priority_levels + 1)]
         """First the priority levels, last those delayed by the timeout."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simulation.reference.batcher import LiveRequest
 
-from simulator.spec import Device as Sharing
+from simulator.spec import DeviceSpec as Sharing
 
 
 @dataclass(eq=False)

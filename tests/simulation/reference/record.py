@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from simulation.reference.batcher import LiveRequest
 from simulation.reference.world import World
 
 from simulator.arrivals import Arrivals
 from simulator.result import Result, Status
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One execution that ended."""
+
+    worker: int
+    number: int
+    """How many the worker had started before."""
+    model: int
+    started_s: float
+    ended_s: float
+    requests: tuple[int, ...]
 
 
 class Record:

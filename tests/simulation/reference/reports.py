@@ -11,7 +11,7 @@ from simulation.reference.clock import Kind, Stream
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
-from balancer.core.events import Report, ReportsLost
+from balancer.scheduler.events import Report, ReportsLost
 
 
 def _all_but(balancer: int, told: Sequence[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -8,23 +8,22 @@ from simulation.reference.batcher import LiveRequest
 from simulation.reference.clock import Kind, Stream
 from simulation.reference.device import Execution
 from simulation.reference.faults import Faults
-from simulation.reference.record import Record
+from simulation.reference.record import Executed, Record
 from simulation.reference.reports import Reports
-from simulation.reference.told import Decided, Executed
 from simulation.reference.worker import Worker
 from simulation.reference.world import World
 
-from balancer.core.errors import NoEligibleWorker, RoutingError, Shed
-from balancer.core.events import Finished, Void, Withdrawn
-from balancer.core.holding.waiting import Left
-from balancer.core.router import Decision
-from balancer.core.trials.steering import Plan, Role
+from balancer.scheduler.canary.selector import CanaryPlan, Role
+from balancer.scheduler.errors import NoEligibleWorker, RoutingError, Shed
+from balancer.scheduler.events import Finished, Void, Withdrawn
+from balancer.scheduler.holding.waiting import Departure
+from balancer.scheduler.router import Decision
 from policies.base import Policy, Request
 from simulator.arrivals import Arrivals, Extras
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec, Noise
 
-ALONE = Plan()
+ALONE = CanaryPlan()
 
 
 def simulate(fleet: FleetSpec, arrivals: Arrivals, policy: Policy, seed: int, timeline_period_s: float = 0.0) -> Result:
@@ -40,7 +39,7 @@ class Simulation:
         policy: Policy,
         seed: int,
         timeline_period_s: float = 0.0,
-        plan: Plan = ALONE,
+        plan: CanaryPlan = ALONE,
     ) -> None:
         self.fleet = fleet
         self.arrivals = arrivals
@@ -48,7 +47,8 @@ class Simulation:
         self.world = World(fleet, policy, seed, plan)
         self.clock = self.world.clock
         self.record = Record(arrivals, timeline_period_s)
-        self.decided: list[Decided] = []
+        self.decided: list[int] = []
+        """The worker picked by each decision."""
         self.roles: list[Role | None] = [None] * len(arrivals)
         """The role of the policy that answered to each request; None: none was to."""
         self.executed: list[Executed] = []
@@ -131,7 +131,7 @@ class Simulation:
 
     def _turn(self, balancer: int) -> None:
         """Who is held is asked for again."""
-        self._let_go(balancer, self.world.waiting[balancer].turn(self.clock.now_s))
+        self._let_go(balancer, self.world.waiting[balancer].dispatch(self.clock.now_s))
 
     def _turn_all(self) -> None:
         for balancer in range(self.fleet.balancers):
@@ -140,7 +140,7 @@ class Simulation:
     def _expire(self, balancer: int) -> None:
         self._let_go(balancer, self.world.waiting[balancer].expire(self.clock.now_s))
 
-    def _let_go(self, balancer: int, gone: list[Left]) -> None:
+    def _let_go(self, balancer: int, gone: list[Departure]) -> None:
         for left in gone:
             request = self._held.pop((balancer, left.place))
             request.place = -1
@@ -158,11 +158,8 @@ class Simulation:
         targets = (decision.worker, *decision.fallbacks)
         request.targets = tuple(self.world.index[name].index for name in targets)
         request.number = decision.number
-        picked, *fallbacks = request.targets
-        self.decided.append(
-            Decided(index, self.clock.now_s, request.balancer, picked, tuple(fallbacks), decision.propensity)
-        )
-        self.record.picked[index] = picked
+        self.decided.append(request.targets[0])
+        self.record.picked[index] = request.targets[0]
         self._send(request)
 
     def _tenant(self, number: int) -> str:

@@ -11,8 +11,7 @@ from typing import Literal
 from simulation.reference.batcher import LiveRequest, Queue
 from simulation.reference.device import Device, Execution
 
-from balancer.core.events import ModelReport, WorkerAdded
-from simulator.engine.tables import service_table
+from balancer.scheduler.events import ModelReport, WorkerAdded
 from simulator.spec import FleetSpec, ModelSpec
 
 _WINDOW_S = 0.15
@@ -73,7 +72,7 @@ class Worker:
 
     def _table(self, model: ModelSpec) -> tuple[list[float], list[float]]:
         service = model.service.get(self.spec.device) or model.service["*"]
-        device_s, host_s = service_table(service, model.batching.max_batch_rows)
+        device_s, host_s = service.table(model.batching.max_batch_rows)
         return device_s.tolist(), host_s.tolist()
 
     def _start_counters(self) -> None:

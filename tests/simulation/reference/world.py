@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from simulation.reference.clock import Clock, Stream, draw
-from simulation.reference.watch import Watch
 from simulation.reference.worker import Worker
 
-from balancer.core.events import Event
-from balancer.core.holding.waiting import Waiting
-from balancer.core.router import Router
-from balancer.core.trials.steering import Plan, Steering
-from policies.base import Policy
+from balancer.scheduler.canary.guard import PolicyChange
+from balancer.scheduler.canary.rollout import RolloutChange
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector, Role
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import Event
+from balancer.scheduler.holding.waiting import Waiting
+from balancer.scheduler.router import Answered, Decision, Router
+from policies.base import Policy, Request
 from policies.hashing import mix
 from simulator.spec import FleetSpec
 
 
+class Watch:
+    """Observer of the routers, and listener of their selectors."""
+
+    def __init__(self) -> None:
+        self.role: Role | None = None
+        """Of the policy that answered to the last request; None: none was to."""
+        self.guards: list[PolicyChange] = []
+        self.rollouts: list[RolloutChange] = []
+
+    def decided(self, answered: Answered, decision: Decision | None) -> None:
+        self.role = answered.role
+
+    def refused(self, request: Request, error: RoutingError, at_s: float) -> None:
+        self.role = None
+
+    def guard_changed(self, policy: str, change: PolicyChange) -> None:
+        self.guards.append(change)
+
+    def rollout_changed(self, policy: str, change: RolloutChange) -> None:
+        self.rollouts.append(change)
+
+
 class World:
-    def __init__(self, fleet: FleetSpec, policy: Policy, seed: int, plan: Plan) -> None:
+    def __init__(self, fleet: FleetSpec, policy: Policy, seed: int, plan: CanaryPlan) -> None:
         self.fleet = fleet
         self.seed = seed
         self.clock = Clock()
@@ -26,9 +50,9 @@ class World:
         self.waiting = [Waiting(router) for router in self.routers]
         self.watch = Watch()
         for b, router in enumerate(self.routers):
-            router.witness = self.watch
+            router.observer = self.watch
             if plan:
-                router.steering = Steering(policy, plan, mix(seed) ^ b, listener=self.watch)
+                router.selector = PolicySelector(policy, plan, mix(seed) ^ b, listener=self.watch)
 
     def u(self, stream: Stream, k: int) -> float:
         return draw(self.seed, stream, k)

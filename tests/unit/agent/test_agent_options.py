@@ -1,7 +1,7 @@
 import pytest
 
+from balancer.agent.agent import AgentOptions
 from balancer.errors import OperatorError
-from balancer.telemetry.agent import AgentOptions
 
 GOOD = {"worker": "w", "balancers": ("balancer:9002",)}
 

@@ -1,7 +1,7 @@
 """Whom an agent tells how much, by hand."""
 
-from balancer.core import bounds
-from balancer.telemetry.others import all_but
+from balancer import bounds
+from balancer.reports.others import all_but
 
 
 def test_each_is_told_the_sum_of_all_others() -> None:

@@ -1,4 +1,4 @@
-from balancer.telemetry.batch_totals import BatchTotals
+from balancer.agent.batch_totals import BatchTotals
 
 KEY = ("m", "1")
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.core import bounds
-from balancer.core.bounds import OutOfBoundsError
-from balancer.core.events import ModelReport, Report
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportDecoder, ReportEncoder
+from balancer import bounds
+from balancer.bounds import OutOfBoundsError
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportDecoder, ReportEncoder
+from balancer.scheduler.events import ModelReport, Report
 
 COUNTERS = st.integers(0, bounds.MAX_COUNT)
 SINGLE = st.floats(0, bounds.MAX_PENDING, width=32)

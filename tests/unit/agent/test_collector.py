@@ -9,12 +9,12 @@ import grpc
 import pytest
 from support.reports import Heard, collecting, report_of
 
-from balancer.core.events import Event, Report, ReportsLost, WorkerAdded
-from balancer.core.router import Router
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportEncoder
-from balancer.telemetry.collector import Collector
-from balancer.telemetry.streams import METHOD
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportEncoder
+from balancer.reports.collector import Collector
+from balancer.reports.streams import METHOD
+from balancer.scheduler.events import Event, Report, ReportsLost, WorkerAdded
+from balancer.scheduler.router import Router
 from policies.round_robin import RoundRobin
 
 Call = grpc.aio.StreamStreamCall[report_pb2.WorkerReport, report_pb2.ReportAck]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from balancer.commands.agent import agent
-from balancer.telemetry.control import drain, listening
+from balancer.cli.agent import agent
+from balancer.reports.control import drain, listening
 
 
 @pytest.fixture

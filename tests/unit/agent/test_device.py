@@ -3,8 +3,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from balancer.telemetry import device
-from balancer.telemetry.device import Device, DeviceState, device_kind
+from balancer.agent import device
+from balancer.agent.device import DeviceMonitor, DeviceState, device_kind
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def read_once(nvml: FakeNvml, reader: Device) -> DeviceState:
+def read_once(nvml: FakeNvml, reader: DeviceMonitor) -> DeviceState:
     return reader._read(nvml, device._handles(nvml))
 
 
 def test_devices_are_taken_together() -> None:
-    assert read_once(FakeNvml(), Device()) == DeviceState("H200", 201, 30, 0.5)
+    assert read_once(FakeNvml(), DeviceMonitor()) == DeviceState("H200", 201, 30, 0.5)
 
 
 @pytest.mark.parametrize(("visible", "memory"), [("1", 101), ("GPU-0", 100), ("0,1", 201)])
 def test_only_visible_devices_count(visible: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert read_once(FakeNvml(), Device()).memory_bytes == memory
+    assert read_once(FakeNvml(), DeviceMonitor()).memory_bytes == memory
 
 
 def test_no_visible_device_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +97,11 @@ def test_no_visible_device_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_given_wins_over_nvml() -> None:
-    assert read_once(FakeNvml(), Device(kind="big")) == DeviceState("big", 201, 30, 0.5)
+    assert read_once(FakeNvml(), DeviceMonitor(kind="big")) == DeviceState("big", 201, 30, 0.5)
 
 
 def test_devices_without_utilisation_report_the_rest() -> None:
-    state = read_once(FakeNvml(supported=False), Device())
+    state = read_once(FakeNvml(supported=False), DeviceMonitor())
     assert math.isnan(state.utilisation)
     assert state.memory_bytes == 201
 
@@ -111,7 +111,7 @@ async def test_an_emulated_device_is_not_looked_for(monkeypatch: pytest.MonkeyPa
         raise AssertionError("NVML was asked")
 
     monkeypatch.setattr(device, "_load_nvml", refuse)
-    emulated = Device("T4", 16 << 30)
+    emulated = DeviceMonitor("T4", 16 << 30)
     await emulated.watch()
     assert (emulated.state.kind, emulated.state.memory_bytes) == ("T4", 16 << 30)
 
@@ -124,7 +124,7 @@ async def test_a_driver_that_fails_leaves_what_was_given(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", fail)
     monkeypatch.setattr(device, "_load_nvml", lambda: nvml)
-    worker_device = Device("H200")
+    worker_device = DeviceMonitor("H200")
     await worker_device.watch()
     assert worker_device.state.kind == "H200"
     assert worker_device.state.memory_bytes == 0
@@ -133,6 +133,6 @@ async def test_a_driver_that_fails_leaves_what_was_given(monkeypatch: pytest.Mon
 
 async def test_without_a_driver_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_load_nvml", lambda: None)
-    unknown = Device()
+    unknown = DeviceMonitor()
     await unknown.watch()
     assert unknown.state.kind == ""

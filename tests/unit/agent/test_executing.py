@@ -1,6 +1,6 @@
 import pytest
 
-from balancer.telemetry.executing import ExecutingEstimate
+from balancer.agent.executing import ExecutingEstimate
 
 TICK_S = 0.02
 

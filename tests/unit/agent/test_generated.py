@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.telemetry import report_pb2
+from balancer.reports import report_pb2
 
 COMMITTED = Path(report_pb2.__file__).parent
 
@@ -14,5 +14,5 @@ def test_committed_code_is_what_the_proto_generates(name: str, tmp_path: Path) -
     root = COMMITTED.parents[1]
     arguments = ["protoc", f"-I{root}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main([*arguments, str(COMMITTED / "report.proto")]) == 0, sys.stderr
-    generated = (tmp_path / "balancer" / "telemetry" / name).read_text()
+    generated = (tmp_path / "balancer" / "reports" / name).read_text()
     assert generated == (COMMITTED / name).read_text(), "run the command at the top of report.proto"

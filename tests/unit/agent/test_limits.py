@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from balancer.core import bounds
-from balancer.core.events import ModelReport, Report
-from balancer.telemetry.codec import ReportDecoder, ReportEncoder
-from balancer.telemetry.limits import Limits
+from balancer import bounds
+from balancer.agent.limits import ModelLimits
+from balancer.reports.codec import ReportDecoder, ReportEncoder
+from balancer.scheduler.events import ModelReport, Report
 
 SIZES = tuple((rows, rows, 1.0) for rows in range(1, 3000))
 LONG = "n" * (bounds.MAX_TEXT_BYTES + 1)
@@ -33,7 +33,7 @@ def model(name: str = "m", version: str = "1", **fields: object) -> ModelReport:
 def test_what_an_agent_reports_is_always_within_bounds(
     models: tuple[ModelReport, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = Limits()
+    limits = ModelLimits()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             fitting = limits.fit(models)
@@ -47,9 +47,9 @@ def test_what_an_agent_reports_is_always_within_bounds(
 
 def test_what_is_within_bounds_stays_as_it_is() -> None:
     models = tuple(model(str(i), pending=1.5, batches=SIZES[:8]) for i in range(bounds.MAX_MODELS))
-    assert Limits().fit(models) == models
+    assert ModelLimits().fit(models) == models
 
 
 def test_the_batch_sizes_that_were_executed_most_stay() -> None:
-    (fitting,) = Limits().fit((model(batches=SIZES),))
+    (fitting,) = ModelLimits().fit((model(batches=SIZES),))
     assert fitting.batches == SIZES[-bounds.MAX_BATCH_SIZES :]

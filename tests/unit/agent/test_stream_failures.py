@@ -13,9 +13,9 @@ from support.reports import Heard, agent
 from support.waiting import eventually
 
 from balancer.balancer_tls import BalancerTls
-from balancer.telemetry.collector import SERVER_OPTIONS, Collector
-from balancer.telemetry.trouble import Said, Trouble
-from tools.stack.ports import free_ports
+from balancer.reports.collector import SERVER_OPTIONS, Collector
+from balancer.reports.stream_failures import StreamFailure, StreamStatus
+from balancer.stack.ports import free_ports
 
 NAME = "balancer.test"
 
@@ -111,7 +111,7 @@ async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
             stack.push_async_callback(other.stop, None)
         else:
             address = await stack.enter_async_context(balancer(Heard(), server))
-        with caplog.at_level(logging.WARNING, "balancer.telemetry.trouble"):
+        with caplog.at_level(logging.WARNING, "balancer.reports.stream_failures"):
             async with agent(address, tls):
                 await eventually(lambda: caplog.messages, "the agent says what is wrong")
                 await asyncio.sleep(0.5)  # Some more attempts, which say nothing.
@@ -120,15 +120,15 @@ async def test_an_agent_says_once_why_it_cannot_reach_a_balancer_and_what_to_do(
     assert address in said
 
 
-def test_trouble_is_said_again_each_minute_and_at_once_where_its_cause_changes(
+def test_a_failure_is_said_again_each_minute_and_at_once_where_its_cause_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said = Said("balancer:9003")
+    said = StreamStatus("balancer:9003")
     with caplog.at_level(logging.WARNING):
         for second in range(130):
-            said.trouble(Trouble("one cause"), float(second))
+            said.failed(StreamFailure("one cause"), float(second))
         assert len(caplog.messages) == 3
-        said.trouble(Trouble("another cause"), 131.0)
+        said.failed(StreamFailure("another cause"), 131.0)
     assert caplog.messages[-1] == "no reports to balancer balancer:9003: another cause"
 
 

@@ -10,11 +10,11 @@ import pytest
 from support.reports import Heard, collecting, report_of
 from support.waiting import eventually
 
-from balancer.core import bounds
-from balancer.core.events import Event, Report, ReportsLost
-from balancer.telemetry import report_pb2
-from balancer.telemetry.collector import SERVICE
-from balancer.telemetry.streams import WINDOW, Replicas
+from balancer import bounds
+from balancer.reports import report_pb2
+from balancer.reports.collector import SERVICE
+from balancer.reports.streams import WINDOW, Replicas
+from balancer.scheduler.events import Event, Report, ReportsLost
 
 _PATIENCE_S = 60.0
 
@@ -85,6 +85,22 @@ async def test_what_a_balancer_had_in_flight_goes_with_its_stream() -> None:
             await stack.enter_async_context(running(Replicas([address, other]), asking=True))
             await first.report(lambda report: report.others == (("a", 5),))
         await first.report(lambda report: report.others is None, after=len(first.events))
+
+
+async def test_a_balancer_allows_pauses_while_no_requests_flow_and_says_at_once_when_they_do() -> None:
+    pause_s, flows, heard = 0.3, asyncio.Event(), Heard()
+    async with collecting(heard, pause_s=lambda: pause_s) as (collector, address):
+        replicas = Replicas([address], flows=flows.set)
+        async with running(replicas, offering=False):
+            await flows.wait()  # a stream begins with all that there is
+            assert replicas.pause_s == 0.0
+            replicas.offer(report_of("w", 0))
+            await eventually(lambda: replicas.pause_s == 0.3)
+            flows.clear()
+            pause_s = 0.0
+            await collector.wake()
+            await flows.wait()
+            assert replicas.pause_s == 0.0
 
 
 async def test_a_lone_balancer_is_not_asked() -> None:
@@ -171,7 +187,7 @@ async def test_every_address_of_a_name_gets_a_stream(monkeypatch: pytest.MonkeyP
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.telemetry.streams._RESOLVE_PERIOD_S", 0.05)
+    monkeypatch.setattr("balancer.reports.streams._RESOLVE_PERIOD_S", 0.05)
     async with collecting(first) as (_, address):
         port = int(address.rpartition(":")[2])
         replicas = Replicas([f"balancer.test:{port}", "nowhere.test:1"])
@@ -194,7 +210,7 @@ async def test_an_address_that_left_its_name_is_dropped_when_its_stream_breaks(m
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fake_getaddrinfo)
-    monkeypatch.setattr("balancer.telemetry.streams._RESOLVE_PERIOD_S", 0.02)
+    monkeypatch.setattr("balancer.reports.streams._RESOLVE_PERIOD_S", 0.02)
     lost = asyncio.Event()
 
     def on_event(event: Event) -> None:

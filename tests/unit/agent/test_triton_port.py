@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from balancer.telemetry.triton_port import TritonPort
+from balancer.agent.triton_port import TritonPort
 
 RESET = struct.pack("ii", 1, 0)
 

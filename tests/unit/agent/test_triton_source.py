@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.telemetry.triton_source import statistics_pause_s
+from balancer.agent.triton_source import statistics_pause_s
 
 
 @pytest.mark.parametrize(

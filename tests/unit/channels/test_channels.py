@@ -12,10 +12,10 @@ from support.fake_triton import FakeTriton, serving
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from balancer.balancer_tls import BalancerTls
+from balancer.channels.channels import Channels, UnknownWorkerError
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.workers.channels import Channels, UnknownWorkerError
-from tools.stack.ports import free_ports
+from balancer.stack.ports import free_ports
 
 _NAME = "triton.internal"
 

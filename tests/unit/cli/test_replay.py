@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.decision_logs import recorded
 
-from balancer import cli
+from balancer.cli import main as cli
 from policies.round_robin import RoundRobin
 
 
@@ -81,7 +81,3 @@ def test_a_cut_file_is_named(folder: Path) -> None:
     result = run(folder)
     assert result.exit_code == 0
     assert "ends in the middle of line" in result.stderr
-
-
-def test_help_has_examples() -> None:
-    assert "  balancer replay decisions/" in run("--help").output

@@ -10,8 +10,8 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
-from balancer.core.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
-from balancer.front.folder import default_folder
+from balancer.kernel.settings import EstimatorSettings, Limits, ModelSettings, Settings, TokenSettings
+from balancer.native.folder import default_folder
 from policies import BUILTIN
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "balancer.yaml"
@@ -103,6 +103,9 @@ def refused(content: bytes | str) -> str:
         ("listen: {envoy: unix:relative}\n", "write unix:/ and an absolute path"),
         ("listen: {envoy: unix:/s, reports: unix:/s}\n", 'listen.reports: "unix:/s" is not allowed: is the socket of'),
         ("listen: {admin: unix:/run/a}\n", "write host:port"),
+        ("envoy: {listen: '0.0.0.0:70000'}\n", "write host:port with a port from 0 to 65535"),
+        ("envoy: {request_buffer_limit_bytes: 4GiB}\n", "envoy.request_buffer_limit_bytes: "),
+        ("envoy: {max_heap_bytes: -1}\n", "envoy.max_heap_bytes: "),
         (
             "listen: {envoy: 'a:0'}\nprocesses: 2\n",
             "processes: 2 is not allowed: must be 1 where a port",
@@ -128,6 +131,11 @@ def refused(content: bytes | str) -> str:
         (
             "tls: {reports: {cert_file: a, key_file: b, client_ca_file: c, client_san: agents.test}}\n",
             'tls.reports.client_san: "agents.test" is not allowed: must have {worker} in it, once',
+        ),
+        ("listen: {gateways: '127.0.0.1:9002'}\n", "port 9002 is needed for listen.envoy"),
+        *(
+            (f"tls: {{gateways: {tls}}}\n", "set self_signed: true, or both cert_file and key_file")
+            for tls in ("{}", "{cert_file: a}", "{self_signed: true, cert_file: a, key_file: b}", "{key_file: a}")
         ),
         (
             "discovery: {file: a, workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}\n",
@@ -187,14 +195,9 @@ def test_everything_reaches_the_core() -> None:
         models: {a: {memory_bytes: 1.5GiB, devices: [A100], versions: [1, "2"]}}
         limits: {max_pending_per_worker: 9, sheddable_priority: 2, sheddable_max_pending_per_worker: 3, shed_late: true}
         estimators:
-          latency_decay_s: 1
-          error_decay_s: 2
-          service_memory: 3
-          service_memory_s: 4
-          default_service_s: 1e-3
           key_memory: 9
-          tokens: {capacity: 4, refill_per_s: 5, target_pending: 6}
-        requests: {sticky_keys: false, max_fallbacks: 0, outcome_timeout_s: 7}
+          tokens: {capacity: 4, refill_per_s: 5}
+        requests: {sticky_keys: false, outcome_timeout_s: 7}
         telemetry: {required: false, stale_after_s: 8}
         """,
         "balancer.yaml",
@@ -202,11 +205,10 @@ def test_everything_reaches_the_core() -> None:
     assert parsed.settings() == Settings(
         models={"a": ModelSettings(3 * 2**29, ("A100",), ("1", "2"))},
         limits=Limits(9, 2, 3, True),
-        estimators=EstimatorSettings(1, 2, 3, 4, 1e-3, 9, TokenSettings(4, 5, 6)),
+        estimators=EstimatorSettings(key_memory=9, tokens=TokenSettings(4, 5)),
         reports_required=False,
         stale_after_s=8,
         sticky_keys=False,
-        max_fallbacks=0,
         outcome_timeout_s=7,
     )
 
@@ -248,12 +250,12 @@ def test_byte_order_mark_and_json_are_fine() -> None:
     [
         ("{}", []),
         ("policy: {name: random}\nmodels: {a: {}}\nlimits: {shed_late: true}\nseed: 3\nlog: {level: debug}", []),
-        ("telemetry: {required: false}\nrequests: {max_fallbacks: 0}\nestimators: {error_decay_s: 1}", []),
+        ("telemetry: {required: false}\nrequests: {sticky_keys: false}\nestimators: {key_memory: 1}", []),
         ("discovery: {workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}", []),
         ("discovery: {file: a}\nprocesses: 2", ["discovery.file", "processes"]),
         (
             "discovery: {kubernetes: {label_selector: a=b}}",
-            [f"discovery.kubernetes.{name}" for name in ("grpc_port", "http_port", "label_selector", "max_pods")],
+            [f"discovery.kubernetes.{name}" for name in ("grpc_port", "http_port", "label_selector")],
         ),
         ("listen: {admin: 'a:1'}\nenvoy: {listen: 'a:2'}", ["envoy.listen", "listen.admin"]),
         (
@@ -297,7 +299,7 @@ def test_certificates_are_named_from_the_folder_of_the_config() -> None:
 def test_envoy_reaches_balancers_at_unix_sockets_too() -> None:
     parsed = config.parse("envoy: {balancers: ['unix:/run/balancer/0.sock', '10.0.0.1:9003']}", "f")
     assert parsed.bootstrap_options().balancers == ("unix:/run/balancer/0.sock", "10.0.0.1:9003")
-    for wrong in ("unix:relative", "nowhere", "h:0"):
+    for wrong in ("unix:relative", "nowhere", "h:0", ":9000"):
         with pytest.raises(ConfigError, match=wrong):
             config.parse(f"envoy: {{balancers: ['{wrong}']}}", "f")
     with pytest.raises(ConfigError, match="give its IP address"):
@@ -321,9 +323,28 @@ def test_native_is_for_one_process_beside_its_envoy(tmp_path: Path) -> None:
     assert parsed.shared_folder == Path("/dev/shm/mine")
     assert config.parse("envoy: {frontend: native}", "f").shared_folder == default_folder("127.0.0.1:9002")
     assert config.parse("{}", "f").shared_folder is None
+    assert parsed.endpoints_folder is None
+    assert config.parse("envoy: {endpoints_folder: /e, frontend: native}", "f").endpoints_folder == Path("/e")
+    with pytest.raises(ConfigError, match=r"endpoints_folder: \"here\" is not allowed: must be an absolute path"):
+        config.parse("envoy: {endpoints_folder: here}", "f")
     with pytest.raises(ConfigError, match=r"processes: 2 is not allowed: must be 1 where envoy\.frontend is native"):
         config.parse(f"processes: 2\n{native}", "f")
     with pytest.raises(ConfigError, match="needs a balancer on the same machine"):
         config.parse("envoy: {frontend: native, balancers: ['balancer.svc:9003']}", "f")
     with pytest.raises(ConfigError, match="must be an absolute path"):
         config.parse("envoy: {frontend: native, shared_folder: here}", "f")
+
+
+@pytest.mark.parametrize("tls", ["{self_signed: true}", "{cert_file: a.crt, key_file: a.key}"])
+def test_the_certificate_for_other_gateways_is_one_of_two(tls: str) -> None:
+    assert config.parse(f"tls: {{gateways: {tls}}}", "f").tls.gateways is not None
+
+
+def test_the_chapters_config_fits_and_would_not_if_the_picks_of_envoy_stayed_where_they_are() -> None:
+    chapter = Path(__file__).parents[3] / "docs" / "operate" / "gateways.md"
+    text = chapter.read_text().split("```yaml\n")[1].split("```")[0]
+    assert config.parse(text, "gateways.md").listen.gateways == "0.0.0.0:9002"
+    without = "".join(line for line in text.splitlines(keepends=True) if "  envoy: " not in line)
+    for moved in (without, without.replace("9002", "9001")):
+        with pytest.raises(ConfigError, match=r"listen\.\w+: .* is needed for listen\.envoy, which takes 9002 to 9003"):
+            config.parse(moved, "gateways.md")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from balancer.balancer_tls import BalancerTls
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.bootstrap import BootstrapOptions
 from balancer.config import config
 from balancer.config.config import ConfigError
-from balancer.gateway.holding import longest_answer_s
 
 
 @pytest.mark.parametrize(
@@ -46,93 +47,85 @@ def test_refused_with_place_value_and_remedy(content: str, message: str) -> None
 
 
 def test_envoy_gets_its_section() -> None:
-    options = config.parse(
+    parsed = config.parse(
         """
         tls: {envoy: {cert_file: a, key_file: b, client_ca_file: c}}
         envoy:
           listen: "[::]:1"
           admin: 127.0.0.1:2
-          message_timeout_s: 0.5
-          health_timeout_s: 0.75
-          access_log_flush_s: 0.25
           request_buffer_limit_bytes: 1MiB
           access_log: /dev/stdout
-          node_id: west
           balancers: ["balancer.svc:9002"]
-          request_timeout_s: 20
-          max_connections: 50
+          overlay: /r
           max_heap_bytes: 1GiB
-          traces: {collector: "collector.svc:4317", share: 0.25, service: edge, follow_clients: false}
+          traces: {collector: "collector.svc:4317", share: 0.25, follow_clients: false}
           tls: {cert_file: c, key_file: d, client_ca_file: e}
           balancer_tls: {ca_file: f, server_name: g, cert_file: h, key_file: i}
           triton_tls: {ca_file: j, server_name: k, rest: false}
           jwt: {issuer: l, audiences: [m], jwks_file: /n, tenant_claim: o}
           open_health: true
-          local_rate_limit: {per: tenant, requests: 5, burst: 9}
-          rate_limit: {service: "limits:8081", per: address, when_away: refuse}
-          audit_log: {file: /p, share: 0.5}
+          local_rate_limit: {per: tenant, requests: 5}
+          rate_limit: {service: "limits:8081", per: address}
+          audit_log: {file: /p}
         requests: {tenant_header: x-org}
         holding: {models: {q: {}}, max_s: 2}
         """,
         "f",
-    ).bootstrap_options()
-    told: dict[str, Any] = dataclasses.asdict(options)
-    assert told == {
-        "listener_address": "::",
-        "listener_port": 1,
-        "admin_address": "127.0.0.1",
-        "admin_port": 2,
-        "balancers": ("balancer.svc:9002",),
-        "node_id": "west",
-        "message_timeout_s": 0.5,
-        "longest_answer_s": longest_answer_s(2.0),
-        "health_timeout_s": 0.75,
-        "flush_interval_s": 0.25,
-        "request_buffer_limit_bytes": 2**20,
-        "access_log": "/dev/stdout",
-        "request_timeout_s": 20,
-        "max_connections": 50,
-        "max_heap_bytes": 2**30,
-        "traces": {"collector": "collector.svc:4317", "share": 0.25, "service": "edge", "follow_clients": False},
-        "listener_tls": {"certificate": Path("c"), "private_key": Path("d"), "client_ca": Path("e")},
-        "balancer_tls": {
-            "ca": Path("f"),
-            "server_name": "g",
-            "certificate": Path("h"),
-            "private_key": Path("i"),
-        },
-        "native": None,
-        "fleet": None,
-        "proxy": False,
-        "forwarded": (),
-        "triton_tls": {
-            "trust": {"ca": Path("j"), "server_name": "k", "certificate": None, "private_key": None},
-            "rest": False,
-        },
-        "audit_log": {"file": "/p", "share": 0.5},
-        "access": {
-            "jwt": {
-                "issuer": "l",
-                "audiences": ("m",),
-                "jwks_file": Path("/n"),
-                "jwks_url": "",
-                "jwks_ca": Path("/etc/ssl/certs/ca-certificates.crt"),
-                "principal_claim": "sub",
-                "tenant_claim": "o",
-            },
-            "api_keys": None,
-            "client_certificates": True,
-            "health_is_open": True,
-            "local_limit": {"per": "tenant", "requests": 5, "every_s": 1.0, "burst": 9, "most_counted": 10_000},
-            "global_limit": {
-                "per": "address",
-                "service": "limits:8081",
-                "domain": "balancer",
-                "timeout_s": 0.05,
-                "refuse_when_away": True,
-                "tls": None,
-            },
-            "tenant_header": "x-org",
-            "named": True,
-        },
-    }
+    )
+    envoy = parsed.envoy
+    assert parsed.bootstrap_options() == BootstrapOptions(
+        listener_address="::",
+        listener_port=1,
+        admin_port=2,
+        balancers=("balancer.svc:9002",),
+        request_buffer_limit_bytes=2**20,
+        access_log="/dev/stdout",
+        overlay=Path("/r"),
+        max_heap_bytes=2**30,
+        traces=envoy.traces,
+        listener_tls=envoy.tls,
+        balancer_tls=BalancerTls(Path("f"), "g", Path("h"), Path("i")),
+        triton_tls=envoy.triton_tls,
+        audit_log="/p",
+        access=Access(
+            jwt=envoy.jwt,
+            client_certificates=True,
+            health_is_open=True,
+            local_limit=envoy.local_rate_limit,
+            global_limit=envoy.rate_limit,
+            tenant_header="x-org",
+            named=True,
+        ),
+    )
+    assert envoy.traces is not None
+    assert envoy.triton_tls is not None
+    assert (envoy.traces.share, envoy.triton_tls.trust()) == (0.25, BalancerTls(Path("j"), "k"))
+
+
+VERSIONS, DEVICES = "the versions of this model", "the devices of this model"
+CONFIDENT = {"models": ["a", "b"], "output": "P", "threshold": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("sections", "picked", "forwarded", "of_all"),
+    [
+        ({"models": {"m": {"memory_bytes": 1}}}, {}, {}, ""),
+        ({"models": {"m": {"versions": ["1"]}}}, {"m": VERSIONS}, {}, ""),
+        ({"models": {"m": {"split": {"old": "1", "new": "2", "share": 0.1}}}}, {"m": VERSIONS}, {}, ""),
+        ({"models": {"m": {"devices": ["T4"]}}}, {"m": DEVICES}, {}, ""),
+        ({"models": {"m": {"proxy": {"once_s": 5}}}}, {}, {"m": "ids that are executed once"}, ""),
+        ({"models": {"m": {"proxy": {"cache_ttl_s": 5}}}}, {}, {}, ""),
+        ({"proxy": {"cascades": {"c": ["a"]}}}, {}, {"c": "a name that several models serve"}, ""),
+        ({"proxy": {"confidence_cascades": {"c": CONFIDENT}}}, {}, {"c": "a name that several models serve"}, ""),
+        ({"limits": {"max_pending_per_worker": 9}}, {}, {}, "limits"),
+        ({"limits": {"sheddable_priority": 9, "sheddable_max_pending_per_worker": 3}}, {}, {}, "limits"),
+        ({"limits": {"shed_late": True}}, {}, {}, "limits"),
+        ({"proxy": {"tenants": {"rows_per_s": 9}}}, {}, {}, "limits of tenants"),
+        ({"proxy": {"tenants": {"named": {"a": {"requests_per_s": 9}}}}}, {}, {}, "limits of tenants"),
+    ],
+)
+def test_what_only_a_balancer_keeps(
+    sections: dict[str, Any], picked: dict[str, str], forwarded: dict[str, str], of_all: str
+) -> None:
+    kept = config.from_mapping({"envoy": {"frontend": "proxy"}, **sections}).bootstrap_options().kept
+    assert (dict(kept.picked), dict(kept.forwarded), kept.of_all) == (picked, forwarded, of_all)

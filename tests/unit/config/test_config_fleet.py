@@ -5,20 +5,33 @@ from typing import Any
 import pytest
 import yaml
 
+from balancer.bootstrap.bootstrap import render
+from balancer.bootstrap.fleet import FleetOptions
 from balancer.config.config import ConfigError, from_mapping
-from balancer.gateway import names
-from balancer.gateway.bootstrap import render
-from balancer.gateway.bootstrap_fleet import FleetOptions
+from balancer.extproc import names
 
 TLS = {"cert_file": "c", "key_file": "k", "client_ca_file": "a"}
 LOCAL = {"envoy": {"listen": "127.0.0.1:8080"}, "listen": {"fleet": "127.0.0.1:9200"}}
 KEYS = {"api_keys": {"file": "keys.yaml"}}
 
 
-def test_nobody_listens_unless_told() -> None:
-    config = from_mapping({})
-    assert config.listen.fleet is None
-    assert config.bootstrap_options().fleet is None
+@pytest.mark.parametrize(
+    ("sections", "address"),
+    [
+        ({}, "127.0.0.1:9202"),
+        ({"listen": {"envoy": "0.0.0.0:7000"}}, "127.0.0.1:7200"),
+        ({"listen": {"envoy": "[::1]:65500"}}, "[::1]:65300"),
+        ({"listen": {"envoy": "unix:/run/envoy.sock"}}, "unix:/run/envoy.sock.fleet"),
+        ({"listen": {"fleet": None}}, None),
+        ({"listen": {"gateways": "0.0.0.0:9010"}}, None),
+        ({"envoy": {"balancers": ["10.0.0.5:9003"]}}, None),
+    ],
+)
+def test_calls_about_the_fleet_are_answered_wherever_envoy_is_ours(sections: dict[str, Any], address: str) -> None:
+    config = from_mapping(sections)
+    assert config.listen.fleet_at == address
+    assert (config.bootstrap_options().fleet is not None) == (address is not None)
+    assert from_mapping(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(
@@ -49,7 +62,11 @@ def test_envoy_is_told_where_the_fleet_answers(sections: dict[str, Any], options
 @pytest.mark.parametrize(
     ("sections", "field", "remedy"),
     [
-        ({"fleet": {"control": {"callers": ["a"]}}, "envoy": KEYS}, "fleet.control.callers", "needs listen.fleet"),
+        (
+            {"listen": {"fleet": None}, "fleet": {"control": {"callers": ["a"]}}, "envoy": KEYS},
+            "fleet.control.callers",
+            "needs listen.fleet",
+        ),
         (
             {**LOCAL, "fleet": {"control": {"callers": ["a"]}}},
             "fleet.control.callers",
@@ -73,7 +90,6 @@ def test_envoy_is_told_where_the_fleet_answers(sections: dict[str, Any], options
         ({"listen": LOCAL["listen"], "envoy": {"balancers": ["b:9002"]}}, "envoy.fleet", "must name the addresses"),
         ({"listen": {"fleet": "127.0.0.1:8089"}}, "listen.admin", "port 8090 is needed for listen.fleet"),
         ({"listen": {"fleet": "unix:/run/x", "envoy": "unix:/run/x"}}, "listen.", "is the socket of listen."),
-        ({"fleet": {"timeout_s": 0}}, "fleet.timeout_s", "greater than 0"),
         ({"fleet": {"ready_workers": 0}}, "fleet.ready_workers", "greater than or equal to 1"),
     ],
 )

@@ -35,7 +35,7 @@ configs = sections(
         sheddable_max_pending_per_worker=maybe,
         shed_late=st.booleans(),
     ),
-    estimators=sections(latency_decay_s=positive, tokens=sections(refill_per_s=positive)),
+    estimators=sections(key_memory=positive, tokens=sections(refill_per_s=positive)),
     requests=sections(tenant_header=st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True)),
     telemetry=sections(required=st.booleans(), stale_after_s=st.floats(1e-6, 1e6)),
     discovery=sections(file=st.none() | names),

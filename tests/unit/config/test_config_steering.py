@@ -6,12 +6,12 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
-from balancer.core.settings import GuardSettings, Margins, RolloutSettings
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import GuardSettings, Margins, RolloutSettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from policies import BUILTIN
 
 
-def plan(content: str) -> Plan:
+def plan(content: str) -> CanaryPlan:
     parsed = config.parse(content, "balancer.yaml")
     return parsed.plan(parsed.build_policy())
 
@@ -25,10 +25,8 @@ def plan(content: str) -> Plan:
             "guard: {enabled: true}\n",
             'guard.baseline.name: "expected_latency" is not allowed: is the policy in force; name another',
         ),
-        ("guard: {settle_s: 0.3}\n", "guard.settle_s: 0.3 is not allowed: must be below window_s, 0.25"),
         ("guard: {window_every_s: 0.5}\n", "guard.window_every_s: 0.5 is not allowed: must be at least three times"),
-        ("guard: {quiet_s: 1000}\n", "guard.max_quiet_s: 600.0 is not allowed: must be at least quiet_s, 1000"),
-        ("guard: {range_share: 2}\n", "guard.range_share: 2 is not allowed: must be less than or equal to 1"),
+        ("guard: {quiet_s: 1000}\n", "guard.quiet_s: 1000 is not allowed: must be less than or equal to 600"),
         ("guard: {margins: {late: -1}}\n", "guard.margins.late: -1 is not allowed"),
         ("shadow: {}\n", "shadow.name: is missing"),
         ("shadow: {name: wlpr, share: 0}\n", "shadow.share: 0 is not allowed: must be greater than 0"),
@@ -40,8 +38,7 @@ def plan(content: str) -> Plan:
         ("rollout: {name: wlpr, shares: [0.5, 0.1]}\n", "rollout.shares: [0.5, 0.1] is not allowed: must ascend"),
         ("rollout: {name: wlpr, shares: []}\n", "rollout.shares: [] is not allowed"),
         ("rollout: {name: wlpr, step_s: 0}\n", "rollout.step_s: 0 is not allowed"),
-        ("rollout: {name: wlpr, watch_s: 0}\n", "rollout.watch_s: 0 is not allowed"),
-        ("rollout: {name: wlpr, watch_pairs: 2}\n", "rollout.watch_pairs: 2 is not allowed"),
+        ("rollout: {name: wlpr, watch_s: 9}\n", "rollout.watch_s: unknown field (its value is 9)"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_field_value_and_remedy(content: str, message: str) -> None:
@@ -66,21 +63,22 @@ def test_a_guard_may_be_wanted_for_any_policy_and_has_the_cores_defaults() -> No
 def test_every_field_reaches_the_core() -> None:
     wanted = plan(
         "policy: {name: wlpr}\n"
-        "guard: {enabled: true, baseline: {name: power_of_two, options: {choices: 3}}, report_age_s: 1, range_limit: 2,"
-        " decision_s: 0.1, quiet_s: 3, max_quiet_s: 4, window_s: 1, settle_s: 0.5, window_every_s: 9,"
-        " report_share: 0.9, range_share: 0.8, false_alarm_pairs: 77, margins: {late: 0.1, tail: 0.2, errors: 0.3}}\n"
+        "telemetry: {stale_after_s: 3}\n"
+        "guard: {enabled: true, baseline: {name: power_of_two, options: {choices: 3}}, quiet_s: 3, window_s: 1,"
+        " window_every_s: 9, margins: {late: 0.1, tail: 0.2, errors: 0.3}}\n"
         "shadow: {name: peak_ewma, share: 0.5}\n"
-        "rollout: {name: prequal, options: {pool: 4}, shares: [0.3, 0.6], step_s: 7, min_requests: 8,"
-        " watch_s: 11, watch_pairs: 40}\n"
+        "rollout: {name: prequal, options: {pool: 4}, shares: [0.3, 0.6], step_s: 7}\n"
     )
     margins = Margins(0.1, 0.2, 0.3)
-    guard = GuardSettings(1.0, 0.9, 2.0, 0.8, 0.1, 3.0, 4.0, 1.0, 0.5, 9.0, margins, 77.0)
-    assert wanted == Plan(
+    guard = GuardSettings(
+        report_age_s=1.5, quiet_s=3.0, window_s=1.0, settle_s=0.4, window_every_s=9.0, margins=margins
+    )
+    assert wanted == CanaryPlan(
         guard=guard,
         baseline=BUILTIN["power_of_two"](choices=3),  # type: ignore[call-arg]  # options of this one
         shadow=BUILTIN["peak_ewma"](),
         shadow_share=0.5,
-        rollout=RolloutSettings((0.3, 0.6), 7.0, 8, 11.0, 40, guard),
+        rollout=RolloutSettings((0.3, 0.6), 7.0, watch_s=42.0, guard=guard),
         new=BUILTIN["prequal"](pool=4),  # type: ignore[call-arg]  # options of this one
         guard_new=guard,
     )

@@ -164,7 +164,7 @@ async def test_changes_are_seen_where_the_system_does_not_notify(
     def out_of_instances(*_: object, **__: object) -> None:
         raise OSError(24, "inotify instances exhausted")
 
-    monkeypatch.setattr("watchfiles.main.RustNotify", out_of_instances)
+    monkeypatch.setattr(watched_files, "_inotify", out_of_instances)
     monkeypatch.setattr(watched_files, "_POLL_S", 0.02)
     async with watching(file) as seen:
         assert await seen.policy() == "random"

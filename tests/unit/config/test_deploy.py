@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography import x509
 
 from balancer.config.config import load
-from balancer.operate.preflight import check_files
-from balancer.security.exposure import warnings
+from balancer.server.preflight import check_files
+from balancer.server.security.exposure import warnings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 

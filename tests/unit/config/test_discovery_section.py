@@ -8,7 +8,7 @@ import pytest
 
 from balancer.config import config
 from balancer.config.config import ConfigError
-from balancer.discovery.cluster.api import Access
+from balancer.discovery.cluster.api import ClusterAccess
 from balancer.discovery.dns import NameWanted
 from balancer.discovery.pods.watch import PodsWanted
 
@@ -16,23 +16,23 @@ from balancer.discovery.pods.watch import PodsWanted
 def test_pods_are_wanted_as_the_config_says(tmp_path: Path) -> None:
     parsed = config.parse("discovery: {kubernetes: {label_selector: a=b}}", "f").discovery.kubernetes
     assert parsed is not None
-    assert parsed.wanted() == PodsWanted(Access("a=b"))
-    more = "namespace: inference, kubeconfig: kube/config, grpc_port: 5001, http_port: 5000, max_pods: 7"
+    assert parsed.wanted() == PodsWanted(ClusterAccess("a=b"))
+    more = "namespace: inference, kubeconfig: kube/config, grpc_port: 5001, http_port: 5000"
     text = f"discovery: {{kubernetes: {{label_selector: 'a in (b, c)', {more}}}}}"
     parsed = config.parse(text, str(tmp_path / "balancer.yaml")).discovery.kubernetes
     assert parsed is not None
-    access = Access("a in (b, c)", "inference", tmp_path / "kube" / "config")
-    assert parsed.wanted() == PodsWanted(access, (5001, 5000), 7)
+    access = ClusterAccess("a in (b, c)", "inference", tmp_path / "kube" / "config")
+    assert parsed.wanted() == PodsWanted(access, (5001, 5000))
     parsed = config.parse("discovery: {kubernetes: {inference_pool: triton.v1}}", "f").discovery.kubernetes
     assert parsed is not None
-    assert parsed.wanted() == PodsWanted(Access(""), pool="triton.v1")
+    assert parsed.wanted() == PodsWanted(ClusterAccess(""), pool="triton.v1")
 
 
 def test_a_name_is_wanted_as_the_config_says() -> None:
-    text = "discovery: {dns: {name: triton.svc, grpc_port: 5001, http_port: 5000, every_s: 2}}"
+    text = "discovery: {dns: {name: triton.svc, grpc_port: 5001, http_port: 5000}}"
     section = config.parse(text, "f").discovery.dns
     assert section is not None
-    assert section.wanted() == NameWanted("triton.svc", (5001, 5000), 2.0)
+    assert section.wanted() == NameWanted("triton.svc", (5001, 5000))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,10 @@ def test_a_name_is_wanted_as_the_config_says() -> None:
         ("{kubernetes: {inference_pool: B}}", "discovery.kubernetes.inference_pool"),
         ("{kubernetes: {label_selector: ''}}", "discovery.kubernetes.label_selector"),
         ("{kubernetes: {label_selector: a, namespace: 'a/b'}}", "discovery.kubernetes.namespace"),
-        ("{kubernetes: {label_selector: a, max_pods: 0}}", "discovery.kubernetes.max_pods"),
         ("{kubernetes: {label_selector: a}, file: b}", "names kubernetes beside another source; keep one of"),
         ("{kubernetes: {label_selector: a}, dns: {name: b}}", "names kubernetes beside another source; keep one of"),
         ("{dns: {name: b}, workers: [{name: a, address: 10.0.0.1, grpc_port: 1, http_port: 2}]}", "names dns beside"),
         ("{dns: {name: 'a b'}}", "discovery.dns.name"),
-        ("{dns: {name: a, every_s: 0}}", "discovery.dns.every_s"),
         ("{dns: {name: a, grpc_port: 8000}}", "discovery.dns.http_port: 8000 is not allowed: is the grpc_port too"),
     ],
 )

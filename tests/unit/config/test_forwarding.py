@@ -8,6 +8,7 @@ import pytest
 
 from balancer.config import forwarding
 from balancer.config.config import from_mapping
+from balancer.files.yaml_document import ConfigError
 
 FLEET = {"fleet": "127.0.0.1:9200"}
 CASCADE = {"cascades": {"vision": ["large", "small"]}}
@@ -30,8 +31,8 @@ def in_vain(section: str, name: str) -> str:
     )
 
 
-@pytest.mark.parametrize("frontend", ["pick", "native", None])
-def test_what_is_said_of_a_model_that_is_not_forwarded_is_in_vain(frontend: str | None) -> None:
+@pytest.mark.parametrize("frontend", ["pick", "native", "auto"])
+def test_what_is_said_of_a_model_that_is_not_forwarded_is_in_vain(frontend: str) -> None:
     assert warned({"frontend": frontend}, "m") == [in_vain("models.m.proxy", "m")]
     assert warned({"frontend": frontend, "forwarded": ["m"]}, "m", "n") == [in_vain("models.n.proxy", "n")]
     assert warned({"frontend": frontend, "forwarded": ["m", "n"]}, "m", "n") == []
@@ -62,7 +63,35 @@ def test_a_forwarded_name_that_nothing_has_is_told_with_the_one_that_is_close() 
 
 @pytest.mark.parametrize("envoy", [{"frontend": "proxy"}, {"frontend": "native", "forwarded": ["plain"]}])
 def test_rest_is_left_out_without_the_port_for_it(envoy: dict[str, Any]) -> None:
-    (warning,) = warned(envoy, listen={})
+    (warning,) = warned(envoy, listen={"fleet": None})
     assert warning.startswith("listen.fleet: is not set, so REST is not forwarded, only gRPC is; set it, such as ")
     assert warned(envoy) == []
-    assert warned({}, listen={}) == []
+    assert warned({}, listen={"fleet": None}) == []
+
+
+ONCE = {"models": {"m": {"proxy": {"once_s": 60}}, "n": {}}, "envoy": {"frontend": "proxy"}}
+DNS = {"discovery": {"dns": {"name": "tritons.example"}}}
+
+
+def of_one_gateway(sections: dict[str, Any]) -> list[str]:
+    return [each for each in forwarding.warnings(from_mapping(sections)) if "replica" in each]
+
+
+def test_ids_are_one_gateways() -> None:
+    (warning,) = of_one_gateway({**ONCE, **DNS})
+    assert warning.startswith("models.m.proxy.once_s: ")
+
+
+@pytest.mark.parametrize("sections", [ONCE, {**ONCE, **DNS, "envoy": {}}, {**ONCE, **DNS, "models": {"m": {}}}])
+def test_who_is_alone_or_executes_nothing_once_is_not_warned(sections: dict[str, Any]) -> None:
+    assert of_one_gateway(sections) == []
+
+
+@pytest.mark.parametrize("frontend", ["native", "pick", "auto"])
+def test_some_models_are_forwarded_where_not_all_are(frontend: str) -> None:
+    assert from_mapping({"envoy": {"frontend": frontend, "forwarded": ["m"]}}).forwards
+    assert not from_mapping({"envoy": {"frontend": frontend}}).forwards
+    with pytest.raises(ConfigError, match=r"envoy\.forwarded: .*m, n.* beside envoy\.frontend: proxy, .* set pick"):
+        from_mapping({"envoy": {"frontend": "proxy", "forwarded": ["m", "n"]}})
+    with pytest.raises(ConfigError, match=r"envoy\.forwarded: .* at most 256"):
+        from_mapping({"envoy": {"frontend": frontend, "forwarded": [f"m{number}" for number in range(257)]}})

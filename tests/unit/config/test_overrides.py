@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from balancer import cli
+from balancer.cli import main as cli
 from balancer.config import config
 from balancer.config.config import Config, ConfigError
 from balancer.config.overrides import Overrides
@@ -46,7 +46,7 @@ from balancer.config.overrides import Overrides
 def test_a_setting_that_does_not_fit_is_named_with_its_remedy(
     tmp_path: Path, setting: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("balancer.serve._run")  # nothing is to be served
+    monkeypatch.delattr("balancer.server.serve._run")  # nothing is to be served
     file = tmp_path / "balancer.yaml"
     file.write_text("{}\n")
     result = CliRunner().invoke(cli.main, ["serve", "--config", str(file), "--set", setting])

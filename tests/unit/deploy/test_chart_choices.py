@@ -5,10 +5,10 @@ from __future__ import annotations
 import yaml
 from support.chart import example, named
 
+from balancer.bootstrap.bootstrap import render
 from balancer.config.config import parse
-from balancer.gateway.bootstrap import render
-from balancer.gateway.kserve import SERVICE
-from balancer.gateway.names import GRPC_CLUSTER, PROXY_CLUSTER
+from balancer.extproc.kserve import SERVICE
+from balancer.extproc.names import GRPC_CLUSTER, PROXY_CLUSTER
 
 
 def test_a_pool_says_which_pods_in_place_of_a_selector() -> None:

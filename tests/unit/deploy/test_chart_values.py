@@ -142,11 +142,11 @@ def test_pods_are_replaced_for_what_a_running_balancer_does_not_take_over_and_fo
     changes = {
         "discovery": {"discovery.labelSelector": "app=other"},
         "listen": {"gateway.ports.reports": 9500},
-        "admin": {"config.admin": {"max_connections": 8}},
+        "admin": {"config.admin": {"inference_pool": "x"}},
         "tls": {"certificates.source": "certManager", "certificates.issuer.name": "x"},
         "processes": {"gateway.frontend": "pick", "gateway.processes": 2},
-        "envoy": {"config.envoy": {"max_connections": 20}},
+        "envoy": {"config.envoy": {"open_health": True}},
     }
     # What the chart fixes cannot change: every pod is the first of its own Envoy.
-    assert {field.partition(".")[0] for field in RESTART_FIELDS} == {*changes, "first_process"}
+    assert {field.partition(".")[0] for field in RESTART_FIELDS} == {*changes, "first_process", "state_file"}
     assert all(restart_stamp(values) != as_it_is for values in changes.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.stack.live import words_of
+from balancer.stack.live import words_of
 
 
 def recent(**further: Any) -> dict[str, Any]:

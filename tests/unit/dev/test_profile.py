@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from tools.profile import measure as measuring
-from tools.profile.measure import ProfileError, Profiler, Sweep
+from balancer.profile import measure as measuring
+from balancer.profile.measure import ProfileError, Profiler, Sweep
 
 MS = 1_000_000
 

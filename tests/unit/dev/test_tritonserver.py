@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
+from balancer.stack import ports
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.tritonserver import TritonServer, TritonUnavailableError, find_triton
 
 
 def none(*_: object) -> None:
@@ -101,14 +102,24 @@ async def test_ending_a_server_that_never_started_is_harmless(tmp_path: Path) ->
     await server.kill()
 
 
-def test_free_ports_differ_and_can_be_bound() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    for port in ports:
+def test_no_port_is_given_twice_and_each_can_be_bound() -> None:
+    found = [*free_ports(20), *free_ports(20), free_port_range(1)]
+    assert len(set(found)) == len(found)
+    for port in found[:20]:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
 
 
-def test_too_many_ports_are_refused() -> None:
+def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = 30_000, 30_499
+    monkeypatch.setenv(ports.ALLOWED, f"{first}-{last}")
+    assert all(first <= port <= last for port in free_ports(50))
+    assert first <= free_port_range(3) <= last - 2
+
+
+def test_too_many_ports_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"free ports at 192\.0\.2\.1"):
         free_ports(1, "192.0.2.1")
+    monkeypatch.setenv(ports.ALLOWED, "30500-30501")
+    with pytest.raises(OSError, match="of 3 free ports"):
+        free_ports(3)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.core.events import WorkerAdded, WorkerRemoved, WorkersAdded
 from balancer.discovery.file import FileSource, dump_workers, load_workers, parse_workers
 from balancer.discovery.workers import WorkerSpec, changes
 from balancer.files.yaml_document import ConfigError
+from balancer.scheduler.events import WorkerAdded, WorkerRemoved, WorkersAdded
 
 
 def worker(name: str, last: int = 1, **more: Any) -> WorkerSpec:
@@ -51,6 +51,13 @@ def test_json_is_fine_and_no_workers_must_be_said() -> None:
     assert parse_workers('{"workers": []}', "workers.json") == ()
     assert "the file is empty" in refused("")
     assert "workers: is missing" in refused("{}")
+
+
+def test_the_list_alone_is_a_file_too() -> None:
+    content = "- {name: a, address: 10.0.0.1}\n- {name: b}\n"
+    assert [each.name for each in parse_workers(content.splitlines()[0], "workers.yaml")] == ["a"]
+    assert refused(content).startswith("workers.yaml:2: workers[1].address: is missing")
+    assert "the top is str, but must be a mapping" in refused("workers")
 
 
 @pytest.mark.parametrize(

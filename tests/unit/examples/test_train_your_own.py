@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from balancer.core.events import WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
 from policies.base import Request
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_your_own.py"

@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 from balancer.balancer_tls import BalancerTls
-from balancer.errors import OperatorError
-from balancer.gateway import picker
-from balancer.gateway.bootstrap import BootstrapOptions, render, render_with_secrets, template
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.gateway.bootstrap_tls import ListenerTls
-from balancer.gateway.bootstrap_traces import TraceOptions
-from balancer.gateway.names import NOT_EXECUTED_TEXTS
-from tools.stack.envoyproxy import find_envoy
+from balancer.bootstrap.bootstrap import BootstrapOptions, render, render_with_secrets, template
+from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.sections import EnvoyTlsSection, TracesSection
+from balancer.extproc import picker
+from balancer.extproc.names import NOT_EXECUTED_TEXTS, NOT_TAKEN
+from balancer.proxy.messages import INFER
+from balancer.stack.envoyproxy import find_envoy
 
 ENVOY = Path(__file__).parents[3] / "envoy"
 
@@ -54,13 +53,11 @@ EVERYTHING = BootstrapOptions(
     listener_port=18080,
     admin_port=19901,
     balancers=("balancer-0.balancers:9000", "10.0.0.2:9001", "[::1]:9002"),
-    node_id="edge-7",
     message_timeout_s=0.05,
     health_timeout_s=2,
-    flush_interval_s=0.0005,
     request_buffer_limit_bytes=1000,
     request_timeout_s=7.5,
-    traces=TraceOptions("collector.observability:4317", 0.000125, "edge", follow_clients=False),
+    traces=TracesSection(collector="collector.observability:4317", share=0.000125, follow_clients=False),
     max_connections=11,
     max_heap_bytes=2**30,
     access_log="/dev/stdout",
@@ -71,7 +68,6 @@ UNIX = dataclasses.replace(EVERYTHING, balancers=("unix:/run/0.sock", "10.0.0.2:
 def test_options_arrive() -> None:
     bootstrap = rendered(EVERYTHING)
     listener = bootstrap["static_resources"]["listeners"][0]
-    assert bootstrap["node"]["id"] == "edge-7"
     assert listener["address"]["socket_address"] == {"address": "::", "port_value": 18080}
     assert bootstrap["admin"]["address"]["socket_address"]["port_value"] == 19901
     assert manager(bootstrap)["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] == 1000
@@ -99,9 +95,20 @@ def test_each_process_gets_the_outcomes_of_its_own_picks() -> None:
         for logger in loggers
     ]
     assert told == [
-        ("0", True, "balancer_0", "0.0005s"),
-        ("1", True, "balancer_1", "0.0005s"),
-        ("2", True, "balancer_2", "0.0005s"),
+        ("0", True, "balancer_0", "0.005s"),
+        ("1", True, "balancer_1", "0.005s"),
+        ("2", True, "balancer_2", "0.005s"),
+    ]
+    answers = [
+        logger["typed_config"]["common_config"]
+        for logger in manager(bootstrap)["http_filters"][-1]["typed_config"]["upstream_log"]
+    ]
+    assert [
+        (each["grpc_service"]["envoy_grpc"]["cluster_name"], each["buffer_flush_interval"]) for each in answers
+    ] == [
+        ("balancer_0", "0.005s"),
+        ("balancer_1", "0.005s"),
+        ("balancer_2", "0.005s"),
     ]
     addresses = {
         cluster["name"]: [
@@ -168,35 +175,9 @@ def with_tls(directory: Path) -> BootstrapOptions:
     leaf.private_key_pem.write_to_path(str(key))
     return dataclasses.replace(
         EVERYTHING,
-        listener_tls=ListenerTls(chain, key, client_ca=ca),
+        listener_tls=EnvoyTlsSection(cert_file=str(chain), key_file=str(key), client_ca_file=str(ca)),
         balancer_tls=BalancerTls(ca, "localhost", certificate=chain, private_key=key),
     )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"listener_port": 70000}, "listener_port: 70000"),
-        ({"admin_port": -1}, "admin_port: -1"),
-        ({"balancers": ()}, "balancers: empty"),
-        ({"balancers": ("localhost",)}, "balancers: 'localhost'"),
-        ({"balancers": ("h:0",)}, "balancers: 'h:0'"),
-        ({"balancers": (":9000",)}, "balancers: ':9000'"),
-        ({"balancers": ("unix:relative.sock",)}, "balancers: 'unix:relative.sock' has no absolute path"),
-        ({"balancers": ("unix:/run/b.sock", "name:9000")}, "balancers: 'name:9000' is a name"),
-        ({"request_timeout_s": 0}, "request_timeout_s: 0"),
-        ({"max_connections": 0}, "max_connections: 0"),
-        ({"max_heap_bytes": -1}, "max_heap_bytes: -1"),
-        ({"message_timeout_s": 0}, "message_timeout_s: 0"),
-        ({"flush_interval_s": float("nan")}, "flush_interval_s: nan"),
-        ({"request_buffer_limit_bytes": 2**32}, "request_buffer_limit_bytes: 4294967296"),
-        ({"balancer_tls": BalancerTls(Path("ca"), "")}, "balancer_tls.server_name"),
-        ({"balancer_tls": BalancerTls(Path("ca"), "b", certificate=Path("c"))}, "balancer_tls: certificate and"),
-    ],
-)
-def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(OperatorError, match=message):
-        BootstrapOptions(**wrong)
 
 
 def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
@@ -208,12 +189,18 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
     module = first["typed_config"]
     assert module["dynamic_module_config"]["module"] == {"local": {"filename": "/m.so"}}
     assert module["filter_config"]["value"] == "/k.so\n/dev/shm/f\ntold"
-    assert router == asking["http_filters"][-1]
+    # The module sees answers end; where the balancer is asked, it is told.
+    assert set(asking["http_filters"][-1]["typed_config"]) - set(router["typed_config"]) == {
+        "upstream_log",
+        "upstream_log_options",
+    }
     assert "address" not in inner
     assert inner["internal_listener"] == {}
     within = inner["filter_chains"][0]["filters"][0]["typed_config"]
-    for same in ("http_filters", "route_config"):
-        assert within[same] == asking[same]
+    assert within["http_filters"][:-1] == asking["http_filters"][:-1]
+    assert within["route_config"] == asking["route_config"]
+    (told,) = within["http_filters"][-1]["typed_config"]["upstream_log"]
+    assert told["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     assert [log["name"] for log in within["access_log"]] == [log["name"] for log in asking["access_log"]]
     assert within["access_log"][0]["typed_config"]["common_config"]["buffer_size_bytes"] == 0
     (way_in, *routes) = manager(deciding)["route_config"]["virtual_hosts"][0]["routes"]
@@ -232,7 +219,7 @@ def test_what_asks_is_a_listener_within_where_envoy_decides() -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_the_balancer_is_told_of_traces_only_where_there_are_any(traced: bool) -> None:
-    traces = TraceOptions("127.0.0.1:4317", 0.01, "edge", follow_clients=True) if traced else None
+    traces = TracesSection(collector="127.0.0.1:4317") if traced else None
     asked = BootstrapOptions(traces=traces)
     native = dataclasses.replace(asked, native=NativeOptions(Path("/m.so"), Path("/k.so"), Path("/run/shared")))
 
@@ -261,7 +248,7 @@ def test_metadata_is_for_a_log_alone() -> None:
 
 def test_tls_of_clients_ends_at_the_outer_listener() -> None:
     native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"))
-    tls = ListenerTls(Path("/c.pem"), Path("/k.pem"))
+    tls = EnvoyTlsSection(cert_file="/c.pem", key_file="/k.pem")
     outer, inner = rendered(BootstrapOptions(native=native, listener_tls=tls))["static_resources"]["listeners"]
     assert "transport_socket" in outer["filter_chains"][0]
     assert "transport_socket" not in inner["filter_chains"][0]
@@ -270,7 +257,15 @@ def test_tls_of_clients_ends_at_the_outer_listener() -> None:
 def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before() -> None:
     forwarding, asking = (rendered(BootstrapOptions(proxy=proxy)) for proxy in (True, False))
     (there, here) = (manager(each)["route_config"]["virtual_hosts"][0]["routes"] for each in (forwarding, asking))
-    changed = [new for new, old in zip(there, here, strict=True) if new != old]
+    # What is forwarded comes before what is asked about with its body.
+    assert [route["name"] for route in there[:4]] == ["proxied", "proxied", "proxied", "grpc_compressed"]
+    assert here[0] == there.pop(3)
+    held = there.pop(0)
+    assert (held["match"]["path"], held["match"]["headers"][0]["name"]) == (INFER, "grpc-encoding")
+    buffered = held["typed_per_filter_config"].pop("envoy.filters.http.buffer")["buffer"]
+    assert held["typed_per_filter_config"] == there[0]["typed_per_filter_config"]
+    assert buffered == {"max_request_bytes": BootstrapOptions().request_buffer_limit_bytes}
+    changed = [new for new, old in zip(there, here[1:], strict=True) if new != old]
     assert {each["match"]["path"].rpartition("/")[2] for each in changed} == {"ModelInfer", "ModelStreamInfer"}
     assert {each["route"]["cluster"] for each in changed} == {"proxy"}
     for each in changed:
@@ -278,13 +273,31 @@ def test_inferences_go_to_the_balancer_where_it_forwards_and_all_else_as_before(
             "ext_proc",
             "grpc_field_extraction",
         }
-    assert manager(forwarding)["http_filters"] == manager(asking)["http_filters"]
-    (cluster,) = [each for each in forwarding["static_resources"]["clusters"] if each["name"] == "proxy"]
-    assert cluster["cluster_type"]["typed_config"]["clusters"] == ["balancer", "triton_grpc"]
-    assert forwarding["static_resources"]["clusters"][:-1] == asking["static_resources"]["clusters"]
+    *filters, buffer, router = manager(forwarding)["http_filters"]
+    assert buffer["disabled"]
+    assert filters == manager(asking)["http_filters"][:-1]
+    (told,) = router["typed_config"]["upstream_log"]
+    assert "proxied" in str(told["filter"]["and_filter"]["filters"][0])
+    *others, ours, either, around = forwarding["static_resources"]["clusters"]
+    assert (ours["name"], either["name"], around["name"]) == ("proxy_grpc", "proxy", "around")
+    assert either["cluster_type"]["typed_config"]["clusters"] == ["proxy_grpc", "around"]
+    assert others == asking["static_resources"]["clusters"]
 
 
 def test_words_of_a_triton_that_drains_are_the_proxys_too() -> None:
     retriable = manager(yaml.safe_load(template()))["route_config"]["virtual_hosts"][0]["retry_policy"]
-    words = [header["string_match"]["contains"] for header in retriable["retriable_headers"]]
-    assert tuple(words) == NOT_EXECUTED_TEXTS
+    matches = [header["string_match"] for header in retriable["retriable_headers"]]
+    assert matches == [*({"contains": text} for text in NOT_EXECUTED_TEXTS), {"exact": NOT_TAKEN}]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_envoy_follows_the_last_known_endpoints_where_they_are_there(known: bool) -> None:
+    folder = Path("/var/lib/e") if known else None
+    native = NativeOptions(Path("/m.so"), Path("/k.so"), Path("/dev/shm/f"), folder)
+    clusters = {
+        each["name"]: each for each in rendered(BootstrapOptions(native=native))["static_resources"]["clusters"]
+    }
+    for name, file in (("triton_grpc", "endpoints-grpc.pb"), ("triton_http", "endpoints-http.pb")):
+        source = clusters[name]["eds_cluster_config"]["eds_config"]
+        assert ("ads" in source) is not known
+        assert source.get("path_config_source") == ({"path": f"/var/lib/e/{file}"} if known else None)

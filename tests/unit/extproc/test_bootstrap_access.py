@@ -13,17 +13,14 @@ from click.testing import CliRunner
 from support.certificates import Authority
 from support.tokens import Issuer
 
-from balancer import cli
-from balancer.balancer_tls import BalancerTls
+from balancer.bootstrap.access import Access
+from balancer.bootstrap.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
+from balancer.bootstrap.keys import MOST_KEYS, read_jwks, read_keys
+from balancer.bootstrap.native import NativeOptions
+from balancer.bootstrap.sections import JwtSection, LocalRateLimitSection, RateLimitSection, TritonTlsSection
+from balancer.cli import main as cli
 from balancer.errors import OperatorError
-from balancer.gateway.api_keys import MOST_KEYS, read_keys
-from balancer.gateway.bootstrap import BootstrapOptions, render_with_secrets, write_secrets
-from balancer.gateway.bootstrap_access import Access, ApiKeys, GlobalLimit, Jwt, LocalLimit
-from balancer.gateway.bootstrap_logs import AuditLog
-from balancer.gateway.bootstrap_native import NativeOptions
-from balancer.gateway.bootstrap_tls import TritonTls
-from balancer.gateway.jwks import read_jwks
-from tools.stack.envoyproxy import find_envoy
+from balancer.stack.envoyproxy import find_envoy
 
 KEY = "acme-acme-acme-acme"
 
@@ -32,20 +29,21 @@ def everything(folder: Path, native: bool, tokens: bool) -> BootstrapOptions:
     """Each switch on; `tokens`: published at a URL, in place of API keys."""
     authority = Authority(folder)
     own = authority.issue("envoy", dns="envoy")
-    trust = BalancerTls(authority.file, "server.example", own.cert, own.key)
+    files = {"ca_file": str(authority.file), "cert_file": str(own.cert), "key_file": str(own.key)}
     keys = folder / "api-keys.yaml"
     keys.write_text(f"acme: {KEY}\n")
-    jwt = Jwt("issuer", ("inference",), jwks_url="https://issuer.example/keys", jwks_ca=authority.file)
+    jwt = JwtSection(issuer="issuer", audiences=("inference",), jwks_url="https://issuer.example/keys")
     return BootstrapOptions(
-        audit_log=AuditLog("/dev/stdout", 0.25),
-        triton_tls=TritonTls(trust),
+        audit_log="/dev/stdout",
+        triton_tls=TritonTlsSection(server_name="server.example", **files),
         access=Access(
             jwt=jwt if tokens else None,
-            api_keys=None if tokens else ApiKeys(keys),
+            jwks_ca=authority.file,
+            api_keys=None if tokens else keys,
             client_certificates=True,
             health_is_open=True,
-            local_limit=LocalLimit("tenant", 10, 0.5, 20, 100),
-            global_limit=GlobalLimit("address", "limits.example:8081", "balancer", 0.05, True, trust),
+            local_limit=LocalRateLimitSection(per="tenant", requests=10, every_s=0.5),
+            global_limit=RateLimitSection(per="address", service="limits.example:8081"),
             named=True,
         ),
         native=NativeOptions(folder / "module.so", folder / "kernel.so", folder / "shared") if native else None,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from balancer import bounds
 from balancer.balancer_tls import BalancerTls
-from balancer.core import bounds
-from balancer.gateway import names
-from balancer.gateway.bootstrap import BootstrapOptions, render
-from balancer.gateway.bootstrap_fleet import FleetOptions
-from balancer.gateway.bootstrap_native import NativeOptions
+from balancer.bootstrap.bootstrap import BootstrapOptions, render
+from balancer.bootstrap.fleet import FleetOptions
+from balancer.bootstrap.native import NativeOptions
+from balancer.extproc import names
 
 FLEET = FleetOptions(grpc=("127.0.0.1:9200",), rest=("127.0.0.1:9201",))
 MARKED = {"name": names.FORWARDED_HEADER, "string_match": {"exact": "true"}}
@@ -24,10 +24,25 @@ def resources(**options: Any) -> Any:
     return yaml.safe_load(render(BootstrapOptions(**{"proxy": True, **options})))["static_resources"]
 
 
-def routes(**options: Any) -> list[Any]:
+def is_held(route: Any) -> bool:
+    """Whether Envoy has such a request whole before it goes on."""
+    return names.BUFFER_FILTER in route.get("typed_per_filter_config", {})
+
+
+def routes(*, held: bool = False, **options: Any) -> list[Any]:
+    """In order; `held`: of compressed requests that are forwarded, and else all others."""
     manager = resources(**options)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    found: list[Any] = manager["route_config"]["virtual_hosts"][0]["routes"]
-    return found
+    return [route for route in manager["route_config"]["virtual_hosts"][0]["routes"] if is_held(route) is held]
+
+
+@pytest.mark.parametrize("how", [{}, {"proxy": False, "forwarded": ("a",)}])
+def test_what_is_forwarded_compressed_is_whole_before_it_goes_on(how: dict[str, Any]) -> None:
+    grpc, rest = routes(held=True, fleet=FLEET, **how)
+    assert grpc["match"]["path"].endswith("/ModelInfer")
+    assert [each["match"]["headers"][-1]["name"] for each in (grpc, rest)] == ["grpc-encoding", "content-encoding"]
+    for held in (grpc, rest):
+        like = next(each for each in routes(fleet=FLEET, **how) if each.get("route") == held["route"])
+        assert held["match"]["headers"][:-1] == like["match"].get("headers", [])
 
 
 def test_without_a_port_for_http_rest_goes_as_picked() -> None:
@@ -74,12 +89,12 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     some: dict[str, Any] = {"proxy": False, "forwarded": ("a.b", "ü\n"), "fleet": FLEET}
     outer, inner = (
         listener["filter_chains"][0]["filters"][0]["typed_config"]
-        for listener in resources(native=native, **some)["listeners"]
+        for listener in resources(native=native, **some)["listeners"][:2]
     )
     module = outer["http_filters"][0]["typed_config"]
     assert module["filter_config"]["value"] == "/k.so\n/f\n\n3:a.b3:ü\n"
     asked = resources(**some)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    assert inner["http_filters"] == asked["http_filters"]
+    assert inner["http_filters"][:-1] == asked["http_filters"][:-1]
     of_asked = [route for route in asked["route_config"]["virtual_hosts"][0]["routes"] if "fleet" not in str(route)]
     of_inner = inner["route_config"]["virtual_hosts"][0]["routes"]
     assert [each for each in of_inner if each["name"] == names.PROXIED] == [
@@ -87,7 +102,7 @@ def test_of_some_models_the_module_marks_what_is_to_be_forwarded() -> None:
     ]
     (first, *routes_of_outer) = outer["route_config"]["virtual_hosts"][0]["routes"]
     assert first["route"]["cluster"] == names.ASKING
-    marked = [each for each in routes_of_outer if each["name"] == names.PROXIED]
+    marked = [each for each in routes_of_outer if each["name"] == names.PROXIED and not is_held(each)]
     unmarked = [each for each in routes_of_outer if each["name"] == names.FORWARDABLE]
     assert [each["match"].pop("headers") for each in marked] == 3 * [[MARKED]]
     assert [each["match"] for each in unmarked] == [each["match"] for each in marked]
@@ -109,7 +124,20 @@ def test_the_clusters_are_the_balancers_and_then_the_workers(encrypted: bool, tm
     tls = BalancerTls(tmp_path / "ca.pem", "balancer") if encrypted else None
     clusters = {cluster["name"]: cluster for cluster in resources(fleet=FLEET, balancer_tls=tls)["clusters"]}
     ours, either = clusters[names.PROXY_REST_CLUSTER], clusters[REST]
-    assert either["cluster_type"]["typed_config"]["clusters"] == [names.PROXY_REST_CLUSTER, names.HTTP_CLUSTER]
+    assert either["cluster_type"]["typed_config"]["clusters"] == [names.PROXY_REST_CLUSTER, names.AROUND]
+    assert not [name for name, each in clusters.items() if "proxy" in name and "outlier_detection" in each]
     assert ours["health_checks"][0]["http_health_check"] == {"path": names.PROXY_HEALTH_PATH}
     assert ("transport_socket" in ours) is encrypted
     assert ours["load_assignment"]["endpoints"] == clusters[names.FLEET_REST_CLUSTER]["load_assignment"]["endpoints"]
+
+
+def test_around_the_balancer_nothing_compressed_goes() -> None:
+    around = next(
+        each
+        for each in yaml.safe_load(render(BootstrapOptions(proxy=True)))["static_resources"]["listeners"]
+        if each["name"] == names.AROUND
+    )
+    manager = around["filter_chains"][0]["filters"][0]["typed_config"]
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]
+    assert (route["name"], route["direct_response"]["status"]) == (names.COMPRESSED_ROUTE, 503)
+    assert "route" not in route

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,8 +11,8 @@ from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
-from balancer.gateway.endpoints import Ads, Endpoint
-from balancer.gateway.names import ENDPOINTS_TYPE_URL
+from balancer.extproc.endpoints import Ads, Endpoint, LastKnown
+from balancer.extproc.names import ENDPOINTS_TYPE_URL, LAST_KNOWN
 
 BOTH = ["triton_grpc", "triton_http"]
 A = Endpoint("a", "10.0.0.1", 8001, 8000)
@@ -161,3 +162,42 @@ async def test_what_is_not_served_is_not_answered(ads: Ads, subscribe: Any) -> N
     )
     await envoy.ask(BOTH)
     assert (await envoy.response()).type_url == ENDPOINTS_TYPE_URL
+
+
+def test_the_last_known_are_files_that_envoy_reads_and_are_written_again_where_they_could_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "state" / "endpoints"
+    last_known = LastKnown(folder)
+
+    def names() -> list[list[str]]:
+        found = []
+        for cluster, name in LAST_KNOWN.items():
+            response = discovery_pb2.DiscoveryResponse.FromString((folder / name).read_bytes())
+            assignment = endpoint_pb2.ClusterLoadAssignment.FromString(response.resources[0].value)
+            assert response.version_info
+            assert assignment.cluster_name == cluster
+            found.append([each.endpoint.hostname for each in assignment.endpoints[0].lb_endpoints])
+        return found
+
+    # `balancer envoy`, before the balancer has run.
+    last_known.begin()
+    assert names() == [[], []]
+    last_known.update([A], 0.0)
+    # `balancer envoy` once more.
+    LastKnown(folder).begin()
+    assert names() == [["a"], ["a"]]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(LAST_KNOWN.values())
+
+    moved = folder.rename(tmp_path / "moved")
+    folder.touch()
+    for now_s in (1.0, 1.5, 2.0):
+        last_known.update([A, B], now_s)
+    last_known.retry(2.5)
+    assert caplog.text.count("cannot be written") == 1
+    folder.unlink()
+    moved.rename(folder)
+    last_known.retry(2.9)
+    assert names() == [["a"], ["a"]]
+    last_known.retry(3.0)
+    assert names() == [["a", "b"], ["a", "b"]]

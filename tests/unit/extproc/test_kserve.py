@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from balancer.core.bounds import OutOfBoundsError
-from balancer.gateway.kserve import Call, HeaderNames, Kind, read_call, sequence_key
+from balancer.bounds import OutOfBoundsError
+from balancer.extproc.kserve import Call, HeaderNames, Kind, read_call, sequence_key
 from policies.hashing import key_of
 
 GRPC = {"content-type": "application/grpc", "x-request-id": "envoys"}

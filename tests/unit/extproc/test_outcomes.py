@@ -7,7 +7,16 @@ import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
-from balancer.gateway.outcomes import ANOTHERS, REFUSED, AccessLog, Outcome, outcome_of, verdict_of
+from balancer.extproc.outcomes import (
+    ANOTHERS,
+    REFUSED,
+    AccessLog,
+    Outcome,
+    UpstreamAnswer,
+    answer_of,
+    outcome_of,
+    verdict_of,
+)
 
 NOTHING = outcome_of(accesslog_pb2.HTTPAccessLogEntry())
 
@@ -35,6 +44,40 @@ def test_without_an_answer_latency_is_all_the_time_that_passed() -> None:
     entry.common_properties.time_to_first_upstream_tx_byte.FromMilliseconds(100)
     entry.common_properties.duration.FromMilliseconds(5000)
     assert outcome_of(entry).latency_s == 5
+
+
+def answered(*, last: bool = False, periodic: bool = False, begun: bool = True, sent: bool = True) -> Any:
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    common = entry.common_properties
+    common.access_log_type = accesslog_pb2.UpstreamPeriodic if periodic else accesslog_pb2.UpstreamEnd
+    common.time_to_first_upstream_tx_byte.FromMilliseconds(100)
+    if sent:
+        common.time_to_last_upstream_tx_byte.FromMilliseconds(110)
+    if begun:
+        entry.response.response_code.value = 200
+        common.time_to_first_upstream_rx_byte.FromMilliseconds(150)
+    if last:
+        common.time_to_last_upstream_rx_byte.FromMilliseconds(1200)
+    return entry
+
+
+def test_a_worker_is_done_when_its_answer_has_ended_or_nobody_takes_it_or_nobody_sends_it_the_rest() -> None:
+    whole, unread = answer_of(answered(last=True)), answer_of(answered(periodic=True))
+    assert whole is not None
+    assert unread is not None
+    assert (whole.latency_s, unread.latency_s) == (pytest.approx(1.1), pytest.approx(0.05))
+    stopped = answer_of(answered(periodic=True, begun=False, sent=False))
+    assert stopped is not None
+    assert stopped.http_status == 0
+
+
+def test_a_worker_that_works_or_was_left_is_not_done() -> None:
+    assert answer_of(answered(periodic=True, begun=False)) is None
+    assert answer_of(answered()) is None
+    broken, tried_again = answered(last=True), answered(last=True)
+    broken.common_properties.response_flags.upstream_connection_termination = True
+    tried_again.response.response_headers["grpc-status"] = "5"
+    assert answer_of(broken) is answer_of(tried_again) is None
 
 
 def test_addresses_are_written_as_envoy_writes_them() -> None:
@@ -82,6 +125,9 @@ def test_a_latency_out_of_bounds_is_counted_and_not_told(seconds: int) -> None:
 
         def outcomes(self, outcomes: list[Outcome]) -> None:
             self.told += outcomes
+
+        def answered(self, answers: list[UpstreamAnswer]) -> None:
+            raise AssertionError
 
         def traced(self, outcomes: list[Outcome]) -> None:
             raise AssertionError
@@ -133,6 +179,9 @@ async def test_what_the_module_counts_is_not_counted_again() -> None:
     class Listening:
         def outcomes(self, outcomes: list[Outcome]) -> None:
             told.append(("outcomes", outcomes))
+
+        def answered(self, answers: list[UpstreamAnswer]) -> None:
+            raise AssertionError
 
         def traced(self, outcomes: list[Outcome]) -> None:
             told.append(("traced", outcomes))
@@ -200,7 +249,8 @@ REQUEST = (False, "request")
     [
         ({"http_status": 200, "grpc_status": 0}, ANSWER),
         ({"http_status": 200}, ANSWER),
-        ({"http_status": 200, "grpc_status": 1}, CLIENT),
+        ({"http_status": 200, "grpc_status": 1}, FAULT),
+        ({"http_status": 200, "grpc_status": 1, "flags": ("DR",)}, CLIENT),
         ({"http_status": 200, "grpc_status": 3}, CLIENT),
         ({"http_status": 200, "grpc_status": 4}, DEADLINE),
         ({"http_status": 200, "grpc_status": 5}, CLIENT),

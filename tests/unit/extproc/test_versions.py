@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.kserve import Kind, rest_call
-from balancer.gateway.verdict import By, of_version
-from balancer.gateway.versions import (
+from balancer.extproc.kserve import Kind, rest_call
+from balancer.extproc.verdict import By, of_version
+from balancer.extproc.versions import (
     COMPRESSED,
     UNREADABLE,
     LeftError,
     framed_with_version,
     path_with_version,
+    pinned_version,
 )
+from balancer.kernel.settings import ModelSettings, Settings
+from balancer.scheduler.events import ModelReport, Report, WorkerAdded
+from balancer.scheduler.router import Router
+from policies import BUILTIN
 
 Message = service_pb2.ModelInferRequest
 VERSIONS = st.integers(0, 2**63 - 1).map(str)
@@ -98,7 +103,7 @@ def test_a_path_names_the_version(verb: str, model: str, tail: str) -> None:
         (13, 200, "", False),
         (3, 200, "", None),
         (8, 200, "", None),
-        (1, 200, "", None),
+        (1, 200, "", False),
         (-1, 200, "", True),
         (-1, 404, "", False),
         (-1, 500, "", False),
@@ -112,3 +117,30 @@ def test_how_a_request_ended_speaks_of_its_version(
     grpc_status: int, http_status: int, by: By, good: bool | None
 ) -> None:
     assert of_version(grpc_status, http_status, by) is good
+
+
+PINNED = {
+    "the one that is pinned": (("1",), ["12"], "1"),
+    "the one, though it is the latest too": (("2",), ["12"], "2"),
+    "the one, though one worker has another": (("1",), ["1", "2"], "1"),
+    "none of a version that nobody has": (("3",), ["12"], ""),
+    "the one, where nobody has the model": (("3",), [""], "3"),
+    "Triton's choice, where that is permitted": (("1", "2"), ["12", "1"], ""),
+    "the latest of several, where it is not": (("1", "2"), ["123", "12"], "2"),
+    "of a worker without any nothing is asked": (("1", "2"), ["12", "3"], ""),
+    "none without pins": ((), ["12"], ""),
+    "a text that is no version of Triton's": (("new",), [""], ""),
+}
+
+
+@pytest.mark.parametrize("case", PINNED)
+def test_a_request_of_a_pinned_model_gets(case: str) -> None:
+    pins, loaded, expected = PINNED[case]
+    router = Router(BUILTIN["round_robin"](), Settings(models={"m": ModelSettings(versions=pins)}))
+    for number, versions in enumerate(loaded):
+        name = f"w{number}"
+        router.observe(WorkerAdded(name), 0.0)
+        models = tuple(ModelReport("m", version, ready=True) for version in versions)
+        router.observe(Report(name, 1, 1, True, models=models), 0.0)
+    assert pinned_version(router.fleet, "m") == expected
+    assert pinned_version(router.fleet, "other") == ""

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from balancer.fleet.asking import Answers, Asking, FailedError, Failure, said_of
+from balancer.fleet_api.asking import Answers, Asking, FailedError, Failure, said_of
 
 NOT_FOUND = Failure(grpc.StatusCode.NOT_FOUND, "no such thing")
 GONE = Failure(grpc.StatusCode.UNAVAILABLE, "gone")

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.fleet import combine
+from balancer.fleet_api import combine
 
 
 def model(count: int, batches: dict[int, int], last: int = 0, **fields: Any) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import aiohttp
 from aiohttp import web
 from support.fleets import make_router
 
+from balancer.channels.links import Links
 from balancer.config.config import from_mapping
-from balancer.fleet.front import FleetFront
-from balancer.gateway.names import FLEET_HEALTH_PATH
-from balancer.operate.metrics import Metrics
-from balancer.workers.links import Links
+from balancer.extproc.names import FLEET_HEALTH_PATH
+from balancer.server.fleet_front import FleetFront
+from balancer.server.metrics import Metrics
+from balancer.stack.ports import free_port_range
 from policies.round_robin import RoundRobin
-from tools.stack.ports import free_port_range
 
 
 class Waiting:

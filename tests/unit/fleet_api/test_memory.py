@@ -7,31 +7,31 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from balancer.fleet import memory
-from balancer.fleet.memory import Change, Memory, TooMuchError
+from balancer.fleet_api import memory
+from balancer.fleet_api.memory import Memory, MemoryChange, TooMuchError
 
 
-def load(model: str, config: str = "") -> Change:
+def load(model: str, config: str = "") -> MemoryChange:
     request = service_pb2.RepositoryModelLoadRequest(model_name=model)
     if config:
         request.parameters["config"].string_param = config
-    return Change("RepositoryModelLoad", request)
+    return MemoryChange("RepositoryModelLoad", request)
 
 
-def unload(model: str) -> Change:
-    return Change("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model))
+def unload(model: str) -> MemoryChange:
+    return MemoryChange("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model))
 
 
-def region(name: str, kind: str = "Register") -> Change:
+def region(name: str, kind: str = "Register") -> MemoryChange:
     of: Any = getattr(service_pb2, f"SystemSharedMemory{kind}Request")
-    return Change(f"SystemSharedMemory{kind}", of(name=name))
+    return MemoryChange(f"SystemSharedMemory{kind}", of(name=name))
 
 
-def log(**settings: bool) -> Change:
+def log(**settings: bool) -> MemoryChange:
     request = service_pb2.LogSettingsRequest()
     for key, value in settings.items():
         request.settings[key].bool_param = value
-    return Change("LogSettings", request)
+    return MemoryChange("LogSettings", request)
 
 
 @pytest.fixture(params=[False, True], ids=["in_memory", "file"])
@@ -72,7 +72,7 @@ def test_settings_that_a_later_change_does_not_name_stay(kept: Memory) -> None:
 def test_processes_of_a_machine_know_of_each_others_changes(tmp_path: Path) -> None:
     file = tmp_path / "changes.json"
     one, other = Memory(lambda: file), Memory(lambda: file)
-    one.keep(Change("RepositoryModelLoad", load("a").request, (("triton-grpc-protocol-key", "secret"),)))
+    one.keep(MemoryChange("RepositoryModelLoad", load("a").request, (("triton-grpc-protocol-key", "secret"),)))
     other.keep(load("b"))
     assert [change.model for change in one.changes()] == ["a", "b"]
     assert one.changes()[0].headers == (("triton-grpc-protocol-key", "secret"),)

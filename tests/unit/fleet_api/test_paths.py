@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from balancer.fleet import changes
-from balancer.fleet.asking import FailedError
-from balancer.fleet.paths import asked_by
-from balancer.gateway import bootstrap_fleet
+from balancer.bootstrap import fleet as bootstrap_fleet
+from balancer.fleet_api import changes
+from balancer.fleet_api.asking import FailedError
+from balancer.fleet_api.rest_calls import asked_by
 
 
 @pytest.mark.parametrize(

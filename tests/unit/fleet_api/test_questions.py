@@ -12,11 +12,10 @@ from support.fleets import make_router
 
 from balancer.config.config import from_mapping
 from balancer.discovery.workers import WorkerSpec
-from balancer.fleet.asking import Asking, FailedError, Failure
-from balancer.fleet.counts import Counts
-from balancer.fleet.members import Members
-from balancer.fleet.questions import Question, Questions
-from balancer.fleet.settings import settings_of
+from balancer.fleet_api.asking import Asking, FailedError, Failure
+from balancer.fleet_api.counts import FleetCallCounts
+from balancer.fleet_api.members import Members
+from balancer.fleet_api.questions import Question, Questions
 from policies.round_robin import RoundRobin
 
 AWAY = FailedError(Failure(grpc.StatusCode.UNAVAILABLE, "not there"))
@@ -31,8 +30,8 @@ class Fleet:
             WorkerSpec(name=f"w{row}", address="127.0.0.1", grpc_port=row + 1, http_port=row + 11) for row in range(3)
         )
         self.registry = CollectorRegistry()
-        settings = settings_of(from_mapping({"fleet": fleet}))
-        self.questions = Questions(members, Asking(), lambda: settings, Counts(self.registry))
+        config = from_mapping({"fleet": fleet})
+        self.questions = Questions(members, Asking(), lambda: config, FleetCallCounts(self.registry))
 
     async def answer(self, call: str, said: Mapping[str, Any]) -> Any:
         async def ask(worker: str) -> Any:
@@ -62,9 +61,9 @@ async def test_a_worker_that_is_silent_is_not_ready_and_is_named() -> None:
 
 
 async def test_workers_that_disagree_are_counted_and_the_first_is_believed() -> None:
-    fleet = Fleet(name="all")
+    fleet = Fleet()
     said = {"w0": {"name": "w0", "version": "2.51"}, "w1": {"name": "w1", "version": "2.52"}, "w2": AWAY}
-    assert (await fleet.answer("ServerMetadata", said)).content == {"name": "all", "version": "2.51"}
+    assert (await fleet.answer("ServerMetadata", said)).content == {"name": "triton", "version": "2.51"}
     assert fleet.disagreements("ServerMetadata") == 1
     said["w1"] = {"name": "w1", "version": "2.51"}
     await fleet.answer("ServerMetadata", said)

@@ -1,6 +1,6 @@
 /* Decides over a fleet's block, as a process beside the balancer would.
 
-   decide KERNEL.so BOOKS OPTIONS...: reads requests from standard input, a line each: the number of the options, model,
+   decide KERNEL.so FLEET_STATE OPTIONS...: reads requests from standard input, a line each: the number of the options, model,
    rows, key, keyed, deadline, priority, number, time, seed, and who may be picked as ones and zeros, a digit a worker.
    Writes the worker, the propensity in hexadecimal and the fallbacks of each, and counts the pick in. Exits with 3 and
    the reason where a block does not fit. */
@@ -45,25 +45,25 @@ static balancer_function *function(void *library, const char *name) {
 
 int main(int count, char **arguments) {
   static struct balancer_call call;
-  static int64_t of_books[BALANCER_BOOKS_WORDS], of_call[BALANCER_CALL_WORDS];
+  static int64_t of_fleet_state[BALANCER_FLEET_STATE_WORDS], of_call[BALANCER_CALL_WORDS];
   static int64_t of_options[MOST_OPTIONS][BALANCER_OPTIONS_WORDS];
   balancer_function *answers[MOST_OPTIONS];
   uint64_t bytes;
-  if (count < 4 || count - 3 > MOST_OPTIONS) fail(2, arguments[0], "takes a library, books, and options");
+  if (count < 4 || count - 3 > MOST_OPTIONS) fail(2, arguments[0], "takes a library, fleet_state, and options");
 
   void *library = dlopen(arguments[1], RTLD_NOW);
   if (!library) fail(2, arguments[1], dlerror());
   const char *stamp = dlsym(library, "balancer_stamp");
   if (!stamp || strcmp(stamp, BALANCER_STAMP)) fail(3, arguments[1], "a library of other sources");
 
-  struct balancer_block *books = map(arguments[2], MAP_SHARED, &bytes);
-  enum balancer_status status = balancer_bind_books(books, bytes, of_books);
+  struct balancer_block *fleet_state = map(arguments[2], MAP_SHARED, &bytes);
+  enum balancer_status status = balancer_bind_fleet_state(fleet_state, bytes, of_fleet_state);
   if (status) fail(3, arguments[2], balancer_status_text(status));
   for (int i = 3; i < count; i++) {
     struct balancer_block *options = map(arguments[i], MAP_PRIVATE, &bytes);
     status = balancer_bind_options(options, bytes, of_options[i - 3]);
     if (status) fail(3, arguments[i], balancer_status_text(status));
-    if (options->room_workers < books->workers) fail(3, arguments[i], "for fewer workers");
+    if (options->room_workers < fleet_state->workers) fail(3, arguments[i], "for fewer workers");
     answers[i - 3] = function(library, options->entry);
   }
   balancer_bind_call(&call, of_call);
@@ -71,12 +71,12 @@ int main(int count, char **arguments) {
 
   int which;
   char may[MOST_WORKERS + 1];
-  bool *mask = balancer_at(books, BALANCER_DESK_MASK);
+  bool *mask = balancer_at(fleet_state, BALANCER_DECISION_MASK);
   while (scanf("%d %" SCNd64 " %lf %" SCNu64 " %lf %lf %lf %" SCNu64 " %lf %" SCNu64 " %1024s", &which, &call.model,
                &call.rows, &call.key, &call.keyed, &call.deadline_s, &call.priority, &call.number, &call.now_s,
                &call.seed, may) == 11) {
-    for (uint64_t w = 0; w < books->workers; w++) mask[w] = may[w] == '1';
-    int64_t row = answers[which](of_books, of_options[which], of_call);
+    for (uint64_t w = 0; w < fleet_state->workers; w++) mask[w] = may[w] == '1';
+    int64_t row = answers[which](of_fleet_state, of_options[which], of_call);
     printf("%" PRId64, row);
     if (row >= 0) {
       printf(" %a", call.propensity);

@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support.blocks import BlockError, books_in
+from support.blocks import BlockError, fleet_states_in
 from support.busy import MODELS, busy_report
 
-from balancer.core.answering import answer
-from balancer.core.events import Finished, WorkerAdded
-from balancer.core.kernel.answers import Compiler, answering
-from balancer.core.kernel.block import ENTRY, HEADER
-from balancer.core.kernel.books import FIELDS, options_block
-from balancer.core.kernel.plain import Kernel, Picked
-from balancer.core.router import Router
-from balancer.core.settings import Settings
-from balancer.native import call
-from balancer.native.call import SHED, symbol_of
-from balancer.native.header import header_of
-from balancer.native.library import PATH, Compiled, Library, stamp
-from balancer.native.shared import in_file
+from balancer.kernel.answers import Compiler, answering
+from balancer.kernel.block import ENTRY, HEADER
+from balancer.kernel.compiled import call
+from balancer.kernel.compiled.call import SHED, symbol_of
+from balancer.kernel.compiled.header import header_of
+from balancer.kernel.compiled.library import PATH, Compiled, Library, stamp
+from balancer.kernel.fleet_state import FIELDS, options_block
+from balancer.kernel.plain import Kernel, Picked
+from balancer.kernel.settings import Settings
+from balancer.native.folder import in_file
+from balancer.scheduler.answering import answer
+from balancer.scheduler.events import Finished, WorkerAdded
+from balancer.scheduler.router import Router
 from policies import BUILTIN
 from policies.base import Policy, Request
 
@@ -62,18 +62,18 @@ def begin(router: Router) -> None:
 class Shared(NamedTuple):
     """A fleet whose block is a file, and one alike that is not."""
 
-    books: Path
+    fleet_state: Path
     shared: Router
     own: Router
 
 
 def fleets(folder: Path, kernel: Kernel) -> Shared:
     policy, settings = BUILTIN["least_requests"](), Settings()
-    shared = Router(policy, settings, seed=5, kernel=Compiled(Library(), in_file(folder / "books")))
+    shared = Router(policy, settings, seed=5, kernel=Compiled(Library(), in_file(folder / "fleet_state")))
     own = Router(policy, settings, seed=5, kernel=kernel)
     begin(shared)
     begin(own)
-    return Shared(folder / "books", shared, own)
+    return Shared(folder / "fleet_state", shared, own)
 
 
 def write_options(folder: Path, policy: Policy, router: Router) -> Path:
@@ -141,10 +141,10 @@ def test_c_decides_and_counts_as_python_does(
     decide: Path, tmp_path: Path, kernel: Callable[[], Kernel], names: list[str]
 ) -> None:
     policies = [BUILTIN[name]() for name in names]
-    books, shared, own = fleets(tmp_path, kernel())
+    fleet_state, shared, own = fleets(tmp_path, kernel())
     options = [write_options(tmp_path, policy, shared) for policy in policies]
     lines, picks = decided(own, policies)
-    done = run(decide, PATH, books, *options, asked=lines)
+    done = run(decide, PATH, fleet_state, *options, asked=lines)
     assert done.returncode == 0, done.stderr
     assert [read(line) for line in done.stdout.splitlines()] == [text_of(picked) for picked in picks]
     assert len({picked.worker for picked in picks if picked}) > WORKERS // 2
@@ -156,9 +156,9 @@ def test_c_decides_and_counts_as_python_does(
 
 
 def test_another_process_in_python_calls_the_same_functions(tmp_path: Path) -> None:
-    books, shared, own = fleets(tmp_path, Compiled(Library()))
-    with books.open("r+b") as file:
-        there = books_in(mmap.mmap(file.fileno(), 0), stamp())
+    fleet_state, shared, own = fleets(tmp_path, Compiled(Library()))
+    with fleet_state.open("r+b") as file:
+        there = fleet_states_in(mmap.mmap(file.fileno(), 0), stamp())
     assert there.queue.in_flight.ctypes.data != shared.fleet.queue.in_flight.ctypes.data
     Compiled(Library()).count_in(there, 3, 1, 2.0, 0.6)
     own.fleet.sent("w3", 1, 2.0, 0.6)
@@ -186,10 +186,10 @@ def change(path: Path, dtype: np.dtype[Any], start: int, /, **fields: object) ->
     ],
 )
 def test_c_refuses_a_block_that_does_not_fit(decide: Path, tmp_path: Path, fields: dict[str, Any], why: str) -> None:
-    books, shared, _ = fleets(tmp_path, Kernel())
+    fleet_state, shared, _ = fleets(tmp_path, Kernel())
     options = write_options(tmp_path, BUILTIN["wlpr"](), shared)
-    change(books, HEADER, 0, **fields)
-    done = run(decide, PATH, books, options)
+    change(fleet_state, HEADER, 0, **fields)
+    done = run(decide, PATH, fleet_state, options)
     assert (done.returncode, done.stdout) == (3, "")
     assert why in done.stderr
 
@@ -207,42 +207,42 @@ def test_c_refuses_a_block_that_does_not_fit(decide: Path, tmp_path: Path, field
         {"type": ord("b")},
     ],
 )
-@pytest.mark.parametrize("kind", ["books", "options"])
+@pytest.mark.parametrize("kind", ["fleet_state", "options"])
 def test_c_refuses_arrays_that_leave_the_block(decide: Path, tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
-    books, shared, _ = fleets(tmp_path, Kernel())
+    fleet_state, shared, _ = fleets(tmp_path, Kernel())
     options = write_options(tmp_path, BUILTIN["learned"](), shared)
     # An array of two axes in each.
-    place, path = (list(FIELDS).index("queue.own_rows"), books) if kind == "books" else (1, options)
+    place, path = (list(FIELDS).index("queue.own_rows"), fleet_state) if kind == "fleet_state" else (1, options)
     change(path, ENTRY, HEADER.itemsize + place * ENTRY.itemsize, **fields)
-    done = run(decide, PATH, books, options)
+    done = run(decide, PATH, fleet_state, options)
     assert done.returncode == 3
     assert "an array is not within the block" in done.stderr
 
 
 def test_c_refuses_options_for_fewer_workers(decide: Path, tmp_path: Path) -> None:
-    books, shared, _ = fleets(tmp_path, Kernel())
+    fleet_state, shared, _ = fleets(tmp_path, Kernel())
     options = write_options(tmp_path, BUILTIN["wlpr"](), shared)
     change(options, HEADER, 0, room_workers=WORKERS - 1)
-    assert "for fewer workers" in run(decide, PATH, books, options).stderr
+    assert "for fewer workers" in run(decide, PATH, fleet_state, options).stderr
 
 
 def test_a_fleet_that_outgrows_its_block_takes_the_path_with_another(tmp_path: Path) -> None:
-    books, shared, _ = fleets(tmp_path, Kernel())
-    with books.open("r+b") as file:
+    fleet_state, shared, _ = fleets(tmp_path, Kernel())
+    with fleet_state.open("r+b") as file:
         before = mmap.mmap(file.fileno(), 0)
     for number in range(WORKERS, 2 * WORKERS):
         shared.observe(WorkerAdded(f"w{number}"), 1.0)
     assert not np.frombuffer(before, HEADER, 1)[0]["in_force"]
-    found = books_in(bytearray(books.read_bytes()), stamp())
+    found = fleet_states_in(bytearray(fleet_state.read_bytes()), stamp())
     np.testing.assert_array_equal(found.queue.in_flight, shared.fleet.queue.in_flight)
-    assert list(tmp_path.iterdir()) == [books]
-    assert books.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [fleet_state]
+    assert fleet_state.stat().st_mode & 0o077 == 0
 
 
 def test_a_file_is_no_block_before_it_is_filled(tmp_path: Path) -> None:
-    memory = in_file(tmp_path / "books")(8192)
+    memory = in_file(tmp_path / "fleet_state")(8192)
     with pytest.raises(BlockError, match="no block"):
-        books_in(memory, stamp())
+        fleet_states_in(memory, stamp())
 
 
 def test_the_header_is_of_the_present_declarations() -> None:

@@ -12,15 +12,15 @@ import pytest
 from support.fleets import model, report
 from support.strangers import stranger
 
-from balancer.app import App
+from balancer.bounds import MAX_FALLBACKS
 from balancer.config.config import Config
-from balancer.core.bounds import MAX_FALLBACKS
-from balancer.core.events import WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import GuardSettings, Settings
-from balancer.core.trials.steering import Plan, Steering
-from balancer.native import library
-from balancer.native.library import Compiled, Library, LibraryError
+from balancer.kernel.compiled import library
+from balancer.kernel.compiled.library import Compiled, Library, LibraryError
+from balancer.kernel.settings import GuardSettings, Settings
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.app import App
 from policies.base import Request, uniform_over
 from policies.least_requests import LeastRequests
 from policies.round_robin import RoundRobin
@@ -38,7 +38,7 @@ def test_without_a_library_it_decides_in_python_and_says_so(
     assert not App(Config(), None).router.fleet.kernel.compiled
     (message,) = [record.getMessage() for record in caplog.records if "Python" in record.getMessage()]
     assert "there is no kernel.so" in message
-    assert "python -m balancer.native.build" in message
+    assert "python -m balancer.kernel.compiled.build" in message
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_program_s_answer_that_is_none_is_replaced_and_counted() -> None:
 
 def test_serving_imports_no_compiler_and_no_training() -> None:
     code = (
-        "import sys; from balancer.app import App; from balancer.config.config import Config; "
+        "import sys; from balancer.server.app import App; from balancer.config.config import Config; "
         "assert App(Config(), None).router.fleet.kernel.compiled; "
         "print([name for name in ('numba', 'llvmlite', 'torch', 'gymnasium') if name in sys.modules])"
     )
@@ -105,13 +105,13 @@ def test_a_new_column_changes_nobody_s_eligibility() -> None:
 def test_slow_decisions_are_seen_whoever_makes_them(compiled: bool) -> None:
     policy, clock = RoundRobin(), count()
     router = Router(policy, Settings(reports_required=False), kernel=Compiled(Library()) if compiled else None)
-    plan = Plan(guard=GuardSettings(decision_s=0.5, report_share=1.0), baseline=LeastRequests())
-    steering = Steering(policy, plan, stopwatch=lambda: float(next(clock)))
-    router.configure(policy, router.settings, steering)
+    plan = CanaryPlan(guard=GuardSettings(decision_s=0.5, report_share=1.0), baseline=LeastRequests())
+    selector = PolicySelector(policy, plan, stopwatch=lambda: float(next(clock)))
+    router.configure(policy, router.settings, selector)
     router.observe(WorkerAdded("w0"), 0.0)
     decided_by = [router.route(Request("m"), number * 1e-6).policy for number in range(200)]
-    assert steering.guard is not None
-    assert steering.guard.breach is not None
-    assert steering.guard.breach.finding.reason == "slow"
+    assert selector.guard is not None
+    assert selector.guard.breach is not None
+    assert selector.guard.breach.finding.reason == "slow"
     assert decided_by[0] == "round_robin"
     assert decided_by[-1] == "least_requests"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.understand import INFER, Reader, Understood, fields_of, fields_of_json, framed, gateway
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.kserve import METHODS, REST_SERVER, REST_VERBS, SERVICE
-from balancer.gateway.names import REQUEST_ID_HEADER
+from balancer.extproc.kserve import METHODS, REST_SERVER, REST_VERBS, SERVICE
+from balancer.extproc.names import REQUEST_ID_HEADER
 
 GRPC = {"content-type": "application/grpc", ":path": INFER}
 REST = {"content-type": "application/json", ":path": "/v2/models/m/infer"}

@@ -40,24 +40,24 @@ static const char *get(void *context, const char *name, size_t name_length, size
   return NULL;
 }
 
-static void write_span(struct balancer_span span) {
+static void write_span(struct text span) {
   putchar(' ');
   putchar('=');
-  for (size_t i = 0; i < span.length; i++) printf("%02x", (unsigned char)span.at[i]);
+  for (size_t i = 0; i < span.length; i++) printf("%02x", (unsigned char)span.ptr[i]);
 }
 
 static void answer(struct balancer_reader *reader, struct balancer_headers headers, uint64_t held) {
   static const char *const kinds[] = {"inference", "stream", "model", "server", "per_server"};
   struct balancer_refusal refusal;
-  const struct balancer_request *request = balancer_reader_finish(reader, &balancer_default_names, headers, &refusal);
+  const struct ask *request = balancer_reader_finish(reader, &balancer_default_names, headers, &refusal);
   if (!request) {
-    printf("refused %d", reader->request.grpc);
+    printf("refused %d", reader->ask.grpc);
     write_span(refusal.field);
-    write_span((struct balancer_span){refusal.text, strlen(refusal.text)});
+    write_span((struct text){refusal.text, strlen(refusal.text)});
   } else {
     printf("%s %d %d %d %" PRIu64 " %a %u %u %" PRIu64, kinds[request->kind], request->grpc, request->sequence,
            request->keyed, request->key, request->deadline_s, (unsigned)request->rows, (unsigned)request->priority, held);
-    const struct balancer_span texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
+    const struct text texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) write_span(texts[i]);
   }
   putchar('\n');
@@ -81,6 +81,7 @@ static void one(struct given *given) {
   }
   balancer_reader_end(reader);
   answer(reader, headers, held);
+  balancer_reader_release(reader);
   free(reader);
 }
 

@@ -1,4 +1,4 @@
-/* Writes what the module says of statuses, refusals and numbers' lots. */
+/* Writes what the module says of statuses, refusals and numbers' draws. */
 #include "shared.h"
 #include "text.h"
 
@@ -16,10 +16,6 @@ struct verdict {
   struct judged judged;
 };
 
-struct text {
-  const char *ptr;
-  size_t length;
-};
 #define SHOWN(text) (int)(text).length, (text).ptr
 
 static void of(const char *what, const struct verdict *table, size_t count) {
@@ -48,6 +44,6 @@ int main(void) {
   say(SAY_FULL(quoted, 2.5));
   say(SAY_LATE(quoted, 12.5, 1234.5));
   say(SAY_SHED(other, quoted));
-  for (unsigned number = 0; number < 2000; number++) printf("lot %u %a -\n", number, balancer_lot(number));
+  for (unsigned number = 0; number < 2000; number++) printf("draw %u %a -\n", number, balancer_draw(number));
   return 0;
 }

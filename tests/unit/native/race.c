@@ -16,7 +16,7 @@
 enum { MOST_THREADS = 16, FLYING = 8, OFTEN = 16, SELDOM = 100, MOST_READ = 512 };
 
 /* The balancer's functions, which Python calls. */
-void balancer_state_init(struct control *control, uint64_t seed, uint64_t number, uint64_t stale_after_ns);
+void balancer_state_init(struct control *control, uint64_t seed, uint64_t number, uint64_t stale_after_ns, uint64_t hung_after_ns);
 void balancer_state_publish(struct control *control, uint64_t serial);
 void balancer_state_beat(struct control *control);
 void balancer_state_serve(struct control *control, uint64_t serving);
@@ -28,9 +28,8 @@ uint64_t balancer_state_in_flight(const struct control *control);
 uint64_t balancer_state_ticket(const struct control *control, uint64_t seat);
 uint64_t balancer_state_last_ticket(const struct control *control);
 bool balancer_state_due(const struct control *control, double before_s);
-uint64_t balancer_state_outcomes(struct control *control, struct outcome *out, uint64_t most);
-uint64_t balancer_state_trials(struct control *control, struct trial *out, uint64_t most);
-void balancer_state_steer(struct control *control, const struct steering *steering);
+uint64_t balancer_state_take(struct control *control, uint64_t which, void *out, uint64_t most);
+void balancer_state_steer(struct control *control, const struct selector *selector);
 uint64_t balancer_state_watched(const struct control *control, uint64_t side);
 uint64_t balancer_state_owed(struct control *control);
 void balancer_state_row_removed(struct control *control, int64_t row);
@@ -104,8 +103,8 @@ static void put(const char *name, const void *content, size_t bytes) {
 static void read_all(struct control *control) {
   static struct outcome read[MOST_READ];
   static struct trial trials[MOST_READ];
-  for (uint64_t count; (count = balancer_state_outcomes(control, read, MOST_READ));) told += count;
-  while (balancer_state_trials(control, trials, MOST_READ)) continue;
+  for (uint64_t count; (count = balancer_state_take(control, OUTCOMES_RING, read, MOST_READ));) told += count;
+  while (balancer_state_take(control, TRIALS_RING, trials, MOST_READ)) continue;
 }
 
 /* Another file takes its place, while the lock of this one is kept. */
@@ -115,7 +114,7 @@ static void replace(struct control *control, uint64_t serial) {
   if (!made || !balancer_state_lock(control, UINT64_C(1000000000))) exit(2);
   balancer_state_replaced(control);
   balancer_state_give_up(control, INFINITY, 0, slots, SLOTS);
-  balancer_state_init(made, 7, balancer_state_number(control), UINT64_C(5000000000));
+  balancer_state_init(made, 7, balancer_state_number(control), UINT64_C(5000000000), UINT64_C(5000000000));
   balancer_state_serve(made, 1);
   balancer_state_publish(made, serial);
   put("control", made, sizeof *made);
@@ -123,28 +122,28 @@ static void replace(struct control *control, uint64_t serial) {
   read_all(control);
 }
 
-/* Other books, alike. */
+/* Other fleet_state, alike. */
 static void renew(struct attached *attached) {
-  struct balancer_block *books = attached->books.memory;
-  void *copy = malloc(attached->books.bytes);
-  if (!books || !copy) exit(2);
-  memcpy(copy, books, attached->books.bytes);
-  put("books", copy, attached->books.bytes);
-  books->in_force = 0;
+  struct balancer_block *fleet_state = attached->fleet_state.memory;
+  void *copy = malloc(attached->fleet_state.bytes);
+  if (!fleet_state || !copy) exit(2);
+  memcpy(copy, fleet_state, attached->fleet_state.bytes);
+  put("fleet_state", copy, attached->fleet_state.bytes);
+  fleet_state->in_force = 0;
   free(copy);
 }
 
 /* Half of the numbers for either policy; now and then somebody is to look, and time changes who decides. */
 static void steer(struct control *control) {
   double now_s = seconds_of(now_ns());
-  struct steering steering = {
+  struct selector selector = {
     .on = 1,
     .share = 0.5,
     .until_s = now_s + 0.01,
     .told_from_s = now_s,
     .sides = {{POLICY, now_s + 0.001, 1}, {NEW, now_s, 1e-6}},
   };
-  balancer_state_steer(control, &steering);
+  balancer_state_steer(control, &selector);
   balancer_state_watched(control, 0);
   balancer_state_owed(control);
 }
@@ -166,7 +165,7 @@ static void be_balancer(struct attached *attached, unsigned round) {
   steer(control);
   if (round % 3 == 0) balancer_state_row_removed(control, (int64_t)(round % 30));
   if (round % 5 == 0) balancer_state_give_up(control, seconds_of(now_ns()) - 0.01, 0, slots, 64);
-  if (round % OFTEN == 1 && attached->books.memory) renew(attached);
+  if (round % OFTEN == 1 && attached->fleet_state.memory) renew(attached);
   balancer_state_publish(control, serial);
   balancer_state_unlock(control);
   if (round % SELDOM == SELDOM - 1) replace(control, serial);

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from balancer.core import refusals
-from balancer.core.refusals import Words
-from balancer.front import header, module
-from balancer.front.build import SOURCES
-from balancer.front.layouts import VOIDS
-from balancer.front.module import Module, ModuleError
-from balancer.gateway.responses import CODES
-from balancer.gateway.verdict import verdict
-from balancer.native.library import Library
-from balancer.operate.logs import DecisionLines
+from balancer.extproc.responses import CODES
+from balancer.extproc.verdict import verdict
+from balancer.kernel.compiled.library import Library
+from balancer.native import envoy_module as module
+from balancer.native import header
+from balancer.native.build import SOURCES
+from balancer.native.envoy_module import Module, ModuleError
+from balancer.native.layouts import VOIDS
+from balancer.scheduler import refusals
+from balancer.scheduler.refusals import RefusalText
+from balancer.server.logs import DecisionLines
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_statuses_say_the_same(said: list[list[str]]) -> None:
 
 
 def test_refusals_have_the_same_words_and_codes(said: list[list[str]]) -> None:
-    def line(words: Words, **values: object) -> list[str]:
+    def line(words: RefusalText, **values: object) -> list[str]:
         return ["say", *map(str, CODES[words.error]), str(words.of(**values))]
 
     assert [each for each in said if each[0] == "say"] == [
@@ -66,6 +67,6 @@ def test_a_module_of_another_declaration_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.3, 0.999, 1.0])
 def test_lines_are_told_of_the_same_numbers(said: list[list[str]], share: float) -> None:
-    lots = [float.fromhex(lot) for what, _, lot, _ in said if what == "lot"]
+    draws = [float.fromhex(draw) for what, _, draw, _ in said if what == "draw"]
     lines = DecisionLines(share)
-    assert [lot < share for lot in lots] == [lines.wants(number) for number in range(2000)]
+    assert [draw < share for draw in draws] == [lines.wants(number) for number in range(2000)]

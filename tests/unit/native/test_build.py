@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from balancer.front.build import build
-from balancer.front.module import PATH, Module
-from balancer.native import compiler
-from balancer.native.compiler import CompilerError
-from balancer.native.library import Library
+from balancer.kernel.compiled import compiler
+from balancer.kernel.compiled.compiler import CompilerError
+from balancer.kernel.compiled.library import Library
+from balancer.native.build import build
+from balancer.native.envoy_module import PATH, Module
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 AARCH64 = 183
@@ -23,12 +23,12 @@ SHARED = 3
 DECIDES = """
 import pathlib, sys, time
 import balancer
-from balancer.core.events import WorkerAdded
-from balancer.core.settings import Settings
-from balancer.front.folder import Folder
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.native.library import Library
+from balancer.scheduler.events import WorkerAdded
+from balancer.kernel.settings import Settings
+from balancer.native.folder import Folder
+from balancer.native.envoy_module import Module
+from balancer.native.router import SharedRouter
+from balancer.kernel.compiled.library import Library
 from policies import BUILTIN
 from policies.base import Request
 
@@ -92,7 +92,7 @@ def test_it_is_made_for_arm64_too(tmp_path: Path) -> None:
 def test_a_wheel_has_both_libraries_and_decides_where_nothing_can_be_compiled(tmp_path: Path) -> None:
     source, wheels, installed = tmp_path / "source", tmp_path / "wheels", tmp_path / "installed"
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("balancer", "policies", "simulator", "tools"):
+    for name in ("balancer", "policies", "simulator"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
@@ -102,8 +102,8 @@ def test_a_wheel_has_both_libraries_and_decides_where_nothing_can_be_compiled(tm
     (wheel,) = wheels.iterdir()
     assert "-py3-none-manylinux_2_" in wheel.name
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", installed, wheel], check=True)
-    for name in ("kernel.so", "module.so"):
-        assert elf_of(installed / "balancer" / "native" / name)[0] == SHARED
+    for path in ("kernel/compiled/kernel.so", "native/module.so"):
+        assert elf_of(installed / "balancer" / path)[0] == SHARED
     done = subprocess.run(
         [sys.executable, "-c", DECIDES, tmp_path / "shared"],
         env={"PYTHONPATH": str(installed), "PATH": ""},
@@ -113,3 +113,14 @@ def test_a_wheel_has_both_libraries_and_decides_where_nothing_can_be_compiled(tm
         check=False,
     )
     assert done.stdout == f"{installed / 'balancer' / '__init__.py'} Envoy decides w0\n", done.stderr
+    up = subprocess.run(
+        [sys.executable, "-m", "balancer", "up"],
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (up.returncode, up.stdout) == (1, "")
+    (line,) = up.stderr.splitlines()
+    assert line.endswith("name a model repository: --models FOLDER")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from unit.front.conftest import SANITIZERS
+from unit.native.conftest import SANITIZERS
 
-from balancer.front.build import SOURCES
-from balancer.gateway.bootstrap_native import list_of
-from balancer.gateway.names import MOST_FORWARDED
+from balancer.bootstrap.native import list_of
+from balancer.extproc.names import MOST_FORWARDED
+from balancer.native.build import SOURCES
 
 Ask = Callable[..., str]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from support.settling import SEED, SETTINGS, begin, endpoint
+from unit.native.conftest import compiled
 
-from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.trials.steering import Plan, Steering
-from balancer.front.build import SOURCES, WITHOUT_HOOKS
-from balancer.front.folder import Folder
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.native.library import PATH, Library
+from balancer.kernel.compiled.library import PATH, Library
+from balancer.kernel.settings import GuardSettings, RolloutSettings
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
 from policies import BUILTIN
 
 THREADS, ROUNDS = 4, 200
@@ -28,11 +28,7 @@ SERIAL_AT = 40
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("c") / "race"
-    strict = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread")
-    files = ["-I", PATH.parent, "-I", SOURCES, "-o", made, Path(__file__).with_name("race.c"), *WITHOUT_HOOKS]
-    subprocess.run(["cc", *strict, *files, "-pthread", "-lm", "-ldl"], check=True)
-    return made
+    return compiled(tmp_path_factory.mktemp("c") / "race", "race.c", "-O1", "-g", "-fsanitize=thread")
 
 
 @pytest.fixture
@@ -43,12 +39,12 @@ def folder(tmp_path: Path) -> Path:
     router = SharedRouter(BUILTIN["wlpr"](), settings, SEED, library, Module(library), Folder(path))
     begin(router, time.monotonic())
     router.tell(*({name: endpoint(name, grpc) for name in router.fleet.names} for grpc in (True, False)))
-    plan = Plan(
+    plan = CanaryPlan(
         GuardSettings(), BUILTIN["least_requests"](), None, 0.0, RolloutSettings((0.5, 1.0)), BUILTIN["random"]()
     )
-    steering = Steering(router.policy, plan)
-    steering.choose(0, time.monotonic())
-    router.configure(router.policy, settings, steering)
+    selector = PolicySelector(router.policy, plan)
+    selector.choose(0, time.monotonic())
+    router.configure(router.policy, settings, selector)
     router.tell_decisions(1.0)
     router.serve(True)
     (directory,) = path.glob("directory-*")

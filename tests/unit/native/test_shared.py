@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support.settling import SEED
 
-from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.core.settings import Settings
-from balancer.front.folder import Folder, FolderError, default_folder
-from balancer.front.layouts import MOST_PUBLISHED
-from balancer.front.module import Module, ModuleError
-from balancer.front.router import SharedRouter
-from balancer.native.library import Library
+from balancer.kernel.compiled.library import Library
+from balancer.kernel.settings import Settings
+from balancer.native.envoy_module import Module, ModuleError
+from balancer.native.folder import Folder, FolderError, default_folder
+from balancer.native.router import SharedRouter
+from balancer.scheduler.errors import NoEligibleWorker
+from balancer.scheduler.events import WorkerAdded, WorkerRemoved
 from policies import BUILTIN
 from policies.base import Policy, Request
 from policies.round_robin import RoundRobin
@@ -66,8 +66,15 @@ def test_what_is_written_is_for_this_user_alone_and_only_the_last_is_kept(tmp_pa
     for number in range(40):
         router.observe(WorkerAdded(f"w{number}"), time.monotonic())
     names = sorted(path.name.split("-")[0] for path in (tmp_path / "shared").iterdir())
-    assert names == ["books", "control", "directory", "options", "options", "options", "owner"]
+    assert names == ["control", "directory", "fleet_state", "options", "options", "options", "owner"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "shared").iterdir())
+
+
+def test_a_refusal_has_a_number_that_no_decision_gets(tmp_path: Path) -> None:
+    router = a_router(Folder(tmp_path / "shared"))
+    router.observe(WorkerAdded("w"), 0.0)
+    router.refuse(Request("m"), NoEligibleWorker("nobody"), 0.0)
+    assert router.route(Request("m"), 0.0).number == 1
 
 
 def test_without_room_for_a_directory_envoys_ask_until_there_is(
@@ -98,7 +105,7 @@ def test_decisions_of_both_sides_share_one_count(tmp_path: Path) -> None:
     assert router.state.number == router.next_number == 42
 
 
-def test_envoys_decide_by_policies_that_are_compiled_or_published(tmp_path: Path) -> None:
+def test_envoys_decide_by_policies_that_are_compiled(tmp_path: Path) -> None:
     class Own(RoundRobin):
         """A third party's."""
 
@@ -110,11 +117,7 @@ def test_envoys_decide_by_policies_that_are_compiled_or_published(tmp_path: Path
     router = a_router(Folder(tmp_path / "shared"))
     assert router.asked_because == ""
     router.configure(Own(), router.settings)
-    assert router.asked_because == ""
-    assert router.publishes
-    for number in range(MOST_PUBLISHED + 1):
-        router.observe(WorkerAdded(f"w{number}"), time.monotonic())
-    assert router.asked_because == "policy own is not compiled, and published for at most 256 workers"
+    assert router.asked_because == "policy own is not compiled"
     router.configure(BUILTIN["learned"](), router.settings)
     assert router.asked_because == ""
 

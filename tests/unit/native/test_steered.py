@@ -18,16 +18,16 @@ from support.busy import MODELS, busy_report
 from support.guarded import Moody
 from support.settling import SEED, TAKEN, TURNED_AWAY, begin, endpoint, line_of, parts
 
-from balancer.core.errors import Shed
-from balancer.core.events import Finished, WorkerAdded, WorkerRemoved
-from balancer.core.router import Decision, Router
-from balancer.core.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings
-from balancer.core.trials.steering import Plan, Steering
-from balancer.front.folder import Folder
-from balancer.front.layouts import Source
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.native.library import PATH, Compiled, Library
+from balancer.kernel.compiled.library import PATH, Compiled, Library
+from balancer.kernel.settings import EstimatorSettings, GuardSettings, RolloutSettings, Settings, TokenSettings
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.layouts import Source
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.errors import Shed
+from balancer.scheduler.events import Finished, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Decision, Router
 from policies import BUILTIN
 from policies.base import Policy, Request
 
@@ -35,12 +35,12 @@ GUARD = GuardSettings(window_s=0.1, settle_s=0.02, window_every_s=0.5, report_ag
 STEPS = RolloutSettings(shares=(0.3, 0.6, 1.0), step_s=1.2, min_requests=30, watch_s=1.0, watch_pairs=1, guard=GUARD)
 LEAST, WLPR, RANDOM = BUILTIN["least_requests"](), BUILTIN["wlpr"](), BUILTIN["random"]()
 PLANS = {
-    "guard": Plan(guard=GUARD, baseline=LEAST),
-    "guard that misses reports": Plan(guard=dataclasses.replace(GUARD, report_age_s=0.7), baseline=LEAST),
-    "shadow": Plan(shadow=LEAST, shadow_share=0.2),
-    "rollout": Plan(rollout=STEPS, new=RANDOM),
-    "rollout to a policy that is not compiled": Plan(rollout=STEPS, new=Moody()),
-    "all": Plan(GUARD, LEAST, WLPR, 0.1, STEPS, RANDOM, GUARD),
+    "guard": CanaryPlan(guard=GUARD, baseline=LEAST),
+    "guard that misses reports": CanaryPlan(guard=dataclasses.replace(GUARD, report_age_s=0.7), baseline=LEAST),
+    "shadow": CanaryPlan(shadow=LEAST, shadow_share=0.2),
+    "rollout": CanaryPlan(rollout=STEPS, new=RANDOM),
+    "rollout to a policy that is not compiled": CanaryPlan(rollout=STEPS, new=Moody()),
+    "all": CanaryPlan(GUARD, LEAST, WLPR, 0.1, STEPS, RANDOM, GUARD),
 }
 FEW_TOKENS = TokenSettings(capacity=2.0, refill_per_s=6.0)
 SETTINGS = Settings(stale_after_s=1e9, estimators=EstimatorSettings(tokens=FEW_TOKENS))
@@ -52,7 +52,7 @@ BALANCER_DECIDES = 0
 
 
 class Pair:
-    """Two routers that are told the same: one alone, one over whose books an Envoy decides too."""
+    """Two routers that are told the same: one alone, one over whose fleet state an Envoy decides too."""
 
     def __init__(self, envoy: subprocess.Popen[str], shared: SharedRouter, own: Router, now_ns: int) -> None:
         self.envoy, self.shared, self.own, self.now_ns = envoy, shared, own, now_ns
@@ -146,13 +146,13 @@ def route(router: Router, request: Request, now_s: float) -> Decision | str:
 
 
 @contextmanager
-def pair(settle: Path, path: Path, plan: Plan, policy: Policy = POLICY) -> Iterator[Pair]:
+def pair(settle: Path, path: Path, plan: CanaryPlan, policy: Policy = POLICY) -> Iterator[Pair]:
     library, began_ns = Library(), time.monotonic_ns()
     own = Router(policy, SETTINGS, SEED, Compiled(library))
     shared = SharedRouter(policy, SETTINGS, SEED, library, Module(library), Folder(path))
     for router in (own, shared):
         begin(router, began_ns * 1e-9)
-        router.configure(policy, SETTINGS, Steering(policy, plan, SEED))
+        router.configure(policy, SETTINGS, PolicySelector(policy, plan, SEED))
     names = own.fleet.names
     shared.tell({n: endpoint(n, True) for n in names}, {n: endpoint(n, False) for n in names})
     shared.serve(True)
@@ -212,16 +212,16 @@ def test_they_decide_as_one_router_does(settle: Path, tmp_path: Path, name: str)
     dice, plan = random.Random(name), PLANS[name]
     with pair(settle, tmp_path / "shared", plan) as both:
         drive(both, dice)
-        assert both.own.steering is not None
-        assert both.shared.steering is not None
-        assert both.shared.steering.explain(both.now_s) == both.own.steering.explain(both.now_s)
+        assert both.own.selector is not None
+        assert both.shared.selector is not None
+        assert both.shared.selector.explain(both.now_s) == both.own.selector.explain(both.now_s)
         assert both.told() == both.ended
         assert len(both.deciders) > 1
-        for guard in both.own.steering.guards().values():
+        for guard in both.own.selector.guards().values():
             assert (guard.falls > 0) == ("misses" in name)
         if plan.rollout is not None:
-            assert both.own.steering.rollout is not None
-            assert both.own.steering.rollout.share == 1
+            assert both.own.selector.rollout is not None
+            assert both.own.selector.rollout.share == 1
         # What the shadow is asked about, what only Python can decide, and when a window or a step begins.
         asked = both.deciders.total() * plan.shadow_share + both.deciders["moody"]
         assert asked * 0.8 <= both.asked < asked * 1.2 + 50
@@ -233,7 +233,7 @@ def test_what_a_policy_sheds_counts_against_it(settle: Path, tmp_path: Path) -> 
         drive(both, random.Random("shed"))
         assert both.shed > 50
         guards = [
-            router.steering.explain(both.now_s)["guards"] for router in (both.own, both.shared) if router.steering
+            router.selector.explain(both.now_s)["guards"] for router in (both.own, both.shared) if router.selector
         ]
         assert guards[0] == guards[1]
         assert guards[0][policy.name]["evidence_against"]["errors"] > 1
@@ -242,10 +242,10 @@ def test_what_a_policy_sheds_counts_against_it(settle: Path, tmp_path: Path) -> 
 def test_a_rollout_returns_for_what_envoys_tell(settle: Path, tmp_path: Path) -> None:
     with pair(settle, tmp_path / "shared", PLANS["rollout"]) as both:
         drive(both, random.Random("returns"), failing="random")
-        assert both.own.steering is not None
-        assert both.shared.steering is not None
-        explained = both.shared.steering.explain(both.now_s)
-        assert explained == both.own.steering.explain(both.now_s)
+        assert both.own.selector is not None
+        assert both.shared.selector is not None
+        explained = both.shared.selector.explain(both.now_s)
+        assert explained == both.own.selector.explain(both.now_s)
         assert explained["rollout"]["state"] == "returned"
         assert explained["decides"] == "expected_latency"
 
@@ -258,7 +258,7 @@ def test_what_is_learned_some_milliseconds_later_changes_little(settle: Path, tm
         for policy in ended:
             assert told[policy] == pytest.approx(ended[policy], rel=0.1, abs=20)
         rollouts = [
-            router.steering.explain(both.now_s)["rollout"] for router in (both.own, both.shared) if router.steering
+            router.selector.explain(both.now_s)["rollout"] for router in (both.own, both.shared) if router.selector
         ]
         assert rollouts[0]["state"] == rollouts[1]["state"]
         for arm in ("old", "new"):

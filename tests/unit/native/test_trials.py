@@ -12,16 +12,16 @@ import pytest
 from support.guarded import Moody, guarded
 from support.settling import SEED
 
-from balancer.core.settings import GuardSettings, RolloutSettings, Settings
-from balancer.core.trials.steering import Plan, Steering
-from balancer.core.worker import Worker
-from balancer.front.folder import Folder
-from balancer.front.layouts import STEERING, TRIAL, Decider, Told
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.front.state import State
-from balancer.front.trials import Trials
-from balancer.native.library import Library
+from balancer.kernel.compiled.library import Library
+from balancer.kernel.settings import GuardSettings, RolloutSettings, Settings
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.layouts import SELECTOR, TRIAL, Decider, GuardEvent
+from balancer.native.router import SharedRouter
+from balancer.native.selector_feed import SelectorFeed
+from balancer.native.state import SharedState
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.worker import Worker
 from policies import BUILTIN
 
 GUARD = GuardSettings(window_s=0.0, report_age_s=1e9)
@@ -34,7 +34,7 @@ class FakeState:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self.said = np.zeros((), STEERING)
+        self.said = np.zeros((), SELECTOR)
         self.decisions = [0, 0]
 
     def trials(self) -> Iterator[Any]:
@@ -46,7 +46,7 @@ class FakeState:
         return self.decisions[side]
 
     def steer(self, said: bytes) -> None:
-        self.said = np.frombuffer(said, STEERING)[0]
+        self.said = np.frombuffer(said, SELECTOR)[0]
 
     def tell(self, **values: Any) -> None:
         told = np.zeros((), TRIAL)
@@ -54,58 +54,58 @@ class FakeState:
             told[name] = value
         self.told.append(told)
 
-    def decided(self, number: int, what: int = Told.TRIAL_TAKEN, side: int = 0, **values: Any) -> None:
+    def decided(self, number: int, what: int = GuardEvent.TRIAL_TAKEN, side: int = 0, **values: Any) -> None:
         self.decisions[side] += 1
         watched, at_s = self.decisions[side], 0.01 * number
         self.tell(number=number, at_s=at_s, watched=watched, what=what, side=side, value_s=1.0, model=b"m", **values)
 
-    def ended(self, number: int, *, ok: bool = True, what: int = Told.TRIAL_ENDED) -> None:
+    def ended(self, number: int, *, ok: bool = True, what: int = GuardEvent.TRIAL_ENDED) -> None:
         self.tell(number=number, at_s=0.01 * number + 0.02, value_s=0.02, what=what, ok=ok)
 
 
-def trials_of(state: FakeState) -> Trials:
-    return Trials(cast(State, state))
+def trials_of(state: FakeState) -> SelectorFeed:
+    return SelectorFeed(cast(SharedState, state))
 
 
 @pytest.mark.parametrize("quick", [0, 60])
 def test_slow_decisions_are_weighed_among_the_quick_ones_that_are_not_told(quick: int) -> None:
     alone, state = guarded(GUARD), FakeState()
-    together, trials = Steering(Moody(), Plan(guard=GUARD, baseline=LEAST)), trials_of(state)
+    together, trials = PolicySelector(Moody(), CanaryPlan(guard=GUARD, baseline=LEAST)), trials_of(state)
     trials.publish(together)
-    steering = alone.router.steering
-    assert steering is not None
-    assert steering.guard is not None
+    selector = alone.router.selector
+    assert selector is not None
+    assert selector.guard is not None
     for number in range(12):
         for _ in range(quick):
-            steering.guard.took(0.0, 0.01 * number)
-        steering.guard.took(0.02, 0.01 * number)
+            selector.guard.took(0.0, 0.01 * number)
+        selector.guard.took(0.02, 0.01 * number)
         state.decisions[0] += quick
         state.decided(number, seconds=0.02)
     trials.settle(together, WORKERS)
     trials.publish(together)
     assert together.guard is not None
-    assert (together.guard.breach is None) == (steering.guard.breach is None) == (quick > 0)
+    assert (together.guard.breach is None) == (selector.guard.breach is None) == (quick > 0)
     assert state.said["sides"][0]["decider"] == (Decider.POLICY if quick else Decider.BASELINE)
 
 
-def rolled_out(state: FakeState) -> tuple[Steering, Trials]:
+def rolled_out(state: FakeState) -> tuple[PolicySelector, SelectorFeed]:
     """With a rollout that has begun, at half."""
-    plan = Plan(rollout=RolloutSettings(shares=(0.5, 1.0), guard=GUARD), new=LEAST)
-    steering, trials = Steering(Moody(), plan), trials_of(state)
-    steering.choose(0, 0.0)
-    trials.publish(steering)
-    return steering, trials
+    plan = CanaryPlan(rollout=RolloutSettings(shares=(0.5, 1.0), guard=GUARD), new=LEAST)
+    selector, trials = PolicySelector(Moody(), plan), trials_of(state)
+    selector.choose(0, 0.0)
+    trials.publish(selector)
+    return selector, trials
 
 
-def compared(steering: Steering) -> tuple[int, int]:
+def compared(selector: PolicySelector) -> tuple[int, int]:
     """Requests of the old policy and of the new one that have ended."""
-    shown = steering.explain(1.0)["rollout"]
+    shown = selector.explain(1.0)["rollout"]
     return shown["old"]["requests"], shown["new"]["requests"]
 
 
 def test_who_decides_half_is_said_and_what_ended_counts_for_who_decided_it() -> None:
     state = FakeState()
-    steering, trials = rolled_out(state)
+    selector, trials = rolled_out(state)
     assert [int(side["decider"]) for side in state.said["sides"]] == [Decider.POLICY, Decider.NEW]
     assert state.said["share"] == 0.5
     assert state.said["told_from_s"] == -math.inf
@@ -113,37 +113,37 @@ def test_who_decides_half_is_said_and_what_ended_counts_for_who_decided_it() -> 
         state.decided(number, side=side)
     for number in (1, 2, 3):
         state.ended(number, ok=False)
-    state.ended(4, what=Told.TRIAL_DROPPED)
-    trials.settle(steering, WORKERS)
-    assert compared(steering) == (1, 2)
+    state.ended(4, what=GuardEvent.TRIAL_DROPPED)
+    trials.settle(selector, WORKERS)
+    assert compared(selector) == (1, 2)
     trials.dropped([5])
     trials.gone("w0")
     state.ended(5)
     state.ended(6)
     state.ended(7)  # of which nothing was told
-    trials.settle(steering, WORKERS)
-    assert compared(steering) == (1, 2)
+    trials.settle(selector, WORKERS)
+    assert compared(selector) == (1, 2)
 
 
 def test_what_is_shed_counts_at_once() -> None:
     state = FakeState()
-    steering, trials = rolled_out(state)
-    state.decided(1, what=Told.TRIAL_SHED)
-    trials.settle(steering, WORKERS)
-    assert compared(steering) == (1, 0)
+    selector, trials = rolled_out(state)
+    state.decided(1, what=GuardEvent.TRIAL_SHED)
+    trials.settle(selector, WORKERS)
+    assert compared(selector) == (1, 0)
 
 
 def test_ends_that_were_lost_are_waited_for_no_longer_than_outcomes() -> None:
     state = FakeState()
-    steering, trials = rolled_out(state)
+    selector, trials = rolled_out(state)
     state.decided(1)
     state.decided(900)
-    trials.settle(steering, WORKERS)
+    trials.settle(selector, WORKERS)
     trials.expire(before_s=5.0)
     state.ended(1)
     state.ended(900)
-    trials.settle(steering, WORKERS)
-    assert compared(steering) == (1, 0)
+    trials.settle(selector, WORKERS)
+    assert compared(selector) == (1, 0)
 
 
 def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
@@ -157,26 +157,26 @@ def test_without_guard_rollout_and_shadow_nothing_is_steered() -> None:
 def test_envoys_decide_where_any_policy_is_compiled_and_not_all_is_to_be_seen(tmp_path: Path) -> None:
     library = Library()
     router = SharedRouter(Moody(), Settings(), SEED, library, Module(library), Folder(tmp_path / "shared"))
-    guarded = Steering(router.policy, Plan(guard=GUARD, baseline=LEAST))
+    guarded = PolicySelector(router.policy, CanaryPlan(guard=GUARD, baseline=LEAST))
     router.configure(router.policy, router.settings, guarded)
     assert router.asked_because == ""
-    assert router.publishes
-    router.configure(router.policy, router.settings, Steering(router.policy, Plan(guard=GUARD, baseline=Moody())))
-    assert router.asked_because == ""
-    everything = Plan(shadow=LEAST, shadow_share=1.0)
-    router.configure(LEAST, router.settings, Steering(LEAST, everything))
+    everything = CanaryPlan(shadow=LEAST, shadow_share=1.0)
+    router.configure(LEAST, router.settings, PolicySelector(LEAST, everything))
     assert router.asked_because == "the shadow is asked about each decision"
 
 
-def test_a_guard_looks_at_what_it_is_told_once() -> None:
+def test_a_guard_looks_at_what_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     state = FakeState()
     moody = Moody()
-    steering, trials = Steering(moody, Plan(guard=GUARD, baseline=LEAST)), trials_of(state)
-    trials.publish(steering)
+    selector, trials = PolicySelector(moody, CanaryPlan(guard=GUARD, baseline=LEAST)), trials_of(state)
+    trials.publish(selector)
     state.decided(7, look=1, rows=3.0, priority=2.0)
     state.decided(8)
-    trials.settle(steering, WORKERS)
-    ((choice, request, at_s),) = trials.looks()
+    trials.settle(selector, WORKERS)
+    looked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(selector, "look", lambda *told: looked.append(told))
+    for _ in range(2):
+        trials.look(selector, lambda request, at_s: (request.number, at_s))
+    ((choice, request, view, at_s),) = looked
     assert (choice.policy, request.model, request.rows, request.priority, request.number) == (moody, "m", 3.0, 2.0, 7)
-    assert at_s == 0.07
-    assert not list(trials.looks())
+    assert (view, at_s) == ((7, 0.07), 0.07)

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.exported import declared
 
-from tools.dashboard.grafana import UID, VARIABLES, dashboard, text
+from dev.dashboard.grafana import UID, VARIABLES, dashboard, text
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "observability" / "dashboard.json"
 

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from support.exported import PROMETHEUS_OWN, TARGET_LABELS, declared, labels_of, problems, selectors
 
-from balancer.front.layouts import COUNTS
-from balancer.gateway.verdict import By
-from balancer.operate.logs import Reason
-from balancer.operate.metrics import _STATUSES
-from tools.dashboard.grafana import dashboard
-from tools.dashboard.panels import ROWS
+from balancer.extproc.verdict import By
+from balancer.native.layouts import COUNTS
+from balancer.server.logs import Reason
+from balancer.server.metrics.metrics import _STATUSES
+from dev.dashboard.grafana import dashboard
+from dev.dashboard.panels import ROWS
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = [ROOT / "deploy" / "observability" / name for name in ("slo.yaml", "alerts.yaml")]
@@ -30,7 +30,7 @@ VALUES = {
     ("balancer_refusals_total", "reason"): {*get_args(Reason), "invalid"} - {"picked"},
     ("balancer_aborted_requests_total", "by"): {*get_args(By)} - {""},
     ("balancer_native_requests_total", "result"): set(COUNTS),
-    # Written where they are counted: `balancer/operate/tally.py`, `files.py`, `router.py`, `fleet.py`, `gatekeeper.py`.
+    # Written where they are counted: `balancer/server/tally.py`, `files.py`, `router.py`, `fleet.py`, `gatekeeper.py`.
     ("balancer_fallbacks_total", "cause"): {"no_pick", "retried"},
     ("balancer_decision_log_lines_total", "result"): {"written", "dropped"},
     ("balancer_outcomes_total", "result"): {"matched", "unmatched", "expired"},

@@ -4,7 +4,7 @@ import numpy as np
 from support.views import make_view
 
 from policies.base import Request
-from policies.hashing import key_of, lots, mix, mix_array, rendezvous_cost, unit, unit_array
+from policies.hashing import draws, key_of, mix, mix_array, rendezvous_cost, unit, unit_array
 
 
 def test_mix_is_splitmix64() -> None:
@@ -34,7 +34,7 @@ def test_bids_for_an_array_of_keys_are_those_for_each() -> None:
     view = make_view(name_hash=[key_of(f"w{i}") for i in range(5)])
     weight = np.array([1.0, 2.0, 1.0, 4.0, 1.0])
     keys = [0, 7, 2**64 - 1]
-    batch = rendezvous_cost(lots(Request("m", key=np.array(keys, np.uint64)[:, None]), view), weight)
-    assert batch.tolist() == [rendezvous_cost(lots(Request("m", key=key), view), weight).tolist() for key in keys]
+    batch = rendezvous_cost(draws(Request("m", key=np.array(keys, np.uint64)[:, None]), view), weight)
+    assert batch.tolist() == [rendezvous_cost(draws(Request("m", key=key), view), weight).tolist() for key in keys]
     assert (batch >= 0).all()
     assert np.isfinite(batch).all()

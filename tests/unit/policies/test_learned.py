@@ -10,7 +10,7 @@ import pytest
 from support.fleets import make_router, model, report
 from support.views import FakeView, make_view
 
-from balancer.operate.explain import explain
+from balancer.server.page.explain import explain
 from policies.base import FloatArray, Request
 from policies.expected_latency import ExpectedLatency
 from policies.learned import Learned

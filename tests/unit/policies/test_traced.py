@@ -36,17 +36,17 @@ def program_of(policy: Policy) -> Any:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_it_answers_as_the_function_does(name: str) -> None:
-    policy, lot = POLICIES[name], np.random.default_rng(5)
+    policy, draw = POLICIES[name], np.random.default_rng(5)
     program = program_of(policy)
     for number in range(60):
-        n = int(lot.integers(1, 80))
-        eligible = lot.random(n) < lot.choice([1.0, 0.5])
-        eligible[lot.integers(n)] = True
+        n = int(draw.integers(1, 80))
+        eligible = draw.random(n) < draw.choice([1.0, 0.5])
+        eligible[draw.integers(n)] = True
         names = ("pending", "in_flight", "tokens", "latency_s", "report_age_s")
-        columns = {column: lot.exponential(size=n).round(1) for column in names}
-        view = make_view(n, eligible=eligible, weight=1.0 + lot.integers(0, 3, n), **columns)
-        key = int(lot.integers(2**62)) if number % 2 else None
-        request = Request("m", rows=float(lot.integers(1, 33)), number=number * 10**6, key=key)
+        columns = {column: draw.exponential(size=n).round(1) for column in names}
+        view = make_view(n, eligible=eligible, weight=1.0 + draw.integers(0, 3, n), **columns)
+        key = int(draw.integers(2**62)) if number % 2 else None
+        request = Request("m", rows=float(draw.integers(1, 33)), number=number * 10**6, key=key)
         wanted = policy.probabilities(request, view)
         np.testing.assert_allclose(answered(program, request, view), wanted, rtol=0, atol=1e-12)
 

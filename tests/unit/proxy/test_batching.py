@@ -1,19 +1,28 @@
-"""Requests that are joined; over real gRPC."""
+"""Requests that are joined, over real gRPC; and when they go, by the test's clock."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from support.fake_worker import FakeWorker, echoed
+from support.fake_worker import FakeWorker, Gate, echoed
 from support.proxied import proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.config.config import ConfigError, from_mapping
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import HeaderNames, read_call
+from balancer.proxy.attempts import Clocks
+from balancer.proxy.batching import Batching
+from balancer.proxy.callers import Callers
+from balancer.proxy.messages import OK, Arrived, ProxyAnswer
+from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.settings import MOST_WAIT_S, BatchSection, ModelProxySection, ProxySettings
 
 LONG_S = 0.004
 
@@ -124,22 +133,16 @@ async def test_an_answer_that_has_no_rows_is_asked_for_again_one_by_one() -> Non
 
 
 async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> None:
-    gate = asyncio.Event()
-
-    async def gated(data: bytes, context: Any) -> bytes:
-        await gate.wait()
-        return echoed(data)
-
-    [worker] = fleet = [FakeWorker("a", infer=gated)]
+    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
     async with proxied(fleet, models=batched()) as rig:
         calls = [rig.call(request(value=float(number))) for number in range(3)]
         waiting = [asyncio.ensure_future(call.code()) for call in calls]
         await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 3)
         calls[0].cancel()
-        gate.set()
+        gate.goes_on.set()
         await asyncio.gather(*waiting)
         assert [rows_of(await call) for call in calls[1:]] == [[1.0], [2.0]]
-        gate.clear()
+        gate.goes_on.clear()
         calls = [rig.call(request()) for _ in range(2)]
         waiting = [asyncio.ensure_future(call.code()) for call in calls]
         await eventually(lambda: rig.metric("balancer_proxy_batches_total", result="requests") == 5)
@@ -154,3 +157,110 @@ async def test_those_who_leave_do_not_end_the_others_and_the_last_ends_all() -> 
 def test_only_repeatable_requests_are_joined() -> None:
     with pytest.raises(ConfigError, match=r"models\.m\.proxy\.batch\.max_rows: 8 is not allowed: needs repeatable"):
         from_mapping({"models": {"m": {"proxy": {"batch": {"max_rows": 8}}}}})
+
+
+async def test_joined_requests_have_the_headers_of_each_and_those_of_others_go_apart() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=batched()) as rig:
+        await rig.infer(request("other"))
+        key = ("triton-grpc-protocol-key", "secret")
+        sent = [
+            [key, ("x-request-id", str(number))] if number % 2 else [("x-request-id", str(number))]
+            for number in range(8)
+        ]
+        await asyncio.gather(*(rig.infer(request(value=1.0), metadata=metadata) for metadata in sent))
+        joined = list(zip(worker.requests, worker.headers, strict=True))[1:]
+        rows = {"secret": 0, "": 0}
+        for data, headers in joined:
+            message = service_pb2.ModelInferRequest.FromString(data)
+            rows[headers.get("triton-grpc-protocol-key", "")] += message.inputs[0].shape[0]
+            assert "x-request-id" not in headers or message.inputs[0].shape[0] == 1
+        assert rows == {"secret": 4, "": 4}
+        assert len(joined) < len(sent)
+
+
+async def test_what_is_in_shared_memory_goes_alone() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=batched()) as rig:
+        given = service_pb2.ModelInferRequest.FromString(request())
+        given.outputs.add(name="X").parameters["shared_memory_region"].string_param = "region"
+        await asyncio.gather(*(rig.infer(given.SerializeToString()) for _ in range(6)))
+        assert len(worker.requests) == 6
+
+
+TURNS = 50
+"""Of the event loop, far more than any step here takes."""
+
+
+class Gathering:
+    """A worker that answers when it is told to."""
+
+    def __init__(self, workers: int) -> None:
+        self.now_s = 0.0
+        self.begun: list[asyncio.Future[ProxyAnswer]] = []
+        self.batching = Batching(
+            self,
+            lambda model, version: workers,
+            Clocks(lambda: self.now_s, lambda: 0.0),
+            AttemptLatencies(),
+            Counter(),
+            Callers(HeaderNames),
+        )
+        model = ModelProxySection(repeatable=True, batch=BatchSection(max_rows=8, wait_s=0.0))
+        self.batching.configure(ProxySettings(models={"m": model}))
+        self.sent: list[asyncio.Task[ProxyAnswer]] = []
+
+    async def infer(self, arrived: Arrived) -> ProxyAnswer:
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return await self.begun[-1]
+
+    async def send(self) -> None:
+        data = request("m")
+        found = read(data)
+        call = read_call(
+            {":path": "/inference.GRPCInferenceService/ModelInfer", "content-type": "application/grpc"},
+            found.fields,
+            HeaderNames(),
+        )
+        arrived = Arrived(call, data, (), repeatable=True, id_spans=found.id_spans)
+        self.sent.append(asyncio.create_task(self.batching.infer(arrived)))
+        await turns()
+
+    async def answer(self, number: int) -> None:
+        self.begun[number].set_result(ProxyAnswer(OK, worker="w"))
+        await turns()
+
+    def close(self) -> None:
+        for task in self.sent:
+            task.cancel()
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+async def test_while_each_worker_has_a_group_the_next_ones_gather(workers: int) -> None:
+    """Clients that send one request after the other would else go one by one for ever."""
+    rig = Gathering(workers)
+    for _ in range(workers):
+        await rig.send()
+    assert len(rig.begun) == workers
+    for _ in range(3):
+        await rig.send()
+    assert len(rig.begun) == workers
+    await rig.answer(0)
+    assert len(rig.begun) == workers + 1
+    rig.close()
+
+
+async def test_they_gather_for_a_bounded_time() -> None:
+    rig = Gathering(1)
+    await rig.send()
+    await rig.send()
+    assert len(rig.begun) == 1
+    rig.now_s = 2 * MOST_WAIT_S
+    await turns()
+    assert len(rig.begun) == 2
+    rig.close()

@@ -1,23 +1,63 @@
-"""Names that several models may serve: the best that is in time does."""
+"""Names that several models serve: the best that is in time, or one after the other until one is sure."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from support.fake_worker import FakeWorker
 from support.fleets import model, report
 from support.proxied import Rig, proxied, request
+from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
 from balancer.config.config import ConfigError, from_mapping
 from balancer.proxy.messages import SERVED_MODEL
 
-CASCADE = {"cascades": {"vision": ["large", "small"]}}
+MODELS = ["fast", "middle", "slow"]
+CASCADE = {"confidence_cascades": {"vision": {"models": MODELS, "output": "P", "threshold": 0.8}}}
+SERVICE_S = {"fast": 0.001, "middle": 0.001, "slow": 0.001}
+LONG_S = 300.0
+IN_TIME = {"cascades": {"vision": ["large", "small"]}}
 
 
-def has(rig: Rig, **service_s: float) -> None:
+class Unsure(FakeWorker):
+    """Answers as sure as each model is, and fails or hangs where it is told to."""
+
+    def __init__(self, **sure: float) -> None:
+        super().__init__("a", self._answer)
+        self.sure = sure
+        self.failing: dict[str, grpc.StatusCode] = {}
+        self.hanging: set[str] = set()
+
+    async def _answer(self, data: bytes, context: Any) -> bytes:
+        message = service_pb2.ModelInferRequest.FromString(data)
+        if message.model_name in self.hanging:
+            await asyncio.Event().wait()
+        if (code := self.failing.get(message.model_name)) is not None:
+            await context.abort(code, "as told")
+        answer = service_pb2.ModelInferResponse(model_name=message.model_name, id=message.id)
+        asked = {each.name for each in message.outputs}
+        if not asked or "P" in asked:
+            answer.outputs.add(name="P", datatype="FP32", shape=[1, 2])
+            row = [self.sure.get(message.model_name, 1.0), 0.0]
+            answer.raw_output_contents.append(np.array(row, np.float32).tobytes())
+        found: bytes = answer.SerializeToString()
+        return found
+
+    @property
+    def asked(self) -> list[str]:
+        """The models, in their order."""
+        return [service_pb2.ModelInferRequest.FromString(each).model_name for each in self.requests]
+
+
+def has(rig: Rig, service_s: Mapping[str, float]) -> None:
     """The worker reports these models, and what executions of one row took."""
     for number in range(3):
         models = [
@@ -27,34 +67,237 @@ def has(rig: Rig, **service_s: float) -> None:
         rig.router.observe(report("a", number, models), time.monotonic())
 
 
-async def served(rig: Rig, timeout_s: float | None = None) -> tuple[str, str]:
-    """The model that a worker was asked for, and the one that the client was told of."""
-    call = rig.call(request("vision", name="7"), timeout=timeout_s)
+def rig_of(worker: FakeWorker, **sections: Any) -> Any:
+    return proxied([worker], **{"proxy": CASCADE, "telemetry": {"required": True}, **sections})
+
+
+async def served(rig: Rig, data: bytes = b"", timeout_s: float | None = None) -> str:
+    """The model whose answer came; all that names it says the same."""
+    call = rig.call(data or request("vision", name="7"), timeout=timeout_s)
     answer = service_pb2.ModelInferResponse.FromString(await call)
     assert answer.id == "7"
-    return answer.model_name, dict(await call.trailing_metadata())[SERVED_MODEL]
+    for metadata in (await call.initial_metadata(), await call.trailing_metadata()):
+        assert dict(metadata)[SERVED_MODEL] == answer.model_name
+    return str(answer.model_name)
+
+
+def judged(rig: Rig, result: str) -> float:
+    return rig.metric("balancer_proxy_confidence_total", result=result)
+
+
+async def test_a_sure_answer_is_given_and_no_other_model_asked() -> None:
+    worker = Unsure(fast=0.8)
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        assert await served(rig) == "fast"
+        assert worker.asked == ["fast"]
+        assert judged(rig, "sure") == 1
+        assert rig.metric("balancer_proxy_cascades_total", result="fast") == 1
+
+
+async def test_an_unsure_answer_goes_on_to_the_next_and_the_last_is_given_as_it_is() -> None:
+    worker = Unsure(fast=0.5, middle=0.9)
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        assert await served(rig) == "middle"
+        worker.sure |= {"middle": 0.5, "slow": 0.1}
+        assert await served(rig, timeout_s=LONG_S) == "slow"
+        assert worker.asked == ["fast", "middle", *MODELS]
+        assert judged(rig, "unsure") == 3
+        assert judged(rig, "sure") == 1
+
+
+async def test_an_answer_without_the_output_is_not_sure() -> None:
+    message = service_pb2.ModelInferRequest.FromString(request("vision", name="7"))
+    message.outputs.add(name="OTHER")
+    worker = Unsure()
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        assert await served(rig, message.SerializeToString()) == "slow"
+        assert judged(rig, "unread") == 2
+
+
+async def test_models_without_a_worker_are_passed_over() -> None:
+    worker = Unsure(middle=0.1)
+    async with rig_of(worker) as rig:
+        has(rig, {"middle": 0.001})
+        assert await served(rig) == "middle"
+        assert judged(rig, "no_worker") == 1
+    worker = Unsure(fast=0.1)
+    async with rig_of(worker) as rig:
+        has(rig, {"fast": 0.001, "slow": 0.001})
+        assert await served(rig) == "slow"
+        assert worker.asked == ["fast", "slow"]
+
+
+async def test_without_any_worker_the_first_is_refused_by_name() -> None:
+    async with rig_of(Unsure()) as rig:
+        has(rig, {"other": 0.001})
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown model: 'fast'"):
+            await rig.infer(request("vision"))
+
+
+async def test_a_model_that_would_be_late_is_not_asked() -> None:
+    worker = Unsure(fast=0.1)
+    async with rig_of(worker) as rig:
+        has(rig, {"fast": 0.001, "slow": 2 * LONG_S})
+        assert await served(rig, timeout_s=LONG_S) == "fast"
+        assert worker.asked == ["fast"]
+        assert judged(rig, "late") == 1
+        # Without a deadline nothing is late.
+        assert await served(rig) == "slow"
+
+
+async def test_where_the_next_takes_too_long_the_first_answer_is_given() -> None:
+    worker = Unsure(fast=0.1)
+    worker.hanging = {"middle"}
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        # Triton's own timeout is a deadline too, and does not end the call.
+        assert await served(rig, request("vision", name="7", parameters={"timeout": 1_000_000})) == "fast"
+        assert worker.asked == ["fast", "middle"]
+        assert judged(rig, "late") == 1
+        assert rig.in_flight == 0
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
+async def test_where_the_next_fails_the_first_answer_is_given(code: grpc.StatusCode) -> None:
+    worker = Unsure(fast=0.1)
+    worker.failing = {"middle": code}
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        assert await served(rig) == "fast"
+        assert judged(rig, "failed") == 1
+
+
+async def test_a_worker_that_dies_with_the_next_leaves_the_first_answer() -> None:
+    worker = Unsure(fast=0.1)
+    worker.hanging = {"middle"}
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        answer = asyncio.ensure_future(served(rig))
+        await eventually(lambda: "middle" in worker.asked)
+        await worker.stop()
+        assert await answer == "fast"
+        assert rig.in_flight == 0
+
+
+async def test_an_error_of_the_first_is_the_clients() -> None:
+    worker = Unsure()
+    worker.failing = {"fast": grpc.StatusCode.INVALID_ARGUMENT}
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        with pytest.raises(grpc.aio.AioRpcError, match="as told"):
+            await rig.infer(request("vision"))
+        assert worker.asked == ["fast"]
+
+
+async def test_sequences_and_outputs_in_shared_memory_get_the_first_alone() -> None:
+    shared = service_pb2.ModelInferRequest.FromString(request("vision", name="7"))
+    shared.outputs.add(name="P").parameters["shared_memory_region"].string_param = "region"
+    sequence = request("vision", name="7", parameters={"sequence_id": 5, "sequence_start": True})
+    worker = Unsure(fast=0.1)
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        assert await served(rig, shared.SerializeToString()) == "fast"
+        assert await served(rig, sequence) == "fast"
+        assert worker.asked == ["fast", "fast"]
+
+
+@pytest.mark.parametrize("output", [b"\x32\x02\xff\xff", b"\x30\x01", b"\x32\x82\x01" + b"\x10\x01" * 65])
+async def test_a_request_whose_outputs_cannot_be_read_gets_the_first_alone(output: bytes) -> None:
+    worker = FakeWorker("a")
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        # The fake fails at the first, and protobuf passes over what is of another kind.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await rig.infer(request("vision") + output)
+        assert len(worker.requests) == 1
+
+
+async def test_each_model_has_its_own_rules_and_kept_answers() -> None:
+    worker = Unsure(fast=0.1)
+    models = {"middle": {"proxy": {"cache_ttl_s": 60}}}
+    async with rig_of(worker, models=models) as rig:
+        has(rig, SERVICE_S)
+        for _ in range(3):
+            assert await served(rig) == "middle"
+        assert worker.asked == ["fast", "middle", "fast", "fast"]
+        assert rig.metric("balancer_proxy_cache_total", result="hit") == 2
+        # Each request counts once, by the model that answered.
+        assert rig.metric("balancer_requests_total") == 3
+
+
+async def test_a_client_that_leaves_ends_what_is_asked_for_it() -> None:
+    worker = Unsure(fast=0.1)
+    worker.hanging = {"middle"}
+    async with rig_of(worker) as rig:
+        has(rig, SERVICE_S)
+        call = rig.call(request("vision"))
+        await eventually(lambda: "middle" in worker.asked)
+        call.cancel()
+        await eventually(lambda: worker.cancelled and not rig.in_flight)
+
+
+@pytest.mark.parametrize(
+    ("field", "words", "proxy"),
+    [
+        ("models", "at least 2", {"confidence_cascades": {"v": {"models": ["a"], "output": "P", "threshold": 0.5}}}),
+        (
+            r"models\[1\]",
+            "name each model once",
+            {"confidence_cascades": {"v": {"models": ["a", "a"], "output": "P", "threshold": 0.5}}},
+        ),
+        (
+            r"models\[1\]",
+            "is a cascade itself; name a model",
+            {
+                "confidence_cascades": {"v": {"models": ["a", "w"], "output": "P", "threshold": 0.5}},
+                "cascades": {"w": ["b"]},
+            },
+        ),
+        (
+            "",
+            "leave it in one of both",
+            {
+                "confidence_cascades": {"v": {"models": ["a", "b"], "output": "P", "threshold": 0.5}},
+                "cascades": {"v": ["b"]},
+            },
+        ),
+        (
+            "output",
+            "at least 1",
+            {"confidence_cascades": {"v": {"models": ["a", "b"], "output": "", "threshold": 0.5}}},
+        ),
+        (
+            "threshold",
+            "finite",
+            {"confidence_cascades": {"v": {"models": ["a", "b"], "output": "P", "threshold": float("inf")}}},
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_field_and_remedy(field: str, words: str, proxy: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"proxy\.confidence_cascades\.v.*{field}.*{words}"):
+        from_mapping({"proxy": proxy})
 
 
 async def test_the_best_model_that_is_in_time_serves() -> None:
-    async with proxied([FakeWorker("a")], proxy=CASCADE, telemetry={"required": True}) as rig:
-        has(rig, large=20.0, small=0.001)
-        assert await served(rig) == ("large", "large")
-        assert await served(rig, 5.0) == ("small", "small")
-        assert await served(rig, 300.0) == ("large", "large")
+    async with rig_of(Unsure(), proxy=IN_TIME) as rig:
+        has(rig, {"large": 20.0, "small": 0.001})
+        assert await served(rig) == "large"
+        assert await served(rig, timeout_s=5.0) == "small"
+        assert await served(rig, timeout_s=LONG_S) == "large"
         assert rig.metric("balancer_proxy_cascades_total", result="small") == 1
 
 
-async def test_a_model_without_a_worker_gives_way_to_the_next() -> None:
-    async with proxied([FakeWorker("a")], proxy=CASCADE, telemetry={"required": True}) as rig:
-        has(rig, small=0.001)
-        assert await served(rig) == ("small", "small")
-
-
-async def test_where_no_model_has_a_worker_the_first_is_refused_by_name() -> None:
-    async with proxied([FakeWorker("a")], proxy=CASCADE, telemetry={"required": True}) as rig:
-        has(rig, other=0.001)
+async def test_a_model_without_a_worker_gives_way_and_without_any_the_first_is_refused_by_name() -> None:
+    async with rig_of(Unsure(), proxy=IN_TIME) as rig:
+        has(rig, {"other": 0.001})
         with pytest.raises(grpc.aio.AioRpcError, match="unknown model: 'large'"):
             await rig.infer(request("vision"))
+    async with rig_of(Unsure(), proxy=IN_TIME) as rig:
+        has(rig, {"small": 0.001})
+        assert await served(rig) == "small"
 
 
 def test_a_cascade_of_cascades_is_refused() -> None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorker, echoed
+from support.fake_worker import FakeWorker, Gate, aborting
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.kserve import HeaderNames, read_call
+from balancer.extproc.inference_bytes import read
+from balancer.extproc.kserve import HeaderNames, read_call
+from balancer.extproc.responses import PUSHBACK
 from balancer.proxy.attempts import Clocks
-from balancer.proxy.messages import PUSHBACK, STREAM, UNAVAILABLE, Arrived
-from balancer.proxy.rules.reading import read
-from balancer.proxy.streams import Relay
+from balancer.proxy.messages import STREAM, UNAVAILABLE, Arrived
+from balancer.proxy.streams import RelayedStream
 
 _UNKNOWN_FIELD = b"\xa2\x06\x03abc"
 """Number 100 of a message; a newer client's."""
@@ -27,9 +28,7 @@ def workers(*names: str) -> list[FakeWorker]:
     return [FakeWorker(name) for name in names]
 
 
-async def fails(data: bytes, context: Any) -> bytes:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "the queue is full")
-    raise AssertionError
+fails = aborting(grpc.StatusCode.UNAVAILABLE, "the queue is full")
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:
@@ -74,14 +73,8 @@ async def test_headers_and_trailers_pass_and_those_of_one_connection_do_not() ->
 
 
 async def test_an_error_of_a_worker_is_the_clients_with_its_words() -> None:
-    [worker] = fleet = workers("a")
-
-    async def answer(data: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", (("x-why", "rows"),))
-        raise AssertionError
-
-    worker.infer = answer
-    async with proxied(fleet) as rig:
+    refuses = aborting(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", (("x-why", "rows"),))
+    async with proxied([FakeWorker("a", refuses)]) as rig:
         error = await error_of(rig.call(request()))
         assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
         assert dict(error.trailing_metadata())["x-why"] == "rows"
@@ -120,15 +113,8 @@ async def test_a_message_larger_than_most_passes() -> None:
 
 
 async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
-    [worker] = fleet = workers("a")
-    gate = asyncio.Event()
-
-    async def answer(data: bytes, context: Any) -> bytes:
-        await gate.wait()
-        return b""
-
-    worker.infer = answer
-    async with proxied(fleet) as rig:
+    worker = FakeWorker("a", Gate())
+    async with proxied([worker]) as rig:
         error = await error_of(rig.call(request(), timeout=0.3))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await eventually(lambda: rig.in_flight == 0)
@@ -139,19 +125,11 @@ async def test_the_deadline_reaches_the_worker_and_ends_the_call() -> None:
 
 
 async def test_a_client_that_leaves_ends_the_workers_work_and_is_no_fault_of_its() -> None:
-    [worker] = fleet = workers("a")
-    begun = asyncio.Event()
-
-    async def answer(data: bytes, context: Any) -> bytes:
-        begun.set()
-        await asyncio.Event().wait()
-        return b""
-
-    worker.infer = answer
-    async with proxied(fleet) as rig:
+    worker = FakeWorker("a", gate := Gate())
+    async with proxied([worker]) as rig:
         call = rig.call(request())
         sent = asyncio.ensure_future(call.wait_for_connection())
-        await begun.wait()
+        await gate.begun.wait()
         call.cancel()
         await eventually(lambda: worker.cancelled)
         await eventually(lambda: rig.in_flight == 0)
@@ -174,19 +152,11 @@ async def test_a_stream_goes_to_one_worker_with_all_its_messages() -> None:
 
 
 async def test_a_stream_whose_client_leaves_ends_at_the_worker() -> None:
-    [worker] = fleet = workers("a")
-    begun = asyncio.Event()
-
-    async def answer(data: bytes, context: Any) -> bytes:
-        begun.set()
-        await asyncio.Event().wait()
-        return b""
-
-    worker.infer = answer
-    async with proxied(fleet) as rig:
+    worker = FakeWorker("a", gate := Gate())
+    async with proxied([worker]) as rig:
         stream = rig.stream()
         await stream.write(request())
-        await begun.wait()
+        await gate.begun.wait()
         stream.cancel()
         await eventually(lambda: worker.cancelled)
         await eventually(lambda: rig.in_flight == 0)
@@ -226,9 +196,9 @@ async def test_a_worker_that_ends_a_stream_while_more_is_sent_is_told_of_with_it
     data = request()
     call = read_call({":path": STREAM, "content-type": "application/grpc"}, read(data).fields, HeaderNames())
     async with proxied(fleet) as rig:
-        relay = Relay(rig.front.attempts, Clocks(time.monotonic, time.monotonic))
+        parts = rig.front.attempts, Clocks(time.monotonic, time.monotonic), rig.front.proxy.tenants
         for _ in range(50):
-            answer = await relay.of(Arrived(call, data, ()), Insistent()).run()
+            answer = await RelayedStream(*parts, Arrived(call, data, ()), Insistent()).run()
             assert (answer.code, answer.details) == (UNAVAILABLE, "the queue is full")
 
 
@@ -279,8 +249,8 @@ async def test_a_request_of_a_sequence_is_never_sent_again() -> None:
 
 async def test_retries_end_with_their_budget() -> None:
     fleet = workers("a", "b")
-    retries = {"budget_share": 0.0, "budget_burst": 3, "base_s": 0.0}
-    async with proxied(fleet, proxy={"retries": retries, "breaker": {"failures": 0}}) as rig:
+    constants = {"retry_share": 0.0, "retry_burst": 3, "retry_base_s": 0.0}
+    async with proxied(fleet, constants, proxy={"breaker": {"failures": 0}}) as rig:
         for worker in fleet:
             worker.infer = fails
         for _ in range(6):
@@ -293,7 +263,7 @@ async def test_retries_end_with_their_budget() -> None:
 async def test_a_breaker_keeps_requests_from_a_worker_that_fails_until_one_succeeds() -> None:
     fleet = workers("a", "b")
     fleet[0].infer = fails
-    async with proxied(fleet, proxy={"breaker": {"failures": 3, "open_s": 0.2}}) as rig:
+    async with proxied(fleet, {"breaker_open_s": 0.2}, proxy={"breaker": {"failures": 3}}) as rig:
         for _ in range(20):
             await asyncio.gather(rig.infer(request()), return_exceptions=True)
         assert len(fleet[0].requests) == 3
@@ -311,7 +281,7 @@ async def test_a_breaker_keeps_requests_from_a_worker_that_fails_until_one_succe
 async def test_where_all_breakers_are_open_requests_are_still_tried() -> None:
     [worker] = fleet = workers("a")
     worker.infer = fails
-    async with proxied(fleet, proxy={"breaker": {"failures": 1, "open_s": 3600}}) as rig:
+    async with proxied(fleet, {"breaker_open_s": 3600}, proxy={"breaker": {"failures": 1}}) as rig:
         await error_of(rig.call(request()))
         worker.infer = None
         assert await rig.infer(request())
@@ -341,17 +311,13 @@ async def make_one_hang(rig: Rig, worker: FakeWorker) -> None:
     for _ in range(60):
         await rig.infer(request())
 
-    async def hangs(data: bytes, context: Any) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    worker.infer = hangs
+    worker.infer = Gate()
 
 
 async def test_a_slow_request_goes_to_a_second_worker_and_the_loser_is_cancelled() -> None:
     fleet = workers("a", "b")
     models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
-    async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0}}) as rig:
+    async with proxied(fleet, {"hedge_share": 1.0}, models=models) as rig:
         await make_one_hang(rig, fleet[0])
         answers = [service_pb2.ModelInferResponse.FromString(await rig.infer(request())) for _ in range(2)]
         assert {each.parameters["worker"].string_param for each in answers} == {"b"}
@@ -365,7 +331,7 @@ async def test_what_was_slow_counts_as_slow_although_its_copy_was_first() -> Non
     """Otherwise 95% would soon take no longer than fast workers do, and ever more requests would get a copy."""
     fleet = workers("a", "b")
     models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
-    async with proxied(fleet, models=models, proxy={"hedging": {"share": 1.0, "min_s": 0.05}}) as rig:
+    async with proxied(fleet, {"hedge_share": 1.0, "hedge_min_s": 0.05}, models=models) as rig:
         await make_one_hang(rig, fleet[0])
         for _ in range(20):
             await rig.infer(request())
@@ -377,21 +343,13 @@ async def test_what_was_slow_counts_as_slow_although_its_copy_was_first() -> Non
 
 
 async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
-    [worker] = fleet = workers("a")
-    gate = asyncio.Event()
-
-    async def answer(data: bytes, context: Any) -> bytes:
-        await gate.wait()
-        return echoed(data)
-
-    worker.infer = answer
-    limits = {"max_pending_per_worker": 1}
-    async with proxied(fleet, limits=limits, proxy={"pushback_s": 2}) as rig:
+    worker, limits = FakeWorker("a", gate := Gate()), {"max_pending_per_worker": 1}
+    async with proxied([worker], {"pushback_s": 2}, limits=limits) as rig:
         first = asyncio.ensure_future(rig.infer(request()))
         await eventually(lambda: rig.in_flight)
         error = await error_of(rig.call(request()))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert 1000 <= int(dict(error.trailing_metadata())[PUSHBACK]) <= 3000
         assert rig.metric("balancer_refusals_total", reason="shed") == 1
-        gate.set()
+        gate.goes_on.set()
         assert await first

@@ -12,13 +12,13 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp.test_utils import RawTestServer
-from support.fake_worker import FakeWorker, echoed
+from support.fake_worker import FakeWorker, Gate, aborting
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
 
-from balancer.core import bounds
-from balancer.gateway.names import PROXY_HEALTH_PATH
+from balancer import bounds
+from balancer.extproc.names import PROXY_HEALTH_PATH
 from policies.base import Request
 
 WORDS = 'in "my" words: ü'
@@ -90,24 +90,12 @@ async def test_headers_go_on_as_metadata_and_those_of_the_way_do_not() -> None:
 
 
 async def test_a_client_that_leaves_ends_the_workers_work() -> None:
-    async def never(_: bytes, __: Any) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    worker = FakeWorker("a", never)
+    worker = FakeWorker("a", gate := Gate())
     async with proxied([worker]) as rig, served(rig) as rest:
         call = asyncio.create_task(rest.post(BODY))
-
-        async def there() -> bool:
-            return bool(worker.requests)
-
-        await eventually(there, "the worker has the request")
+        await gate.begun.wait()
         call.cancel()
-
-        async def ended() -> bool:
-            return worker.cancelled == 1 and not rig.in_flight
-
-        await eventually(ended, "the worker's call is cancelled")
+        await eventually(lambda: worker.cancelled == 1 and not rig.in_flight, "the worker's call is cancelled")
 
 
 @pytest.mark.parametrize(
@@ -125,11 +113,7 @@ async def test_a_client_that_leaves_ends_the_workers_work() -> None:
 async def test_an_error_of_a_worker_is_the_clients_with_its_words(
     code: grpc.StatusCode, status: int, words: str
 ) -> None:
-    async def fails(_: bytes, context: Any) -> bytes:
-        await context.abort(code, words)
-        return b""
-
-    async with proxied([FakeWorker("a", fails)]) as rig, served(rig) as rest:
+    async with proxied([FakeWorker("a", aborting(code, words))]) as rig, served(rig) as rest:
         assert (await rest.post(BODY))[:2] == (status, {"error": words})
 
 
@@ -151,22 +135,12 @@ async def test_an_answer_that_is_none_is_a_bad_gateway() -> None:
 
 
 async def test_full_workers_turn_away_with_a_time_to_come_back() -> None:
-    goes_on = asyncio.Event()
-
-    async def waits(data: bytes, _: Any) -> bytes:
-        await goes_on.wait()
-        return echoed(data)
-
-    worker, limits = FakeWorker("a", waits), {"max_pending_per_worker": 1}
-    async with proxied([worker], limits=limits, proxy={"pushback_s": 4}) as rig, served(rig) as rest:
+    worker, limits = FakeWorker("a", gate := Gate()), {"max_pending_per_worker": 1}
+    async with proxied([worker], {"pushback_s": 4}, limits=limits) as rig, served(rig) as rest:
         first = asyncio.create_task(rest.post(BODY))
-
-        async def there() -> bool:
-            return bool(worker.requests)
-
-        await eventually(there, "the worker has a request")
+        await gate.begun.wait()
         status, content, headers = await rest.post(BODY)
-        goes_on.set()
+        gate.goes_on.set()
         assert (await first)[0] == 200
         assert status == 429
         assert 2 <= int(headers["retry-after"]) <= 6
@@ -223,3 +197,33 @@ def worker_bytes() -> tuple[bytes, bytes]:
     tensor = b"\0\0\x80\x3f\0\0\0\x40"
     message.raw_input_contents.append(tensor)
     return bytes(message.SerializeToString()), tensor
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ({"x-tenant": "poor"}, 429),
+        ({"X-Tenant": "poor"}, 429),
+        ({"x-tenant": "arme"}, 200),
+        ({"x-tenant": "ärmlich"}, 429),
+        ({"x-tenant": "t" * 257}, 400),
+        ({"x-tenant": "t" * 2000}, 400),
+        ({"x-tenant": ""}, 200),
+        ({}, 200),
+    ],
+)
+async def test_a_tenant_is_whom_the_header_names_whatever_it_is_made_of(header: dict[str, str], status: int) -> None:
+    limits = {"requests_per_s": 0.001}
+    tenants = {"named": {"poor": limits, "ärmlich": limits}}
+    async with proxied([FakeWorker("a")], proxy={"tenants": tenants}) as rig, served(rig) as rest:
+        await rest.post(BODY, **header)
+        assert (await rest.post(BODY, **header))[0] == status
+
+
+@pytest.mark.parametrize("header", [{"x-tenant": ""}, {}])
+async def test_who_names_no_tenant_is_one(header: dict[str, str]) -> None:
+    async with proxied([FakeWorker("a")], proxy={"tenants": {"requests_per_s": 0.001}}) as rig, served(rig) as rest:
+        assert (await rest.post(BODY))[0] == 200
+        assert (await rest.post(BODY, **header))[0] == 429
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rig.infer(request())

@@ -7,42 +7,42 @@ from hypothesis import strategies as st
 
 from balancer.proxy.rules.breakers import Breakers
 from balancer.proxy.rules.budget import Share, Tenants, wait_s
-from balancer.proxy.rules.latencies import Latencies
-from balancer.proxy.rules.settings import BreakerSettings, RetrySettings, TenantSettings
+from balancer.proxy.rules.latencies import AttemptLatencies
+from balancer.proxy.settings import ProxyConstants, TenantLimitsSection
 
 
 def test_a_share_saves_up_to_its_burst() -> None:
     share = Share(0.5, 2)
     assert [share.take() for _ in range(3)] == [True, True, False]
-    share.asked()
+    share.earn()
     assert not share.take()
-    share.asked()
+    share.earn()
     assert share.take()
     for _ in range(100):
-        share.asked()
+        share.earn()
     assert [share.take() for _ in range(3)] == [True, True, False]
 
 
 @given(st.integers(1, 100), st.floats(0, 1))
 def test_waits_double_within_their_bound(attempt: int, chance: float) -> None:
-    settings = RetrySettings(base_s=0.01, max_s=0.1)
-    assert 0 <= wait_s(settings, attempt, chance) <= 0.1
-    assert wait_s(settings, 1, 0.5) == 0.01
-    assert wait_s(settings, 2, 0.5) == 0.02
+    constants = ProxyConstants(retry_base_s=0.01, retry_max_s=0.1)
+    assert 0 <= wait_s(constants, attempt, chance) <= 0.1
+    assert wait_s(constants, 1, 0.5) == 0.01
+    assert wait_s(constants, 2, 0.5) == 0.02
 
 
 def test_tenants_get_their_rate_and_their_burst() -> None:
-    tenants, limits = Tenants(), TenantSettings(requests_per_s=10, burst_s=0.5)
+    tenants, limits = Tenants(), TenantLimitsSection(requests_per_s=10, burst_s=0.5)
     assert [tenants.refused_for_s("a", 1, limits, 0.0) for _ in range(5)] == [0.0] * 5
     assert abs(tenants.refused_for_s("a", 1, limits, 0.0) - 0.1) < 1e-9
     assert tenants.refused_for_s("b", 1, limits, 0.0) == 0
     assert tenants.refused_for_s("a", 1, limits, 0.11) == 0
-    assert tenants.refused_for_s("a", 1, TenantSettings(), 0.11) == 0
+    assert tenants.refused_for_s("a", 1, TenantLimitsSection(), 0.11) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50)), max_size=60))
 def test_no_tenant_gets_more_rows_than_its_rate_and_one_burst(events: list[tuple[float, int]]) -> None:
-    tenants, limits, now_s, rows = Tenants(), TenantSettings(rows_per_s=20, burst_s=1), 0.0, 0
+    tenants, limits, now_s, rows = Tenants(), TenantLimitsSection(rows_per_s=20, burst_s=1), 0.0, 0
     for pause_s, each in events:
         now_s += pause_s
         if not tenants.refused_for_s("a", each, limits, now_s):
@@ -52,7 +52,7 @@ def test_no_tenant_gets_more_rows_than_its_rate_and_one_burst(events: list[tuple
 
 
 def test_a_breaker_opens_tries_and_closes() -> None:
-    breakers = Breakers(BreakerSettings(failures=2, open_s=1))
+    breakers = Breakers(2, open_s=1)
     breakers.ended("m", "w", 0, False, 0.0)
     assert not breakers.shut("m", 0.0)
     breakers.ended("m", "w", 1, None, 0.0)
@@ -76,14 +76,14 @@ def test_a_breaker_opens_tries_and_closes() -> None:
 
 
 def test_a_success_between_failures_keeps_a_breaker_closed() -> None:
-    breakers = Breakers(BreakerSettings(failures=2))
+    breakers = Breakers(2)
     for number in range(10):
         breakers.ended("m", "w", number, number % 2 == 0, 0.0)
     assert not breakers.shut("m", 0.0)
 
 
 def test_breakers_of_workers_that_left_are_forgotten() -> None:
-    breakers = Breakers(BreakerSettings(failures=1))
+    breakers = Breakers(1)
     breakers.ended("m", "gone", 0, False, 0.0)
     breakers.ended("m", "there", 0, False, 0.0)
     breakers.keep(frozenset(["there"]))
@@ -92,7 +92,7 @@ def test_breakers_of_workers_that_left_are_forgotten() -> None:
 
 @given(st.lists(st.floats(0.001, 10), min_size=50, max_size=600))
 def test_quantiles_are_of_the_latest(latencies: list[float]) -> None:
-    found = Latencies()
+    found = AttemptLatencies()
     for number, latency_s in enumerate(latencies):
         assert (found.quantile_s("m", 0.95) is None) == (number < 50)
         found.took("m", latency_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.fake_worker import FakeWorker, echoed
+from support.fake_worker import FakeWorker, Gate, aborting
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 from tritonclient.grpc import service_pb2
@@ -16,17 +16,6 @@ from balancer.config.config import ConfigError, from_mapping
 
 ONCE = {"m": {"proxy": {"once_s": 60, "repeatable": True, "hedge": True}}}
 CACHED = {"m": {"proxy": {"cache_ttl_s": 60}}}
-
-
-class Gated:
-    """Answers once it may."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-
-    async def __call__(self, data: bytes, context: Any) -> bytes:
-        await self.gate.wait()
-        return echoed(data)
 
 
 def answer_of(data: bytes) -> service_pb2.ModelInferResponse:
@@ -60,6 +49,8 @@ async def test_an_id_is_executed_once_and_answered_each_time() -> None:
         (request(name="7"), {"x_tenant": "other"}),
         (request(name="7"), {"x_gateway_principal": "other"}),
         (request(name="7"), {"authorization": "Bearer other"}),
+        (request(name="7"), {"triton_grpc_protocol_key": "secret"}),
+        (request(name="7"), {"own": "other"}),
     ],
 )
 async def test_what_is_another_request_is_executed(data: bytes, headers: dict[str, str]) -> None:
@@ -71,7 +62,7 @@ async def test_what_is_another_request_is_executed(data: bytes, headers: dict[st
 
 
 async def test_an_id_that_is_running_is_joined_and_goes_on_though_its_clients_leave() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gated := Gated()))]
+    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
     async with proxied(fleet, models=ONCE) as rig:
         left = rig.call(request(name="7"))
         waiting = asyncio.ensure_future(left.code())
@@ -80,20 +71,16 @@ async def test_an_id_that_is_running_is_joined_and_goes_on_though_its_clients_le
         await waiting
         assert await code_of(rig.call(request(name="7"), timeout=0.1)) is grpc.StatusCode.DEADLINE_EXCEEDED
         joined = asyncio.ensure_future(infer(rig, request(name="7")))
-        gated.gate.set()
+        gate.goes_on.set()
         assert (await joined).id == "7"
         assert len(worker.requests) == 1
 
 
+fails_amid = aborting(grpc.StatusCode.UNAVAILABLE, "in the middle of it")
+
+
 async def test_an_id_that_may_have_been_executed_is_never_sent_again() -> None:
-    fleet = [FakeWorker("a"), FakeWorker("b")]
-
-    async def fails(data: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "in the middle of it")
-        raise AssertionError
-
-    for worker in fleet:
-        worker.infer = fails
+    fleet = [FakeWorker(name, fails_amid) for name in ("a", "b")]
     async with proxied(fleet, models=ONCE) as rig:
         codes = {await code_of(rig.call(request(name="7"))) for _ in range(3)}
         assert codes == {grpc.StatusCode.UNAVAILABLE}
@@ -121,7 +108,7 @@ async def reaches(rig: Rig, data: bytes) -> bool:
 
 async def test_where_there_is_no_room_for_ids_requests_are_refused_and_answers_give_way() -> None:
     [worker] = fleet = [FakeWorker("a")]
-    async with proxied(fleet, models=ONCE, proxy={"once_entries": 4, "once_bytes": 0}) as rig:
+    async with proxied(fleet, {"once_entries": 4}, models=ONCE, proxy={"once_bytes": 0}) as rig:
         for name in ("1", "2"):
             await infer(rig, request(name=name))
         assert await code_of(rig.call(request(name="3"))) is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -155,6 +142,10 @@ async def test_an_equal_request_gets_the_kept_answer_with_its_own_id() -> None:
         (request(), {"x_tenant": "other"}),
         (request(), {"x_gateway_principal": "other"}),
         (request(), {"authorization": "Bearer other"}),
+        (request(), {"triton_grpc_protocol_key": "secret"}),
+        (request(), {"triton_grpc_protocol_traceparent": "secret"}),
+        (request(), {"own": "other"}),
+        (request(), {"own": ""}),
         (request(), {"cache_control": "no-cache"}),
         (request(parameters={"sequence_id": 3}), {}),
     ],
@@ -167,8 +158,88 @@ async def test_what_is_not_equal_is_executed(data: bytes, headers: dict[str, str
         assert len(worker.requests) == 2
 
 
+def in_memory(**names: str) -> bytes:
+    """A request with the input, an output, or all of it in a region."""
+    message = service_pb2.ModelInferRequest.FromString(request(name=names.pop("name", "")))
+    message.outputs.add(name="X")
+    for place, region in names.items():
+        of = {"input": message.inputs[0], "output": message.outputs[0], "whole": message}[place]
+        of.parameters["shared_memory_region"].string_param = region
+    data: bytes = message.SerializeToString()
+    return data
+
+
+WITH_REGIONS = [in_memory(input="a"), in_memory(output="a"), in_memory(input="a", output="b"), in_memory(whole="a")]
+
+
+@pytest.mark.parametrize("data", WITH_REGIONS)
+async def test_what_is_in_shared_memory_is_executed_each_time(data: bytes) -> None:
+    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
+    async with proxied(fleet, models=CACHED) as rig:
+        both = [asyncio.ensure_future(infer(rig, data)) for _ in range(2)]
+        await eventually(lambda: len(worker.requests) == 2)
+        gate.goes_on.set()
+        await asyncio.gather(*both)
+        await infer(rig, data)
+        assert len(worker.requests) == 3
+
+
+@pytest.mark.parametrize("data", WITH_REGIONS)
+async def test_what_is_in_shared_memory_is_executed_once_by_its_id_and_not_sent_again(data: bytes) -> None:
+    fleet = [FakeWorker(name, fails_amid) for name in ("a", "b")]
+    models = {"m": {"proxy": {"repeatable": True, "hedge": True}}}
+    async with proxied(fleet, models=models, proxy={"cascades": {"c": ["m"]}}) as rig:
+        assert await code_of(rig.call(data)) is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(rig.call(data, metadata=(("x-repeatable", "true"),))) is grpc.StatusCode.UNAVAILABLE
+        named = service_pb2.ModelInferRequest.FromString(data)
+        named.model_name = "c"
+        assert await code_of(rig.call(named.SerializeToString())) is grpc.StatusCode.UNAVAILABLE
+        assert sum(len(worker.requests) for worker in fleet) == 3
+    for worker in fleet:
+        worker.infer, worker.requests = None, []
+    async with proxied(fleet, models=ONCE) as rig:
+        named = service_pb2.ModelInferRequest.FromString(data)
+        named.id = "7"
+        for _ in range(2):
+            await infer(rig, named.SerializeToString())
+        assert sum(len(worker.requests) for worker in fleet) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_request_id": "other"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+        {"x_forwarded_for": "10.0.0.9"},
+        {"x_deadline_ms": "5000"},
+        {"x_batch_rows": "3"},
+        {"x_priority": "3"},
+        {"x_attempt": "3"},
+    ],
+)
+async def test_headers_that_tell_no_callers_apart_do_not_count(headers: dict[str, str]) -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=CACHED, proxy={"ignored_headers": ["x-attempt"]}) as rig:
+        await infer(rig, request(), own="mine")
+        await infer(rig, request(), own="mine", **headers)
+        assert len(worker.requests) == 1
+
+
+async def test_headers_of_one_name_count_in_their_order_and_others_in_any() -> None:
+    [worker] = fleet = [FakeWorker("a")]
+    async with proxied(fleet, models=CACHED) as rig:
+        for metadata in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")]):
+            await rig.infer(request(), metadata=metadata)
+        assert len(worker.requests) == 1
+        for metadata in ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], [("a", "2")], [("a", "1, 2")]):
+            await rig.infer(request(), metadata=metadata)
+        await rig.infer(request(), metadata=[("a-bin", b"1")])
+        await rig.infer(request(), metadata=[("a-bin", b"2")])
+        assert len(worker.requests) == 7
+
+
 async def test_equal_requests_at_once_are_one_and_each_may_leave() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=(gated := Gated()))]
+    [worker] = fleet = [FakeWorker("a", infer=(gate := Gate()))]
     async with proxied(fleet, models=CACHED) as rig:
         first = rig.call(request(name="1"))
         waiting = asyncio.ensure_future(first.code())
@@ -177,13 +248,13 @@ async def test_equal_requests_at_once_are_one_and_each_may_leave() -> None:
         await eventually(lambda: any(flight._waiting == 5 for flight in rig.front.sharing._running.values()))
         first.cancel()
         await waiting
-        gated.gate.set()
+        gate.goes_on.set()
         assert [each.id for each in await asyncio.gather(*others)] == ["2", "3", "4", "5"]
         assert len(worker.requests) == 1
 
 
 async def test_when_all_who_wait_have_left_the_work_ends() -> None:
-    [worker] = fleet = [FakeWorker("a", infer=Gated())]
+    [worker] = fleet = [FakeWorker("a", infer=Gate())]
     async with proxied(fleet, models=CACHED) as rig:
         call = rig.call(request())
         waiting = asyncio.ensure_future(call.code())
@@ -195,13 +266,7 @@ async def test_when_all_who_wait_have_left_the_work_ends() -> None:
 
 
 async def test_errors_are_not_kept() -> None:
-    [worker] = fleet = [FakeWorker("a")]
-
-    async def fails(data: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
-        raise AssertionError
-
-    worker.infer = fails
+    [worker] = fleet = [FakeWorker("a", aborting(grpc.StatusCode.INVALID_ARGUMENT, "no"))]
     async with proxied(fleet, models=CACHED) as rig:
         assert await code_of(rig.call(request())) is grpc.StatusCode.INVALID_ARGUMENT
         worker.infer = None

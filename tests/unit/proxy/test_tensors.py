@@ -7,8 +7,8 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from balancer.core import bounds
-from balancer.proxy.rest.reading import UnreadableError, Wanted, read_request
+from balancer import bounds
+from balancer.proxy.rest.reading import UnreadableRequestError, WantedOutputs, read_request
 from balancer.proxy.rest.writing import UnwritableError, json_parts
 from balancer.proxy.rules.batches import joinable
 from balancer.proxy.rules.tensors import MOST_RANK, SIZES, TEXT, elements
@@ -33,7 +33,7 @@ def test_a_shape_of_json_with_more_dimensions_is_refused() -> None:
     read_request(body([1] * MOST_RANK), None, "m", "")
     largest = body([LARGEST] * 49_000)
     assert len(largest) < bounds.MAX_JSON_BYTES
-    with pytest.raises(UnreadableError, match="'shape': it has 49000 dimensions; in JSON 32 at most are read"):
+    with pytest.raises(UnreadableRequestError, match="'shape': it has 49000 dimensions; in JSON 32 at most are read"):
         read_request(largest, None, "m", "")
 
 
@@ -56,4 +56,4 @@ def test_an_answer_with_more_dimensions_is_not_written_as_json(datatype: str) ->
     answer.outputs.add(name="Y", datatype=datatype, shape=[1] * (MOST_RANK + 1))
     answer.raw_output_contents.append(bytes(4))
     with pytest.raises(UnwritableError, match="does not match size of output"):
-        list(json_parts(answer, Wanted({})))
+        list(json_parts(answer, WantedOutputs({})))

@@ -13,7 +13,7 @@ from support.fake_worker import FakeWorker, echoed
 from support.proxied import Rig, proxied, request
 from support.waiting import eventually
 
-HELD = {"models": {"m": {"window_batches": 0, "forming": False}}}
+HELD = {"models": {"m": {"window_batches": 0}}}
 
 
 class Gate:

@@ -8,34 +8,34 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.blocks import BlockError, books_in, read
+from support.blocks import BlockError, fleet_states_in, read
 
-from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.core.kernel.answers import Compiler, answering, options_of
-from balancer.core.kernel.block import (
+from balancer.kernel.answers import Compiler, answering, options_of
+from balancer.kernel.block import (
     ALIGNED_TO,
-    BOOKS,
     ENTRY,
+    FLEET_STATE,
     HEADER,
     MOST_AXES,
     OPTIONS,
-    Sizes,
+    FleetSizes,
     ordinary_memory,
 )
-from balancer.core.kernel.books import FIELDS, Ledger, arrays_of, options_block
-from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.kernel.fleet_state import FIELDS, FleetBlock, arrays_of, options_block
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
 from policies.learned import Learned
 from policies.round_robin import RoundRobin
 
 
-def addresses(ledger: Ledger) -> dict[str, int]:
+def addresses(ledger: FleetBlock) -> dict[str, int]:
     return {name: array.ctypes.data for name, array in ledger.block.arrays.items()}
 
 
-def filled(workers: int, models: int) -> Ledger:
+def filled(workers: int, models: int) -> FleetBlock:
     """Each number another."""
-    ledger = Ledger(stamp="here")
+    ledger = FleetBlock(stamp="here")
     ledger.add(workers=workers, models=models)
     for place, array in enumerate(ledger.block.arrays.values()):
         if array.dtype == np.float64:
@@ -73,12 +73,12 @@ def test_the_table_tells_place_shape_and_strides() -> None:
 
 def test_as_long_as_there_is_room_the_block_and_its_rows_stay() -> None:
     ledger = filled(5, 3)
-    block, before, generation, desk = ledger.block, addresses(ledger), ledger.block.generation, ledger.desk
+    block, before, generation, decision = ledger.block, addresses(ledger), ledger.block.generation, ledger.decision
     ledger.add(workers=3, models=1)
     assert ledger.block is block
     assert addresses(ledger) == before
     assert block.generation == generation + 1
-    assert ledger.desk is not desk
+    assert ledger.decision is not decision
 
 
 def test_a_block_without_room_is_replaced_and_says_so() -> None:
@@ -100,7 +100,7 @@ def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
         given_.append(size_bytes)
         return ordinary_memory(size_bytes)
 
-    ledger = Ledger(memory)
+    ledger = FleetBlock(memory)
     for _ in range(1000):
         ledger.add(workers=1)
     assert len(given_) == 8
@@ -110,7 +110,7 @@ def test_a_thousand_workers_one_by_one_take_few_blocks() -> None:
     steps=st.lists(st.tuples(st.sampled_from(["add", "add", "models", "remove"]), st.integers(1, 4)), max_size=20),
 )
 def test_numbers_stay_with_their_worker_and_model(steps: Sequence[tuple[str, int]]) -> None:
-    ledger, number = Ledger(), 1.0
+    ledger, number = FleetBlock(), 1.0
     model: dict[str, np.ndarray] = {"queue.own_rows": np.zeros((0, 0)), "tokens.level": np.zeros(0)}
     for step, count in steps:
         workers, models = ledger.sizes
@@ -138,12 +138,12 @@ def test_new_rows_begin_at_their_start_values_where_others_were() -> None:
     for _ in range(3):
         ledger.remove_worker(1)
     ledger.add(workers=3, models=2)
-    fresh = Ledger()
+    fresh = FleetBlock()
     fresh.add(workers=6, models=4)
     for record in ("queue", "service", "latency", "tokens"):
         for name, array in vars(getattr(ledger, record)).items():
             np.testing.assert_array_equal(array[3:], getattr(getattr(fresh, record), name)[3:], err_msg=name)
-    np.testing.assert_array_equal(ledger.desk.reported_s[3:], -np.inf)
+    np.testing.assert_array_equal(ledger.decision.reported_s[3:], -np.inf)
 
 
 def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
@@ -152,7 +152,7 @@ def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
     for number in range(20):
         router.observe(WorkerAdded(f"w{number}", weight=float(number)), 0.0)
         assert fleet.weight.base is not None
-        assert len(fleet.weight) == len(fleet.queue.in_flight) == fleet.desk.mask.shape[1] == number + 1
+        assert len(fleet.weight) == len(fleet.queue.in_flight) == fleet.decision.mask.shape[1] == number + 1
     router.observe(WorkerRemoved("w3"), 0.0)
     assert fleet.weight.tolist() == [float(number) for number in range(20) if number != 3]
     assert fleet.block.header["workers"] == 19
@@ -161,7 +161,7 @@ def test_a_fleet_says_its_arrays_anew_and_keeps_its_numbers() -> None:
 
 def test_another_process_finds_the_same_numbers_at_another_address() -> None:
     ledger = filled(5, 3)
-    found = books_in(bytearray(ledger.block.buffer), "here")
+    found = fleet_states_in(bytearray(ledger.block.buffer), "here")
     for name, array in ledger.block.arrays.items():
         record, field = name.split(".")
         np.testing.assert_array_equal(getattr(getattr(found, record), field), array, err_msg=name)
@@ -170,7 +170,7 @@ def test_another_process_finds_the_same_numbers_at_another_address() -> None:
 def test_options_have_a_block_with_the_weights_and_room_to_work() -> None:
     found = answering(Learned(), Compiler())
     assert found is not None
-    block = options_block(found, Sizes(16, 0), "answer_learned", stamp="here")
+    block = options_block(found, FleetSizes(16, 0), "answer_learned", stamp="here")
     options = arrays_of(options_of(found, 16))
     header, arrays = read(bytearray(block.buffer), list(options), kind=OPTIONS, stamp="here")
     assert header["entry"] == b"answer_learned"
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused(field: str, value: object, words: str) -> 
     buffer = bytearray(filled(5, 3).block.buffer)
     np.frombuffer(buffer, HEADER, 1)[field] = value
     with pytest.raises(BlockError, match=words):
-        read(buffer, list(FIELDS), kind=BOOKS, stamp="here")
+        read(buffer, list(FIELDS), kind=FLEET_STATE, stamp="here")
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_arrays_that_leave_the_block_are_refused(field: str, value: int) -> None
     buffer = bytearray(filled(5, 3).block.buffer)
     np.frombuffer(buffer, ENTRY, len(FIELDS), HEADER.itemsize)[field][3] = value
     with pytest.raises(BlockError):
-        read(buffer, list(FIELDS), kind=BOOKS, stamp="here")
+        read(buffer, list(FIELDS), kind=FLEET_STATE, stamp="here")
 
 
 def test_too_little_is_refused() -> None:
     with pytest.raises(BlockError, match="no block"):
-        books_in(b"", "here")
+        fleet_states_in(b"", "here")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from support.estimators import allocate
 
-from balancer.core.estimators import caches
-from balancer.core.estimators.caches import PLACES, WAYS, Caches
-from balancer.core.estimators.service import Service
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
-from balancer.core.kernel.of_worker import bid_of, is_home
-from balancer.core.kernel.state import Ask
-from balancer.core.router import Decision, Router
-from balancer.core.settings import EstimatorSettings, Settings
+from balancer.kernel.estimators import caches
+from balancer.kernel.estimators.caches import PLACES, WAYS, Caches
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.of_worker import bid_of, is_home
+from balancer.kernel.settings import EstimatorSettings, Settings
+from balancer.kernel.state import RequestFeatures
+from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.scheduler.router import Decision, Router
 from policies import BUILTIN
 from policies.base import FloatArray, Request
 from policies.hashing import mix
@@ -202,7 +202,7 @@ def test_home_is_the_least_bid_and_follows_the_speed() -> None:
     homes = np.zeros(3)
     with np.errstate(over="ignore"):
         for number in range(600):
-            ask = Ask(1, 1.0, mix(number), 1.0, math.inf, 0.0, 0)
+            ask = RequestFeatures(1, 1.0, mix(number), 1.0, math.inf, 0.0, 0)
             bids = [bid_of(router.fleet, 0, w, w, ask, 0.0) for w in range(3)]
             found = [is_home(router.fleet, 0, w, w, ask, 0.0) for w in range(3)]
             assert found[int(np.argmin(bids))] or math.exp(-min(bids)) < 0.001

@@ -1,4 +1,4 @@
-"""What picks, outcomes, reports and time make of the books: tokens, work and latencies, up to date at once."""
+"""What picks, outcomes, reports and time make of the fleet's state: tokens, work and latencies, up to date at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core.events import Finished, Withdrawn, WorkerRemoved
-from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, Settings, TokenSettings
-from balancer.core.view import LiveView
+from balancer.kernel.settings import EstimatorSettings, Settings, TokenSettings
+from balancer.scheduler.events import Finished, Withdrawn, WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.scheduler.view import LiveView
 from policies.base import Request
 
 M = Request("m")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.estimators import allocate
 
-from balancer.core.estimators import queue, service
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
+from balancer.kernel.estimators import queue, service
+from balancer.kernel.estimators.queue import Queue
+from balancer.kernel.estimators.service import Service
 
 
 def pending_now(q: Queue, now_s: float) -> np.ndarray:

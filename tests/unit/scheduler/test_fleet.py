@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core import bounds
-from balancer.core.errors import NoEligibleWorker, UnknownModel
-from balancer.core.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved, WorkersAdded
-from balancer.core.fleet import ANY_MODEL
-from balancer.core.kernel.plain import Kernel
-from balancer.core.kernel.state import Books
-from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, ModelSettings, Settings
-from balancer.core.shown import reasons
+from balancer import bounds
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import EstimatorSettings, ModelSettings, Settings
+from balancer.kernel.state import FleetState
+from balancer.scheduler.errors import NoEligibleWorker, UnknownModel
+from balancer.scheduler.events import Finished, ReportsLost, WorkerAdded, WorkerRemoved, WorkersAdded
+from balancer.scheduler.fleet import ANY_MODEL
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import reasons
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 from policies.hashing import key_of
@@ -143,7 +143,7 @@ def test_rows_stay_with_their_workers_when_one_leaves() -> None:
     assert fleet.name_hash.tolist() == [key_of(name) for name in fleet.names]
     assert fleet.reported_s.tolist() == pytest.approx([0.0, 0.2, 0.3])
     assert fleet.queue.reported_pending.tolist() == [0, 20, 30]
-    for array in (fleet.desk.weight[0], fleet.desk.name_hash[0], fleet.desk.reported_s):
+    for array in (fleet.decision.weight[0], fleet.decision.name_hash[0], fleet.decision.reported_s):
         assert len(array) == 3
 
 
@@ -188,7 +188,6 @@ def test_columns_of_models_go_some_minutes_after_the_last_worker_lost_them() -> 
     router.observe(Finished(old.number, old.worker, 0.1, True), 700.0)
     router.tick(702.0)
     assert "old" not in router.fleet.models
-    assert router.fleet.forgotten == ["old"]
     with pytest.raises(UnknownModel):
         router.route(Request("old"), 702.0)
     router.observe(report("w0", number=number, models=[model("m"), model("new")]), 703.0)
@@ -244,7 +243,7 @@ class CountedFits(Kernel):
 
     fits = 0
 
-    def fade(self, x: Books, share: float) -> None:
+    def fade(self, x: FleetState, share: float) -> None:
         self.fits += 1
         super().fade(x, share)
 

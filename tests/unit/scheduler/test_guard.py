@@ -8,12 +8,12 @@ import pytest
 from support.fleets import make_router, report
 from support.guarded import NO_WINDOWS, Heard, Moody, guarded
 
-from balancer.core.errors import Shed
-from balancer.core.events import Finished
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.guard import Guard, Look
-from balancer.core.trials.steering import Plan, Steering
-from balancer.core.trials.switchback import Arm
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.guard import Guard, Look
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.canary.switchback import Arm
+from balancer.scheduler.errors import Shed
+from balancer.scheduler.events import Finished
 from policies.base import Request
 from policies.least_requests import LeastRequests
 
@@ -52,8 +52,8 @@ def test_it_returns_after_a_quiet_period_without_cause_and_not_before() -> None:
     assert 99 <= first <= 102
     assert set(decided[first:]) == {"moody"}
     assert [change.fell for _, change in g.heard.guards] == [True, False]
-    assert g.router.steering is not None
-    assert g.router.steering.explain(g.now_s)["guards"]["moody"]["fallen_back"] is False
+    assert g.router.selector is not None
+    assert g.router.selector.explain(g.now_s)["guards"]["moody"]["fallen_back"] is False
 
 
 @pytest.mark.parametrize("probe_s", [0.1, 1.0, 30.0])
@@ -110,15 +110,15 @@ def test_inputs_that_are_no_number_are_strange_and_a_range_that_raises_is_invali
     g.decide(50)
     [(_, change)] = g.heard.guards
     assert change.finding.reason == "range"
-    assert g.router.steering is not None
-    assert "no range" in g.router.steering.explain(g.now_s)["guards"]["moody"]["last_cause"]
+    assert g.router.selector is not None
+    assert "no range" in g.router.selector.explain(g.now_s)["guards"]["moody"]["last_cause"]
 
 
 def test_missing_reports_of_most_workers_are_a_breach_and_of_some_are_not() -> None:
     policy, heard = Moody(), Heard()
     router = make_router(4, policy)
     settings = GuardSettings(window_s=0.0, report_age_s=0.5)
-    router.steering = Steering(policy, Plan(guard=settings, baseline=LeastRequests()), listener=heard)
+    router.selector = PolicySelector(policy, CanaryPlan(guard=settings, baseline=LeastRequests()), listener=heard)
     number = 1
 
     def decide(count: int, reporting: list[str], start_s: float) -> list[str]:
@@ -207,7 +207,7 @@ def test_keys_and_sequences_stay_with_the_router_whoever_decides() -> None:
 def test_where_the_baseline_fails_too_the_least_pending_worker_stands_in() -> None:
     baseline = Moody()
     baseline.mood.answer = "raise"
-    g = guarded(plan=Plan(guard=NO_WINDOWS, baseline=baseline))
+    g = guarded(plan=CanaryPlan(guard=NO_WINDOWS, baseline=baseline))
     g.policy.mood.answer = "nan"
     assert g.router.route(Request("m"), 1.0).worker
     assert g.router.failures["moody"] == 2
@@ -217,11 +217,11 @@ def test_a_new_config_keeps_the_guards_state_where_policy_and_guard_are_the_same
     g = guarded()
     g.policy.mood.answer = "nan"
     g.decide(1)
-    old = g.router.steering
+    old = g.router.selector
     assert old is not None
-    same = Steering(g.policy, dataclasses.replace(old.plan, shadow=LeastRequests(), shadow_share=1.0), before=old)
+    same = PolicySelector(g.policy, dataclasses.replace(old.plan, shadow=LeastRequests(), shadow_share=1.0), before=old)
     assert same.choose(0, 1.0).role == "baseline"
-    other = Steering(g.policy, dataclasses.replace(old.plan, guard=GuardSettings()), before=old)
+    other = PolicySelector(g.policy, dataclasses.replace(old.plan, guard=GuardSettings()), before=old)
     assert other.choose(0, 1.0).role == "in_force"
 
 

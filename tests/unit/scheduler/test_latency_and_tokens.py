@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.estimators import allocate
 
-from balancer.core.estimators import latency, tokens
-from balancer.core.estimators.latency import Latency
-from balancer.core.estimators.tokens import Tokens
-from balancer.core.settings import TokenSettings
+from balancer.kernel.estimators import latency, tokens
+from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.tokens import Tokens
+from balancer.kernel.settings import TokenSettings
 
 
 class TestLatency:

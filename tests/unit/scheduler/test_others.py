@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core.router import Router
+from balancer.scheduler.router import Router
 from policies.base import Request
 
 M = Request("m")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import make_router
-from support.kernel import ask_of
+from support.kernel import request_of
 
-from balancer.core.kernel import picking
-from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings
+from balancer.kernel import picking
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.router import Router
 from policies.base import Request
 from policies.round_robin import RoundRobin
 
@@ -54,9 +54,9 @@ def left(router: Router, request: Request, eligible: tuple[int, ...]) -> tuple[i
     view = router.view(request, now_s)
     mask = np.zeros(len(fleet.workers), bool)
     mask[list(eligible)] = True
-    fleet.desk.mask[0] = mask
-    count = picking.keep_within_limits(fleet, 0, 0, ask_of(request, view), now_s)
-    return count, np.flatnonzero(fleet.desk.mask[0]).tolist()
+    fleet.decision.mask[0] = mask
+    count = picking.keep_within_limits(fleet, 0, 0, request_of(request, view), now_s)
+    return count, np.flatnonzero(fleet.decision.mask[0]).tolist()
 
 
 def test_those_with_as_many_pending_as_the_limit_are_left_out() -> None:
@@ -89,8 +89,8 @@ def test_a_request_that_would_be_late_at_the_best_of_the_eligible_has_nobody() -
 @pytest.mark.parametrize("total", [1.0, 1.0 - 9e-7, 1.0 + 9e-7])
 def test_every_lot_falls_on_somebody_in_proportion_to_the_shares(total: float) -> None:
     shares = [0.0, 0.25 * total, 0.0, 0.75 * total, 0.0]
-    lots = (np.arange(4000) + 0.5) / 4000
-    picked = [picking.draw(shares, float(lot)) for lot in lots]
+    draws = (np.arange(4000) + 0.5) / 4000
+    picked = [picking.draw(shares, float(draw)) for draw in draws]
     assert (picked.count(1), picked.count(3)) == (1000, 3000)
     assert picking.draw(shares, 0.0) == 1
     assert picking.draw(shares, 1.0 - 2.0**-53) == 3
@@ -122,10 +122,10 @@ def fallbacks(router: Router, picked: int, eligible: tuple[int, ...], room: int)
     fleet = router.fleet
     mask = np.zeros(len(fleet.workers), bool)
     mask[list(eligible)] = True
-    fleet.desk.mask[0] = mask
+    fleet.decision.mask[0] = mask
     out = np.full(room, 99)
     request = Request("m").numbered(0)
-    picking.name_fallbacks(fleet, 0, 0, picked, ask_of(request, router.view(request, 0.1)), 0.1, out)
+    picking.name_fallbacks(fleet, 0, 0, picked, request_of(request, router.view(request, 0.1)), 0.1, out)
     return out.tolist()
 
 

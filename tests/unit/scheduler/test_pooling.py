@@ -7,13 +7,13 @@ import pytest
 from support.estimators import allocate
 from support.fleets import model, report
 
-from balancer.core.bounds import MAX_DEVICE_KINDS
-from balancer.core.estimators import service
-from balancer.core.estimators.service import Service
-from balancer.core.events import WorkerAdded, WorkerRemoved
-from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, Settings
-from balancer.core.worker import kinds_of
+from balancer.bounds import MAX_DEVICE_KINDS
+from balancer.kernel.estimators import service
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.settings import EstimatorSettings, Settings
+from balancer.scheduler.events import WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.scheduler.worker import kinds_of
 from policies.expected_latency import ExpectedLatency
 
 DEFAULT_S = 0.01
@@ -113,7 +113,7 @@ def test_kinds_stay_with_their_workers_when_one_leaves() -> None:
     execute(router, "w1", 0.5)
     execute(router, "w2", 0.02)
     router.observe(WorkerRemoved("w0"), 0.5)
-    assert router.fleet.desk.kind.tolist() == [0, 1, 0]
+    assert router.fleet.decision.kind.tolist() == [0, 1, 0]
     router.tick(1.0)
     assert prior_s(router)["w3"] > 0.4
 

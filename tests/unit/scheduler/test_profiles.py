@@ -9,12 +9,12 @@ import pytest
 from support.estimators import allocate
 from support.fleets import model, report
 
-from balancer.core.estimators import service
-from balancer.core.estimators.service import Service
-from balancer.core.events import WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import EstimatorSettings, Settings
-from balancer.core.view import LiveView
+from balancer.kernel.estimators import service
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.settings import EstimatorSettings, Settings
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.scheduler.view import LiveView
 from policies.expected_latency import ExpectedLatency
 
 PROFILED = Settings(estimators=EstimatorSettings(profiles={("A100", "m"): (0.002, 0.0005), ("T4", "m"): (0.02, 0.005)}))

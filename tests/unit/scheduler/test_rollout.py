@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.guarded import NO_WINDOWS, Moody, guarded
 
-from balancer.core.events import Finished
-from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.trials.rollout import Rollout, RolloutChange
-from balancer.core.trials.steering import Plan, Steering
+from balancer.kernel.settings import GuardSettings, RolloutSettings
+from balancer.scheduler.canary.rollout import Rollout, RolloutChange
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.events import Finished
 from policies.base import Policy, Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
@@ -181,9 +181,10 @@ def test_the_windows_of_the_watch_get_longer_where_requests_are_few(rate_per_s: 
     assert rollout.state == "returned"
 
 
+@pytest.mark.long
 def test_equal_policies_are_called_unequal_no_more_often_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a promise of one false alarm in 20 observations and more, so that there are some to count."""
-    monkeypatch.setattr("balancer.core.trials.rollout._FALSE_ALARM_BLOCKS", 20.0)
+    monkeypatch.setattr("balancer.scheduler.canary.evidence._FALSE_ALARM_BLOCKS", 20.0)
     settings = RolloutSettings(shares=(0.5,), step_s=1e9)
     returns, blocks = 0, 0.0
     for seed in range(10):
@@ -246,7 +247,7 @@ def test_requests_of_the_new_policy_that_never_end_count_against_it() -> None:
 
 
 def test_in_the_router_each_decision_names_the_policy_that_made_it() -> None:
-    plan = Plan(rollout=RolloutSettings(shares=(0.5,)), new=Brave())
+    plan = CanaryPlan(rollout=RolloutSettings(shares=(0.5,)), new=Brave())
     g = guarded(plan=plan, policy=LeastRequests())
     assert set(g.decide(100)) == {"least_requests", "brave"}
     assert g.heard.rollouts[0][0] == "brave"
@@ -254,7 +255,7 @@ def test_in_the_router_each_decision_names_the_policy_that_made_it() -> None:
 
 def test_a_new_policy_without_a_valid_answer_is_returned_at_once_and_the_old_one_serves_the_request() -> None:
     new = Moody()
-    g = guarded(plan=Plan(rollout=RolloutSettings(shares=(0.5,)), new=new), policy=LeastRequests())
+    g = guarded(plan=CanaryPlan(rollout=RolloutSettings(shares=(0.5,)), new=new), policy=LeastRequests())
     g.decide(20)
     new.mood.answer = "nan"
     assert set(g.decide(100)) == {"least_requests"}
@@ -265,7 +266,7 @@ def test_a_new_policy_without_a_valid_answer_is_returned_at_once_and_the_old_one
 
 def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_finished() -> None:
     new = Moody()
-    plan = Plan(rollout=RolloutSettings(shares=(0.5,), guard=REPORTED), new=new, baseline=LeastRequests())
+    plan = CanaryPlan(rollout=RolloutSettings(shares=(0.5,), guard=REPORTED), new=new, baseline=LeastRequests())
     g = guarded(plan=plan, policy=RandomChoice())
     new.mood.outside = 9.0
     assert set(g.decide(200)[-50:]) == {"random"}
@@ -275,21 +276,23 @@ def test_the_guard_of_a_new_policy_ends_its_rollout_and_watches_on_once_that_is_
     for watch_s, state, stands_in in ((1e9, "returned", "random"), (5.0, "finished", "least_requests")):
         new = Moody()
         steps = RolloutSettings(shares=(1.0,), watch_s=watch_s, watch_pairs=1, guard=REPORTED)
-        plan = Plan(rollout=steps, new=new, baseline=LeastRequests(), guard_new=NO_WINDOWS)
+        plan = CanaryPlan(rollout=steps, new=new, baseline=LeastRequests(), guard_new=NO_WINDOWS)
         g = guarded(plan=plan, policy=RandomChoice())
         g.serve(2000, 0.01)
         new.mood.outside = 9.0
         assert g.decide(100)[-1] == stands_in
         assert g.heard.rollouts[-1][1].state == state
-        assert g.router.steering is not None
-        assert g.router.steering.explain(g.now_s)["decides"] == stands_in
+        assert g.router.selector is not None
+        assert g.router.selector.explain(g.now_s)["decides"] == stands_in
 
 
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("shares", [(0.5,), (1.0,)])
 def test_a_slow_new_policy_returns_trained_or_not(trained: bool, shares: tuple[float, ...]) -> None:
     new: Policy = Moody() if trained else Brave()
-    g = guarded(plan=Plan(rollout=RolloutSettings(shares=shares, guard=REPORTED), new=new), policy=LeastRequests())
+    g = guarded(
+        plan=CanaryPlan(rollout=RolloutSettings(shares=shares, guard=REPORTED), new=new), policy=LeastRequests()
+    )
     g.stopwatch.step_s = 0.006
     assert set(g.decide(100)[-50:]) == {"least_requests"}
     change = g.heard.rollouts[-1][1]
@@ -299,7 +302,7 @@ def test_a_slow_new_policy_returns_trained_or_not(trained: bool, shares: tuple[f
 
 def test_missing_reports_return_a_trained_policy_and_say_nothing_against_others() -> None:
     for new, state in ((Moody(), "returned"), (Brave(), "watched")):
-        g = guarded(plan=Plan(rollout=RolloutSettings(shares=(1.0,)), new=new), policy=LeastRequests())
+        g = guarded(plan=CanaryPlan(rollout=RolloutSettings(shares=(1.0,)), new=new), policy=LeastRequests())
         g.decide(200)
         assert g.heard.rollouts[-1][1].state == state
 
@@ -307,7 +310,7 @@ def test_missing_reports_return_a_trained_policy_and_say_nothing_against_others(
 def test_windows_against_the_baseline_begin_only_when_the_rollout_is_finished() -> None:
     settings = GuardSettings(window_every_s=1.0, report_age_s=1e9)
     steps = RolloutSettings((0.5, 1.0), step_s=20.0, min_requests=1, watch_s=30.0, watch_pairs=10, guard=settings)
-    plan = Plan(settings, LeastRequests(), rollout=steps, new=Moody(), guard_new=settings)
+    plan = CanaryPlan(settings, LeastRequests(), rollout=steps, new=Moody(), guard_new=settings)
     g = guarded(plan=plan, policy=RandomChoice())
     assert set(g.serve(1900, 0.01)) == {"random", "moody"}
     g.serve(200, 0.01)
@@ -318,33 +321,35 @@ def test_windows_against_the_baseline_begin_only_when_the_rollout_is_finished() 
 
 
 def test_a_config_that_changes_elsewhere_keeps_the_rollout_and_its_guard() -> None:
-    plan = Plan(rollout=RolloutSettings(shares=(1.0,), guard=REPORTED), new=Moody())
+    plan = CanaryPlan(rollout=RolloutSettings(shares=(1.0,), guard=REPORTED), new=Moody())
     g = guarded(plan=plan, policy=LeastRequests())
     g.serve(100)
-    before = g.router.steering
+    before = g.router.selector
     assert before is not None
-    after = Steering(before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.heard, before=before)
+    after = PolicySelector(
+        before.policy, dataclasses.replace(plan, shadow=RandomChoice()), listener=g.heard, before=before
+    )
     assert after.rollout is before.rollout
     assert after.trial_guard is before.trial_guard
     after.plan.new.mood.outside = 9.0  # type: ignore[union-attr]  # it is moody
-    g.router.steering = after
+    g.router.selector = after
     g.decide(100)
     assert g.heard.rollouts[-1][1].state == "returned"
     new_steps = dataclasses.replace(plan, rollout=RolloutSettings(shares=(0.5,)))
-    again = Steering(before.policy, new_steps, listener=g.heard, before=after)
+    again = PolicySelector(before.policy, new_steps, listener=g.heard, before=after)
     assert again.rollout is not before.rollout
     assert again.trial_guard is not before.trial_guard
 
 
 def test_outcomes_reach_the_rollout_through_the_router() -> None:
-    g = guarded(plan=Plan(rollout=STEPS, new=Brave()), policy=LeastRequests())
+    g = guarded(plan=CanaryPlan(rollout=STEPS, new=Brave()), policy=LeastRequests())
     for _ in range(3000):
         g.now_s += 0.005
         decision = g.router.route(Request("m", deadline_s=0.1), g.now_s)
         bad = decision.policy == "brave"
         g.router.observe(Finished(decision.number, decision.worker, 0.01, not bad), g.now_s)
-    assert g.router.steering is not None
-    shown = g.router.steering.explain(g.now_s)["rollout"]
+    assert g.router.selector is not None
+    shown = g.router.selector.explain(g.now_s)["rollout"]
     assert (shown["state"], shown["from"], shown["to"]) == ("returned", "least_requests", "brave")
     assert "failed" in shown["why"] or "late" in shown["why"]
     assert not math.isnan(shown["old"]["p50_s"])

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core import bounds
-from balancer.core.errors import NoEligibleWorker, Shed, UnknownModel
-from balancer.core.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
-from balancer.core.router import Router
-from balancer.core.settings import Limits, ModelSettings, Settings
-from balancer.core.shown import reasons
+from balancer import bounds
+from balancer.kernel.settings import Limits, ModelSettings, Settings
+from balancer.scheduler.errors import NoEligibleWorker, Shed, UnknownModel
+from balancer.scheduler.events import Finished, ReportsLost, Withdrawn, WorkerAdded, WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import reasons
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.least_requests import LeastRequests
@@ -129,7 +129,7 @@ def test_a_pin_is_held_against_the_latest_version_by_number() -> None:
     router.observe(report("w0", 2, [model(version="9"), model(version="10")]), 0.1)
     assert router.route(M, 0.1).worker == "w0"
     router.configure(router.policy, Settings(models={"m": ModelSettings(versions=("9",))}))
-    with pytest.raises(NoEligibleWorker):
+    with pytest.raises(NoEligibleWorker, match="name the version"):
         router.route(M, 0.1)
     assert router.route(Request("m", version="9"), 0.1).worker == "w0"
 

@@ -7,8 +7,8 @@ from support.fleets import make_router
 from support.guarded import Moody, guarded
 from support.views import make_view
 
-from balancer.core.trials.shadow import Shadow
-from balancer.core.trials.steering import Plan, Steering
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.scheduler.canary.shadow import Shadow
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
@@ -30,26 +30,26 @@ def test_agreement_and_distance_are_those_of_the_distributions() -> None:
 
 
 def test_it_never_changes_a_pick_and_its_failures_are_counted() -> None:
-    def picks(plan: Plan | None) -> list[str]:
+    def picks(plan: CanaryPlan | None) -> list[str]:
         router = make_router(4, RandomChoice())
         if plan is not None:
-            router.steering = Steering(router.policy, plan)
+            router.selector = PolicySelector(router.policy, plan)
         return [router.route(Request("m"), 0.01 * i).worker for i in range(200)]
 
     broken = Moody()
     broken.mood.answer = "raise"
-    assert picks(None) == picks(Plan(shadow=LeastRequests(), shadow_share=1.0))
-    assert picks(None) == picks(Plan(shadow=broken, shadow_share=0.5))
+    assert picks(None) == picks(CanaryPlan(shadow=LeastRequests(), shadow_share=1.0))
+    assert picks(None) == picks(CanaryPlan(shadow=broken, shadow_share=0.5))
 
 
 def test_its_share_its_failures_and_its_time_are_told() -> None:
     broken = Moody()
     broken.mood.answer = "raise"
-    g = guarded(plan=Plan(shadow=broken, shadow_share=0.25), policy=RoundRobin())
+    g = guarded(plan=CanaryPlan(shadow=broken, shadow_share=0.25), policy=RoundRobin())
     g.stopwatch.step_s = 0.002
     assert set(g.decide(2000)) == {"round_robin"}
-    assert g.router.steering is not None
-    shown = g.router.steering.explain(g.now_s)["shadow"]
+    assert g.router.selector is not None
+    shown = g.router.selector.explain(g.now_s)["shadow"]
     assert 400 < shown["decisions"] == shown["failures"] < 600
     assert shown["last_failure"] == "RuntimeError: moody"
     assert shown["agreement"] is None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.estimators import allocate
 
-from balancer.core.estimators import queue
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
+from balancer.kernel.estimators import queue
+from balancer.kernel.estimators.queue import Queue
+from balancer.kernel.estimators.service import Service
 
 
 def service() -> Service:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core.events import Withdrawn, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Settings
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import Withdrawn, WorkerAdded
+from balancer.scheduler.router import Router
 from policies.base import Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.random_choice import RandomChoice

@@ -14,8 +14,8 @@ from support.proxied import proxied, request
 from tritonclient.grpc import service_pb2
 
 from balancer.config.config import ConfigError, from_mapping
-from balancer.core.settings import SplitSettings
-from balancer.core.trials.split import Split, Splits
+from balancer.kernel.settings import SplitSettings
+from balancer.scheduler.canary.split import Split, Splits
 from policies.base import Request
 
 SETTINGS = SplitSettings(old="1", new="2", share=0.2)
@@ -28,10 +28,10 @@ def drive(
     rng, now_s = Random(7), 0.0
     while now_s < seconds:
         now_s += rng.expovariate(rate_per_s)
-        lot = split.draw(rng.randrange(keys) if keys else None)
-        latency_s = rng.expovariate(100) * (slower if lot.new else 1.0)
-        good = rng.random() > 0.02 + (failing if lot.new else 0.0)
-        split.ended(lot, latency_s, good, now_s)
+        draw = split.draw(rng.randrange(keys) if keys else None)
+        latency_s = rng.expovariate(100) * (slower if draw.new else 1.0)
+        good = rng.random() > 0.02 + (failing if draw.new else 0.0)
+        split.ended(draw, latency_s, good, now_s)
         if split.returned:
             return now_s
     return None
@@ -39,8 +39,8 @@ def drive(
 
 def test_the_share_goes_to_the_new_version_and_keys_stay() -> None:
     split = Split(SETTINGS)
-    lots = [split.draw(None).new for _ in range(20_000)]
-    assert abs(sum(lots) / len(lots) - 0.2) < 0.01
+    draws = [split.draw(None).new for _ in range(20_000)]
+    assert abs(sum(draws) / len(draws) - 0.2) < 0.01
     by_key = [{split.draw(key).new for _ in range(5)} for key in range(5000)]
     assert all(len(each) == 1 for each in by_key)
     assert abs(sum(True in each for each in by_key) / len(by_key) - 0.2) < 0.02
@@ -71,9 +71,9 @@ def test_one_clients_key_that_fails_is_no_evidence_against_a_version() -> None:
     split = Split(SETTINGS)
     unlucky = next(key for key in range(100) if Split(SETTINGS).draw(key).new)
     for number in range(5000):
-        lot = split.draw(unlucky)
-        assert lot.new
-        split.ended(lot, 0.01, False, number * 0.1)
+        draw = split.draw(unlucky)
+        assert draw.new
+        split.ended(draw, 0.01, False, number * 0.1)
     assert not split.returned
 
 
@@ -93,8 +93,8 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
     models = {"m": {"split": {"old": 1, "new": 2, "share": 0.5}}}
     async with proxied(fleet, models=models) as rig:
         split = rig.picker.splits.of["m"]
-        split._evidence["errors"].limit = 50  # fewer seconds than an operator would wait for
-        split._block_s = 0.0
+        split.comparison.evidence["errors"].limit = 50  # fewer seconds than an operator would wait for
+        split.comparison.block_s = 0.0
         failed = 0
         for _ in range(400):
             try:
@@ -102,7 +102,7 @@ async def test_requests_that_name_no_version_get_one_and_a_failing_one_gets_no_m
             except grpc.aio.AioRpcError:
                 failed += 1
             # Each is an observation of its own.
-            split._block_s = 0.0
+            split.comparison.block_s = 0.0
         assert split.returned
         assert failed < 100
         assert rig.metric("balancer_split_returned", model="m") == 1
@@ -123,9 +123,9 @@ def test_a_request_that_names_a_version_or_cannot_be_given_one_takes_no_part() -
     assert splits.draw(Request(model="m", version="3")) is None
     assert splits.draw(Request(model="m"), "compressed") is None
     assert splits.left == {("m", "compressed"): 1}
-    lot = splits.draw(Request(model="m", key=7))
-    assert lot is not None
-    assert lot.version in {"1", "2"}
+    draw = splits.draw(Request(model="m", key=7))
+    assert draw is not None
+    assert draw.version in {"1", "2"}
 
 
 def test_a_split_keeps_what_it_knows_until_its_settings_change() -> None:
@@ -136,12 +136,12 @@ def test_a_split_keeps_what_it_knows_until_its_settings_change() -> None:
     drive(old, 1800, failing=0.3)
     splits.configure({"m": SETTINGS})
     assert splits.of["m"] is old
-    lot = splits.draw(Request(model="m"))
-    assert lot is not None
+    draw = splits.draw(Request(model="m"))
+    assert draw is not None
     splits.configure({"m": replace(SETTINGS, share=0.3)})
     assert not splits.of["m"].returned
     # What was drawn before counts there.
-    splits.ended(lot, 0.01, True, 0.0)
+    splits.ended(draw, 0.01, True, 0.0)
     assert splits.of["m"].arms[False].requests == 0
     assert not returned
 

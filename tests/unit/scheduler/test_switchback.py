@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.evidence import Evidence
-from balancer.core.trials.switchback import Arm, Finding, Switchback
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.evidence import Evidence
+from balancer.scheduler.canary.switchback import Arm, Finding, Switchback
 
 SETTINGS = GuardSettings()
 

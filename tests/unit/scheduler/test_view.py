@@ -11,10 +11,10 @@ import pytest
 from support.fleets import make_router
 from support.guarded import guarded
 
-from balancer.core.events import Finished, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Limits, RolloutSettings, Settings
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import Limits, RolloutSettings, Settings
+from balancer.scheduler.canary.selector import CanaryPlan
+from balancer.scheduler.events import Finished, WorkerAdded
+from balancer.scheduler.router import Router
 from policies.base import FleetView, FloatArray, Policy, Request, option
 from policies.columns import Columns
 from policies.least_requests import LeastRequests
@@ -90,13 +90,13 @@ def test_no_column_of_a_view_can_be_written_to_and_the_router_still_writes_its_o
 
 
 def test_a_shadow_that_writes_fails_and_a_rollout_of_a_policy_that_writes_returns() -> None:
-    g = guarded(plan=Plan(shadow=Scribbler(), shadow_share=1.0), policy=LeastRequests())
+    g = guarded(plan=CanaryPlan(shadow=Scribbler(), shadow_share=1.0), policy=LeastRequests())
     g.decide(10)
-    assert g.router.steering is not None
-    assert g.router.steering.shadow is not None
-    assert (g.router.steering.shadow.failures, g.router.failures) == (10, {})
+    assert g.router.selector is not None
+    assert g.router.selector.shadow is not None
+    assert (g.router.selector.shadow.failures, g.router.failures) == (10, {})
 
-    g = guarded(plan=Plan(rollout=RolloutSettings(shares=(1.0,)), new=Scribbler()), policy=LeastRequests())
+    g = guarded(plan=CanaryPlan(rollout=RolloutSettings(shares=(1.0,)), new=Scribbler()), policy=LeastRequests())
     assert set(g.decide(10)) == {"least_requests"}
     change = g.heard.rollouts[-1][1]
     assert (change.state, change.finding and change.finding.reason) == ("returned", "invalid")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from support.fleets import make_router, report
 
-from balancer.core.events import Sent, WorkerAdded, WorkersAdded
-from balancer.core.router import Router
-from balancer.core.settings import Limits, Settings, ZoneSettings
-from balancer.core.shown import snapshot
-from balancer.core.worker import tier_of
+from balancer.kernel.settings import Limits, Settings, ZoneSettings
+from balancer.scheduler.events import Sent, WorkerAdded, WorkersAdded
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import snapshot
+from balancer.scheduler.worker import tier_of
 from policies.base import Policy, Request
 from policies.consistent_hash import ConsistentHash
 from policies.round_robin import RoundRobin

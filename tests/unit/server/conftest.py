@@ -1,4 +1,4 @@
-"""Every async test here runs on the loop of tests and on that of production."""
+"""Every async test here runs on the loop of production."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}

@@ -9,12 +9,12 @@ import pytest
 from support.fleets import report
 from support.waiting import eventually
 
-from balancer.app import App
 from balancer.config.config import Config, from_mapping, load
-from balancer.core.events import Event
-from balancer.core.settings import SplitSettings
 from balancer.files.yaml_document import ConfigError
-from balancer.operate import worker_source
+from balancer.kernel.settings import SplitSettings
+from balancer.scheduler.events import Event
+from balancer.server import worker_source
+from balancer.server.app import App
 
 NAMES = ("w0", "w1", "w2")
 
@@ -37,7 +37,7 @@ class Told:
         self.app._settled = settled
         for event in events:
             self.app._observe(event)
-        self.app._tell_envoy()
+        self.app._send_endpoints()
         return list(self.app._endpoint_states)
 
 

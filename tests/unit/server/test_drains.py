@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 from support.fleets import model, report
 
-from balancer.core.events import Sent, Withdrawn
-from balancer.core.router import Router
-from balancer.core.settings import Settings
 from balancer.discovery.workers import WorkerSpec, changes
-from balancer.operate.drains import Drains, UnknownWorkerError
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import Sent, Withdrawn
+from balancer.scheduler.router import Router
+from balancer.server.drains import Drains, UnlistedWorkerError
 from policies.base import Request
 from policies.least_requests import LeastRequests
 
@@ -156,19 +156,19 @@ def test_without_agents_the_own_count_suffices() -> None:
 def test_a_worker_that_is_not_listed_is_refused_with_those_that_are() -> None:
     rig = Rig()
     for ask in (rig.drains.state, lambda name: rig.drains.drain(name, "alice")):
-        with pytest.raises(UnknownWorkerError, match=r"worker: discovery lists no 'w9'; it lists w0, w1, w2$"):
+        with pytest.raises(UnlistedWorkerError, match=r"worker: discovery lists no 'w9'; it lists w0, w1, w2$"):
             ask("w9")
     many = [LISTED[0].model_copy(update={"name": f"w{n}", "grpc_port": n, "http_port": n + 500}) for n in range(1, 90)]
     rig.list(many)
-    with pytest.raises(UnknownWorkerError, match=r"w10 and 79 more$"):
+    with pytest.raises(UnlistedWorkerError, match=r"w10 and 79 more$"):
         rig.drains.undrain("w" * 5000, "alice")
 
 
 def test_the_metric_names_who_is_drained_by_hand() -> None:
     rig = Rig()
     rig.drains.drain("w2", "alice")
-    (family,) = rig.drains.collect()
+    (family,) = rig.drains.metrics()
     assert [(each.labels, each.value) for each in family.samples] == [({"worker": "w2"}, 1.0)]
     rig.drains.undrain("w2", "alice")
-    (family,) = rig.drains.collect()
+    (family,) = rig.drains.metrics()
     assert not family.samples

@@ -15,14 +15,14 @@ from support.decision_logs import write
 from support.fleets import make_router, report
 from support.guarded import NO_WINDOWS, Moody, guarded
 
-from balancer.core.settings import GuardSettings, RolloutSettings
-from balancer.core.trials.steering import Plan, Steering
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog
-from balancer.operate.explain import explain
-from balancer.operate.journal import Journal
-from balancer.operate.metrics import Metrics
-from balancer.operate.news import News
+from balancer.kernel.settings import GuardSettings, RolloutSettings
+from balancer.scheduler.canary.selector import CanaryPlan, PolicySelector
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog
+from balancer.server.event_log import EventLog
+from balancer.server.event_reporter import EventReporter
+from balancer.server.metrics import Metrics
+from balancer.server.page.explain import explain, who_decides
 from policies.base import FleetView, FloatArray, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
@@ -42,9 +42,11 @@ def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
 def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
     g = guarded(dataclasses.replace(NO_WINDOWS, quiet_s=2.0))
     metrics = Metrics(g.router, lambda: g.now_s)
-    assert g.router.steering is not None
-    plan = g.router.steering.plan
-    g.router.steering = Steering(g.policy, plan, listener=News(metrics, Journal()))
+    assert g.router.selector is not None
+    plan = g.router.selector.plan
+    g.router.selector = PolicySelector(
+        g.policy, plan, listener=EventReporter(g.router, metrics, EventLog(), lambda: g.now_s)
+    )
     fallen = ("balancer_guard_fallen_back", frozenset({("policy", "moody")}))
     assert samples(metrics)[fallen] == 0
     with caplog.at_level(logging.INFO):
@@ -56,7 +58,7 @@ def test_a_fall_and_a_return_are_a_line_each_and_in_the_metrics(caplog: pytest.L
     assert samples(metrics)[fallen] == 0
     breach = frozenset({("policy", "moody"), ("reason", "invalid")})
     assert samples(metrics)["balancer_guard_breaches_total", breach] == 1
-    fell, returned = (record for record in caplog.records if record.name == "balancer.operate.news")
+    fell, returned = (record for record in caplog.records if record.name == "balancer.server.event_reporter")
     assert fell.levelname == "WARNING"
     assert "out of service, a baseline decides: RuntimeError: moody" in fell.getMessage()
     assert (fell.policy, fell.reason, fell.quiet_s) == ("moody", "invalid", 2.0)  # type: ignore[attr-defined]  # extra
@@ -70,16 +72,20 @@ def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof
     steps = RolloutSettings((0.5, 1.0), step_s=2.0, min_requests=50, watch_s=20.0, watch_pairs=10, guard=windows)
     g = guarded(policy=RandomChoice())
     metrics = Metrics(g.router, lambda: g.now_s)
-    g.router.steering = Steering(
-        g.router.policy, Plan(rollout=steps, new=PowerOfTwo()), listener=News(metrics, Journal())
+    g.router.selector = PolicySelector(
+        g.router.policy,
+        CanaryPlan(rollout=steps, new=PowerOfTwo()),
+        listener=EventReporter(g.router, metrics, EventLog(), lambda: g.now_s),
     )
     with caplog.at_level(logging.INFO):
         g.decide(150)
         held = explain(g.router, M, g.now_s)["rollout"]
+        assert who_decides(g.router, g.now_s) == "random, power_of_two for 50% of the requests (rollout)"
         g.serve(800)
         watched = explain(g.router, M, g.now_s)["rollout"]
+        assert who_decides(g.router, g.now_s) == "power_of_two (rolled out, in place of random)"
         g.serve(2500)
-    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.operate.news"]
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "balancer.server.event_reporter"]
     assert told == [
         ("INFO", "rollout: next step"),
         ("INFO", f"rollout: step held: {held['held']}"),
@@ -91,11 +97,12 @@ def test_a_rollout_is_told_step_by_step_with_what_holds_it_and_how_far_its_proof
     assert 0 < watched["watch"]["quiet_s"] < 20
     done = explain(g.router, M, g.now_s)
     assert (done["decides"], done["rollout"]["state"], done["rollout"]["watch"]) == ("power_of_two", "finished", None)
+    assert who_decides(g.router, g.now_s) == "power_of_two (rolled out, in place of random)"
 
 
 def test_explain_says_who_decides_and_why() -> None:
     g = guarded()
-    assert explain(g.router, M, 0.1)["decides"] == "moody"
+    assert explain(g.router, M, 0.1)["decides"] == who_decides(g.router, 0.1) == "moody"
     g.policy.mood.answer = "raise"
     g.decide(1)
     page = explain(g.router, M, g.now_s)
@@ -105,6 +112,8 @@ def test_explain_says_who_decides_and_why() -> None:
         "least_requests",
         "baseline",
     )
+    words = "least_requests (the guard's baseline, while moody is out of service)"
+    assert who_decides(g.router, g.now_s) == words
     assert page["guards"]["moody"]["reason"] == "invalid"
     assert page["guards"]["moody"]["why"] == "RuntimeError: moody"
     assert g.router.failures["moody"] == 1  # looking is no decision
@@ -112,13 +121,15 @@ def test_explain_says_who_decides_and_why() -> None:
 
 def test_explain_shows_what_the_shadow_would_do_and_what_share_is_rolled_out() -> None:
     new = RolloutSettings(shares=(0.25,))
-    plan = Plan(shadow=LeastRequests(), shadow_share=0.5, rollout=new, new=PowerOfTwo())
+    plan = CanaryPlan(shadow=LeastRequests(), shadow_share=0.5, rollout=new, new=PowerOfTwo())
     g = guarded(plan=plan, policy=RandomChoice())
     metrics = Metrics(g.router, lambda: g.now_s)
     g.decide(400)
     page = explain(g.router, M, g.now_s)
     assert page["rollout"]["share"] == 0.25
     assert page["shadow"]["policy"] == "least_requests"
+    parts = "power_of_two for 25% of the requests (rollout), least_requests only looks on (shadow)"
+    assert who_decides(g.router, g.now_s) == f"random, {parts}"
     assert sum(worker["shadow_probability"] for worker in page["workers"]) == pytest.approx(1)
     found = samples(metrics)
     assert found["balancer_rollout_share", frozenset({("policy", "power_of_two")})] == 0.25
@@ -172,10 +183,10 @@ def test_explain_says_nothing_of_what_moved_the_pick_towards_who_cannot_be_picke
     assert third["moved_by"]["rank"] == 0.5
 
 
-def recorded(folder: Path, plan: Plan, moody: bool = False) -> DecisionLog:
+def recorded(folder: Path, plan: CanaryPlan, moody: bool = False) -> DecisionLog:
     policy = Moody() if moody else RandomChoice()
     router = make_router(4, policy)
-    router.steering = Steering(policy, plan)
+    router.selector = PolicySelector(policy, plan)
     files, _ = write(folder, router)
     for i in range(600):
         router.route(M, 0.01 * i)
@@ -185,7 +196,7 @@ def recorded(folder: Path, plan: Plan, moody: bool = False) -> DecisionLog:
 
 def test_the_decision_log_names_who_decided_and_replays_all_of_it(tmp_path: Path) -> None:
     guard = GuardSettings(window_every_s=0.8, report_age_s=1e9)
-    log = recorded(tmp_path, Plan(guard=guard, baseline=ExpectedLatency()))
+    log = recorded(tmp_path, CanaryPlan(guard=guard, baseline=ExpectedLatency()))
     result = replay(log)
     assert result.exact, result.mismatches
     assert {(c.policy, c.role) for c in result.compared} == {
@@ -196,7 +207,7 @@ def test_the_decision_log_names_who_decided_and_replays_all_of_it(tmp_path: Path
 
 
 def test_a_replay_by_another_policy_leaves_out_what_the_policy_in_force_did_not_decide(tmp_path: Path) -> None:
-    log = recorded(tmp_path, Plan(rollout=RolloutSettings(shares=(0.4,)), new=PowerOfTwo()))
+    log = recorded(tmp_path, CanaryPlan(rollout=RolloutSettings(shares=(0.4,)), new=PowerOfTwo()))
     rolled_out = np.array([decision.policy.role == "rollout" for decision in log])
     assert 0.3 < rolled_out.mean() < 0.5
     result = replay(log, WeightedLeastPending())

@@ -5,16 +5,16 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import make_router, model, report
 
-from balancer.core.events import WorkerAdded
-from balancer.operate.inference_metrics import InferenceMetrics
-from balancer.operate.metrics import Metrics
+from balancer.scheduler.events import WorkerAdded
+from balancer.server.metrics import Metrics
+from balancer.server.metrics.inference import inference_metrics
 
 
 def test_requests_durations_and_queues_stand_under_the_extensions_names() -> None:
     router = make_router(2, models=[model(pending=4.0)])
     router.observe(WorkerAdded("w2"), 0.0)
     metrics = Metrics(router, lambda: 0.0)
-    metrics.registry.register(InferenceMetrics(metrics, router, "triton"))
+    metrics.register(lambda: inference_metrics(metrics, router, "triton"))
     for worker, status, count in (
         ("w0", "grpc_0", 3),
         ("w1", "http_200", 2),
@@ -50,7 +50,7 @@ def test_requests_durations_and_queues_stand_under_the_extensions_names() -> Non
 def test_without_workers_there_is_nothing_to_average() -> None:
     router = make_router(0)
     metrics = Metrics(router, lambda: 0.0)
-    metrics.registry.register(InferenceMetrics(metrics, router, "triton"))
+    metrics.register(lambda: inference_metrics(metrics, router, "triton"))
     text = metrics.exposition().decode()
     assert 'inference_pool_ready_pods{name="triton"} 0.0' in text
     assert 'inference_pool_average_queue_size{name="triton"} 0.0' in text

@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 
 from balancer.config import config
-from balancer.operate.listener_probe import ListenerProbe
+from balancer.server.listener_probe import ListenerProbe
 
 
 @pytest.mark.parametrize(

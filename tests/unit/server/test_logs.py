@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from balancer.config.logs import LogSection
-from balancer.operate import logs
+from balancer.config.sections import LogSection
+from balancer.server import logs
 
 
 @pytest.fixture(autouse=True)

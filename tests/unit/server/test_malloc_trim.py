@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from balancer.heap import settle
+from balancer.server.malloc_trim import settle
 
 
 class Connection:
@@ -43,9 +43,9 @@ def test_a_connection_that_lived_for_long_is_let_go_soon_after_it_ended() -> Non
 
 HEAPS = """
 import ctypes, sys, threading
-from balancer import heap
+from balancer.server import malloc_trim
 if sys.argv[1] == "gathered":
-    heap.gather()
+    malloc_trim.gather()
 ready = threading.Barrier(5)
 def take():
     taken = bytes(10_000)

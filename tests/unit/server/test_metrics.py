@@ -19,26 +19,22 @@ from prometheus_client.openmetrics import parser as strict
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import make_router, model, report
 
-from balancer.core.events import WorkerRemoved
-from balancer.core.router import Router
+from balancer.extproc.endpoints import Ads
 from balancer.files.yaml_document import ConfigError
-from balancer.gateway.endpoints import Ads
-from balancer.operate.metric_series import SLICE_SAMPLES, Counters, Histograms
-from balancer.operate.metrics import Metrics
-from balancer.telemetry.collector import Counts
+from balancer.reports.collector import ReportCounts
+from balancer.scheduler.events import WorkerRemoved
+from balancer.scheduler.router import Router
+from balancer.scheduler.shown import snapshot
+from balancer.server.metrics import Metrics, series
+from balancer.server.metrics.series import SLICE_SAMPLES, Counters, Histograms
 from policies.base import Request
 
 MODELS = tuple(model(f"m{number}") for number in range(20))
 
 
 @dataclass
-class FakeConfig:
-    hash: str = "0123456789ab"
-
-
-@dataclass
 class FakeState:
-    config: FakeConfig
+    hash: str = "0123456789ab"
     loaded_at_s: float = 1.7e9
     last_error: Exception | None = None
 
@@ -59,11 +55,11 @@ def large(workers: int = 64) -> tuple[Router, Metrics]:
     return router, metrics
 
 
-def whole(metrics: Metrics) -> Metrics:
+def whole(metrics: Metrics, state: FakeState | None = None) -> Metrics:
     """With something in every family."""
     certificates = {"envoy": FakeCertificate(1.8e9), "admin": FakeCertificate(None)}
-    counts = Counts(streams=3, questions=5, silent=1, invalid=2, refused=3, taken_over=4)
-    metrics.watch(counts, Ads(), FakeState(FakeConfig()), certificates)
+    counts = ReportCounts(streams=3, questions=5, silent=1, invalid=2, refused=3, taken_over=4)
+    metrics.watch(counts, Ads(), state or FakeState(), certificates)
     metrics.errors_of("m0", "w0").inc()
     for counter, labels in (
         (metrics.decisions, ("p",)),
@@ -109,17 +105,13 @@ def test_promtool_finds_nothing_to_complain_of() -> None:
                     assert sample.value >= 1
 
 
-def open_text(metrics: Metrics) -> str:
-    return b"".join(metrics._open_exposition.slices()).decode()
-
-
 def test_open_metrics_say_the_same_and_an_exemplar() -> None:
     metrics = whole(large(8)[1])
     metrics.exemplify("m0", "w0", 0.0151, "ab" * 16)
     metrics.exemplify("m0", "w0", 0.016, "cd" * 16)
     metrics.exemplify("m0", "w0", 99.0, "ef" * 16)
     # This parser refuses families and samples out of order, names that do not fit their types, and a missing end.
-    families = list(strict.text_string_to_metric_families(open_text(metrics)))
+    families = list(strict.text_string_to_metric_families(metrics.exposition(open_metrics=True).decode()))
     found = [sample for family in families for sample in family.samples]
     plain = text_string_to_metric_families(metrics.exposition().decode())
     # What time it is, and what the process needs, changes.
@@ -143,17 +135,9 @@ def test_open_metrics_say_the_same_and_an_exemplar() -> None:
     assert " # {" not in metrics.exposition().decode()
 
 
-def test_each_family_has_one_head_however_many_slices() -> None:
-    lines = large()[1].exposition().decode().splitlines()
-    heads = [line for line in lines if line.startswith("#")]
-    assert len(heads) == len(set(heads))
-    # 20 models at 64 workers: 14 bounds, infinity, sum and count.
-    assert sum(line.startswith("balancer_request_duration_seconds") for line in lines) == 64 * 20 * 17
-
-
 @given(st.lists(st.sampled_from((0.0, 0.5, 1.0, 1.5, 2.0, 9.0, math.nan)), max_size=100))
 def test_many_are_counted_as_one_by_one(values: list[float]) -> None:
-    family = Histograms("h", "about", ("x",), (1.0, 2.0))
+    family = Histograms("h", "about", (1.0, 2.0), "x")
     one_by_one, together = family.labels("a"), family.labels("b")
     for value in values:
         if not math.isnan(value):
@@ -163,24 +147,9 @@ def test_many_are_counted_as_one_by_one(values: list[float]) -> None:
     assert together.sum == pytest.approx(one_by_one.sum)
 
 
-def test_a_histogram_counts_as_prometheus_does() -> None:
-    family = Histograms("h", "about", ("x",), (1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        family.labels("a").observe(value)
-    families = text_string_to_metric_families("".join(family.text()))
-    found = {(s.name, s.labels.get("le")): s.value for metric in families for s in metric.samples}
-    assert found == {
-        ("h_bucket", "1.0"): 2,
-        ("h_bucket", "2.0"): 3,
-        ("h_bucket", "+Inf"): 4,
-        ("h_count", None): 4,
-        ("h_sum", None): 12,
-    }
-
-
 def test_a_name_that_looks_like_a_line_stays_a_name() -> None:
     names = ['a"} 1\nb{x="', "\\", "\n", "ä\u2028", "}", ""]
-    family = Counters("c", "about", ("x",))
+    family = Counters("c", "about", "x")
     for name in names:
         family.labels(name).inc()
     (parsed,) = text_string_to_metric_families("".join(family.text()))
@@ -204,8 +173,9 @@ def test_made_up_statuses_models_and_workers_add_no_series() -> None:
     assert len(metrics.errors) == 1
 
 
-def test_a_family_has_a_most_of_series() -> None:
-    family = Counters("c", "about", ("x", "y"), most=10)
+def test_a_family_has_a_most_of_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "MOST_SERIES", 10)
+    family = Counters("c", "about", "x", "y")
     for number in range(1000):
         family.labels(str(number), "y").inc()
     assert len(family) == 11
@@ -214,21 +184,23 @@ def test_a_family_has_a_most_of_series() -> None:
 
 def test_series_of_workers_and_models_that_are_gone_are_dropped() -> None:
     router, metrics = large(3)
+
+    def values(label: int, family: Any) -> set[str]:
+        return {values[label] for values, _ in family.series()}
+
     router.observe(WorkerRemoved("w1"), 0.0)
-    metrics.forget(["w1"])
-    assert metrics.requests.values("worker") == {"w0", "w2"}
+    metrics.forget_gone()
+    assert values(1, metrics.requests) == {"w0", "w2"}
     # Outcomes that come late make no new ones.
     metrics.requests_of("m0", "w1", "grpc_0").inc()
     metrics.latency_of("m0", "w1").observe(0.1)
-    assert metrics.latency.values("worker") == {"w0", "w2", "other"}
-    metrics.forget_models(["m3"])
-    assert "m3" not in metrics.requests.values("model") | metrics.latency.values("model")
-    # Whoever forgets to tell: the scrape looks itself.
+    assert values(1, metrics.latency) == {"w0", "w2", "other"}
+    # The scrape looks itself.
     del router.fleet.models["m4"]
     router.observe(WorkerRemoved("w2"), 0.0)
     metrics.exposition()
-    assert metrics.latency.values("worker") == {"w0", "other"}
-    assert "m4" not in metrics.latency.values("model")
+    assert values(1, metrics.latency) == {"w0", "other"}
+    assert "m4" not in values(0, metrics.latency)
 
 
 def test_gauges_of_workers_are_what_the_policy_sees() -> None:
@@ -244,8 +216,18 @@ def test_gauges_of_workers_are_what_the_policy_sees() -> None:
     assert samples(metrics, "balancer_worker_report_age_seconds") == {("w0",): 0.5, ("w1",): 0.25}
 
 
+def test_a_worker_that_is_silent_is_not_ready() -> None:
+    router = make_router(2)
+    router.observe(report("w1", number=2), 1.0)
+    for now_s, w0 in ((0.9, True), (1.1, False)):
+        metrics = Metrics(router, lambda at_s=now_s: at_s)
+        assert samples(metrics, "balancer_worker_ready") == {("w0",): w0, ("w1",): True}
+        assert [each["ready"] for each in snapshot(router, now_s)] == [w0, True]
+
+
 def test_what_is_watched_is_told() -> None:
-    metrics = whole(large(1)[1])
+    state = FakeState()
+    metrics = whole(large(1)[1], state)
     assert samples(metrics, "balancer_report_streams") == {(): 3}
     assert samples(metrics, "balancer_report_questions_total") == {(): 5}
     assert samples(metrics, "balancer_report_streams_ended_total") == {
@@ -259,17 +241,10 @@ def test_what_is_watched_is_told() -> None:
     assert samples(metrics, "balancer_config_info") == {("0123456789ab",): 1}
     assert samples(metrics, "balancer_config_loaded_timestamp_seconds") == {(): 1.7e9}
     assert samples(metrics, "balancer_config_refused") == {(): 0}
+    state.last_error = ConfigError([])
+    assert samples(metrics, "balancer_config_refused") == {(): 1}
     assert len(samples(metrics, "balancer_build_info")) == 1
     assert samples(metrics, "balancer_certificate_expiry_timestamp_seconds") == {("envoy",): 1.8e9}
-
-
-def test_a_refused_file_is_told_until_a_good_one_comes() -> None:
-    metrics = Metrics(make_router(1), lambda: 0.0)
-    state = FakeState(FakeConfig(), last_error=ConfigError([]))
-    metrics.watch(Counts(), Ads(), state, {})
-    assert samples(metrics, "balancer_config_refused") == {(): 1}
-    state.last_error = None
-    assert samples(metrics, "balancer_config_refused") == {(): 0}
 
 
 async def test_many_scrapes_at_once_are_one_text_and_the_next_second_another() -> None:

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from balancer.core.events import WorkerAdded
-from balancer.core.settings import Settings
-from balancer.front.folder import Folder
-from balancer.front.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decider, Source
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.native.library import Library
-from balancer.operate.metrics import Metrics
-from balancer.operate.native_counts import NativeCounts
-from balancer.operate.native_outcomes import NativeOutcomes
-from balancer.operate.recent import Recent
-from balancer.operate.tally import Tally
+from balancer.kernel.compiled.library import Library
+from balancer.kernel.settings import Settings
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.layouts import ENDERS, OUTCOME, UNKNOWN_MODEL, VOIDS, Decider, Source
+from balancer.native.router import SharedRouter
+from balancer.scheduler.events import WorkerAdded
+from balancer.server.metrics import Metrics
+from balancer.server.native_front import NativeCounts
+from balancer.server.native_outcomes import NativeOutcomes
+from balancer.server.recent import Recent
+from balancer.server.tally import Tally
 from policies import BUILTIN
 
 Take = Callable[..., Callable[[str], dict[tuple[str, ...], float]]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from balancer.bounds import MAX_PRIORITY
 from balancer.config.config import Config, from_mapping
-from balancer.core.bounds import MAX_PRIORITY
-from balancer.gateway.kserve import NO_OBJECTIVE
-from balancer.operate.objectives import ClusterObjectives, numbered
+from balancer.extproc.kserve import NO_OBJECTIVE
+from balancer.server.objectives import ClusterObjectives, numbered
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import support
 from support.certificates import Authority
 
 from balancer.config import config
+from balancer.config.policy_options import installed_policies
 from balancer.files.yaml_document import ConfigError
-from balancer.operate import preflight
-from balancer.operate.preflight import check_files
+from balancer.server import preflight
+from balancer.server.preflight import check_files
 
 
 def refused(text: str, folder: Path) -> str:
@@ -94,6 +96,8 @@ def test_certificates_of_envoy_that_do_not_fit(tmp_path: Path) -> None:
         assert f"envoy.{name}.key_file: {two.key} is not the key of {one.cert}; name the two that belong" in said
     said = refused(envoys(tmp_path, ca_file=str(one.key)), tmp_path)
     assert f"envoy.balancer_tls.ca_file: {one.key} has no certificate in it; name a PEM file that has" in said
+    said = refused(envoys(tmp_path, key_file=str(one.cert)), tmp_path)
+    assert f"envoy.tls.key_file: {one.cert} has no private key in it; name a PEM file that has" in said
     broken = tmp_path / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     assert f"envoy.balancer_tls.ca_file: {broken} cannot be used: " in refused(
@@ -182,3 +186,21 @@ def test_what_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     check_files(config.load(path), path)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_policies_that_fail_or_are_not_compiled_are_told_as_by_balancer_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(support.__file__).parent / "moody_plugin")
+    installed_policies.cache_clear()
+    try:
+        path, mood = tmp_path / "balancer.yaml", tmp_path / "mood"
+        path.write_text(f"policy: {{name: moody_file, options: {{mood: {mood}}}}}\nshadow: {{name: wlpr, share: 0.1}}")
+        mood.write_text("raise")
+        (said,) = check_files(config.load(path), path)
+        assert said.startswith('warning: policy.name: "moody_file" gives no valid answer: RuntimeError: moody; ')
+        mood.write_text("good")
+        (said,) = check_files(config.load(path), path)
+        assert said.startswith('policy.name: "moody_file" is not compiled, since it calls ')
+    finally:
+        installed_policies.cache_clear()

@@ -8,13 +8,13 @@ import pytest
 from support.fleets import make_router
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.gateway.addresses import Addresses
-from balancer.gateway.outcomes import NOT_PICKED, Outcome
-from balancer.gateway.picker import Picker
-from balancer.operate.metrics import Metrics
-from balancer.operate.recent import Recent
-from balancer.operate.recorder import Recorder
+from balancer.extproc.outcomes import NOT_PICKED, Outcome
+from balancer.extproc.picker import Addresses, Picker
+from balancer.server.metrics import Metrics
+from balancer.server.recent import OutcomeKey, Recent, summary
+from balancer.server.recorder import Recorder
 
+KEY = OutcomeKey("m", "w0", "wlpr")
 UPSTREAM = "10.0.0.1:8001"
 
 
@@ -49,8 +49,9 @@ def after(*outcomes: Outcome) -> tuple[float, int]:
     """Requests and errors in the window."""
     taken = recorder()
     taken.outcomes(list(outcomes))
-    summary = taken.recent.summary(1.0)
-    return summary.rate_per_s * summary.window_s, summary.errors
+    span_s, parts = taken.recent.parts(1.0)
+    found = summary(span_s, parts)
+    return found.rate_per_s * span_s, found.errors
 
 
 @pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/m", "/inference.GRPCInferenceService/ModelMetadata"])
@@ -72,14 +73,14 @@ def test_inferences_that_a_worker_or_the_gateway_failed_are_errors() -> None:
 
 def test_the_window_moves() -> None:
     recent = Recent(window_s=5.0)
-    recent.add([0.0], [0.1], False, True)
-    recent.add([4.0], [0.1], True, True)
-    assert recent.summary(4.9).errors == 1
-    assert recent.summary(5.1).errors == 0
+    recent.add([0.0], [0.1], False, True, KEY)
+    recent.add([4.0], [0.1], True, True, KEY)
+    assert summary(*recent.parts(4.9)).errors == 1
+    assert summary(*recent.parts(5.1)).errors == 0
 
 
 def test_what_is_old_is_let_go_of_while_nobody_looks() -> None:
     recent = Recent(window_s=5.0)
     for at_s in range(1000):
-        recent.add([float(at_s)] * 3, [0.1] * 3, True, True)
+        recent.add([float(at_s)] * 3, [0.1] * 3, True, True, KEY)
     assert len(recent._outcomes) == 6 * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer import supervisor
+from balancer.server import supervisor
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ def run(folder: Path, work: str) -> subprocess.CompletedProcess[str]:
     program = folder / "supervised.py"
     program.write_text(
         "import os, pathlib, signal, sys, time\n"
-        "from balancer import supervisor\n"
+        "from balancer.server import supervisor\n"
         "from balancer.errors import OperatorError\n"
         f"folder = pathlib.Path({str(folder)!r})\n"
         "def starts(number):\n"

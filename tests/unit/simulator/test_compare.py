@@ -9,10 +9,10 @@ import pytest
 from support.results import fake_run, fake_social
 
 from policies import BUILTIN
+from simulator.compare import compare as comparing
+from simulator.compare import statistics, summary
+from simulator.compare.compare import ComparisonPlan, burst, compare
 from simulator.scenario import Scenario, load_scenario
-from simulator.scoreboard import compare as comparing
-from simulator.scoreboard import statistics, summary
-from simulator.scoreboard.compare import Plan, burst, compare
 
 POLICIES = {name: BUILTIN[name]() for name in ("wlpr", "power_of_two", "random")}
 
@@ -28,7 +28,7 @@ def scenario(name: str = "homogeneous-steady") -> Scenario:
 
 
 def test_every_policy_and_reference_runs_once_and_progress_adds_up() -> None:
-    plan = Plan((scenario(),), POLICIES, (0, 1, 2), requests=100, sweep=(0.5, 0.8), timelines=True)
+    plan = ComparisonPlan((scenario(),), POLICIES, (0, 1, 2), requests=100, sweep=(0.5, 0.8), timelines=True)
     advanced: list[int] = []
     (board,) = compare(plan, advance=advanced.append)
     # 3 policies as production sees the fleet, 3 exact, 3 references, 6 of the sweep; and 3 timelines of one seed.
@@ -40,19 +40,19 @@ def test_every_policy_and_reference_runs_once_and_progress_adds_up() -> None:
 
 
 def test_a_reference_that_is_also_compared_runs_once() -> None:
-    plan = Plan((scenario(),), {"expected_latency": BUILTIN["expected_latency"]()}, (0,), requests=100)
+    plan = ComparisonPlan((scenario(),), {"expected_latency": BUILTIN["expected_latency"]()}, (0,), requests=100)
     assert len(plan.jobs()) == 4
 
 
 def test_without_the_ladder_nothing_is_regretted() -> None:
-    (board,) = compare(Plan((scenario(),), POLICIES, (0, 1), requests=100, load=0.5, ladder=False))
+    (board,) = compare(ComparisonPlan((scenario(),), POLICIES, (0, 1), requests=100, load=0.5, ladder=False))
     assert board.load == pytest.approx(0.5)
     assert summary.regrets(board, "wlpr", "mean_s") == {}
     assert set(summary.aggregate([board], "wlpr")) == set(POLICIES)
 
 
 def test_regret_is_the_paired_difference_to_each_reference() -> None:
-    (board,) = compare(Plan((scenario(),), POLICIES, (0, 1, 2, 3), requests=200))
+    (board,) = compare(ComparisonPlan((scenario(),), POLICIES, (0, 1, 2, 3), requests=200))
     found = summary.regrets(board, "wlpr", "p99_s")
     assert list(found) == ["pooled", "social", "clairvoyant", "exact queues", "same policy, exact queues"]
     ours, exact = board.policies["wlpr"].latency.p99_s, board.exact["wlpr"].latency.p99_s
@@ -60,7 +60,7 @@ def test_regret_is_the_paired_difference_to_each_reference() -> None:
 
 
 def test_the_best_is_the_one_of_least_mean_and_others_are_multiples_of_it() -> None:
-    (board,) = compare(Plan((scenario(),), POLICIES, (0, 1, 2, 3), requests=200))
+    (board,) = compare(ComparisonPlan((scenario(),), POLICIES, (0, 1, 2, 3), requests=200))
     means = {policy: metrics.latency.mean_s.mean() for policy, metrics in board.policies.items()}
     best = min(means, key=means.__getitem__)
     assert summary.ranked(board)[0] == best
@@ -73,7 +73,7 @@ def test_the_best_is_the_one_of_least_mean_and_others_are_multiples_of_it() -> N
 
 
 def test_aggregates_are_relative_to_the_clairvoyant() -> None:
-    boards = compare(Plan((scenario(), scenario("stale-reports")), POLICIES, (0, 1, 2), requests=200))
+    boards = compare(ComparisonPlan((scenario(), scenario("stale-reports")), POLICIES, (0, 1, 2), requests=200))
     found = summary.aggregate(boards, "wlpr")
     scores = np.stack(
         [b.policies["random"].latency.mean_s / b.references["clairvoyant"].latency.mean_s for b in boards]
@@ -85,7 +85,7 @@ def test_aggregates_are_relative_to_the_clairvoyant() -> None:
 def test_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads in place of processes, which would import the real engine; what goes to a process must be picklable."""
     monkeypatch.setattr(comparing, "ProcessPoolExecutor", lambda size, mp_context: ThreadPoolExecutor(size))
-    plan = Plan((scenario(),), POLICIES, (0, 1), requests=100, sweep=(0.5,))
+    plan = ComparisonPlan((scenario(),), POLICIES, (0, 1), requests=100, sweep=(0.5,))
     advanced: list[int] = []
     (board,) = compare(pickle.loads(pickle.dumps(plan)), processes=2, advance=advanced.append)
     assert sum(advanced) == plan.total()
@@ -97,7 +97,9 @@ def test_processes_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_closed_loop_has_neither_load_nor_sweep_nor_timeline() -> None:
     opened = scenario()
     closed = replace(opened, workload=replace(opened.workload, clients=4))
-    (board,) = compare(Plan((closed,), POLICIES, (0, 1), requests=100, load=0.5, sweep=(0.5,), timelines=True))
+    (board,) = compare(
+        ComparisonPlan((closed,), POLICIES, (0, 1), requests=100, load=0.5, sweep=(0.5,), timelines=True)
+    )
     assert np.isnan(board.load)
     assert board.sweep == board.timelines == {}
     assert np.isnan(summary.regrets(board, "wlpr", "mean_s")["pooled"].value)
@@ -113,6 +115,6 @@ def test_a_burst_is_where_most_work_arrives() -> None:
 
 @pytest.mark.parametrize("field", ["scenarios", "policies", "seeds"])
 def test_an_empty_plan_is_refused(field: str) -> None:
-    plan = replace(Plan((scenario(),), POLICIES, (0,)), **{field: ()})
+    plan = replace(ComparisonPlan((scenario(),), POLICIES, (0,)), **{field: ()})
     with pytest.raises(ValueError, match=f"{field} is empty: name at least one"):
         compare(plan)

@@ -16,7 +16,7 @@ from simulator.envs.observation import LONGEST_S, WORKER_COLUMNS
 from simulator.result import Status
 from simulator.run import run
 from simulator.scenario import Scenario, load_scenario, scenario_names
-from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import BatchingSpec, Fault, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 from simulator.workload.workload import ModelTraffic, Workload
 
 REQUESTS = 60
@@ -28,8 +28,8 @@ def scenario_of(
     *, faults: tuple[Fault, ...] = (), load: float = 0.8, workers: int = 3, balancers: int = 1, **batching: Any
 ) -> Scenario:
     """A small fleet: two at the start, the rest absent."""
-    model = ModelSpec("m", {"*": ServiceTime((1, 4), (0.01, 0.02))}, batching=Batching(4, **batching))
-    specs = tuple(WorkerSpec(f"w{w}", speed=1.0 + w, present=w < 2) for w in range(workers))
+    model = ModelSpec("m", {"*": ServiceTime((1, 4), (0.01, 0.02))}, batching=BatchingSpec(4, **batching))
+    specs = tuple(SimulatedWorker(f"w{w}", speed=1.0 + w, present=w < 2) for w in range(workers))
     fleet = FleetSpec((model,), specs, balancers=balancers, faults=faults)
     workload = Workload(1.0, (ModelTraffic("m", deadline_s=0.04),))
     return Scenario("small", "For tests", "train", fleet, workload).with_load(load)
@@ -266,7 +266,7 @@ def test_the_least_pending_is_the_deciding_balancers() -> None:
     env.reset(seed=0, options={"scenario": scenario_of(workers=3, balancers=4), "load": 1.5})
     batch = env._episodes.batch
     for _ in range(REQUESTS - 1):
-        expected = np.where(batch.sim.desk.mask, batch.view().pending, np.inf)[0].argmin()
+        expected = np.where(batch.sim.decision.mask, batch.view().pending, np.inf)[0].argmin()
         *_, info = env.step(8)  # no such worker in this fleet
         assert info["invalid_action"]
         assert env._episodes.last_pick[0] == expected

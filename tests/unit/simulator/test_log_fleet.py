@@ -10,35 +10,45 @@ import pytest
 from support.simulated_logs import simulated_log
 
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint
-from balancer.operate.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
+from balancer.server.decision_log.recorded import DecisionLog, ModelService, RecordedService, Run
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
 from simulator.log.fleet import calibrate, capped, scenario_from_log
-from simulator.log.service import Executions, Worked, service_time, without_waiting, worked
+from simulator.log.service import Executions, WorkerExecutions, service_time, without_waiting, worked
 from simulator.log.workload import arrivals_from_log
 from simulator.run import run
 from simulator.scenario import Scenario
-from simulator.spec import Batching, Fault, FleetSpec, ModelSpec, Network, Noise, Reports, ServiceTime, WorkerSpec
+from simulator.spec import (
+    BatchingSpec,
+    Fault,
+    FleetSpec,
+    ModelSpec,
+    NetworkSpec,
+    Noise,
+    Reports,
+    ServiceTime,
+    SimulatedWorker,
+)
 from simulator.workload.workload import ModelTraffic, Workload
 
 LARGE = ModelSpec(
     "large",
     {"slow": ServiceTime((1, 8), (0.02, 0.06)), "fast": ServiceTime((1, 8), (0.01, 0.03))},
     Noise("lognormal", 0.1),
-    Batching(8),
+    BatchingSpec(8),
 )
-SMALL = ModelSpec("small", {"*": ServiceTime((1, 4), (0.004, 0.01))}, batching=Batching(4))
+SMALL = ModelSpec("small", {"*": ServiceTime((1, 4), (0.004, 0.01))}, batching=BatchingSpec(4))
 FLEET = FleetSpec(
     (LARGE, SMALL),
     (
-        WorkerSpec("a", "slow", models=("large",)),
-        WorkerSpec("b", "fast", models=("large",), weight=3.0),
-        WorkerSpec("c", "fast", speed=0.5, models=("large",)),
-        WorkerSpec("d", "fast", models=("small",)),
+        SimulatedWorker("a", "slow", models=("large",)),
+        SimulatedWorker("b", "fast", models=("large",), weight=3.0),
+        SimulatedWorker("c", "fast", speed=0.5, models=("large",)),
+        SimulatedWorker("d", "fast", models=("small",)),
     ),
     balancers=2,
     reports=Reports(period_s=0.02),
-    network=Network(to_worker_s=0.002, outcome_s=0.003),
+    network=NetworkSpec(to_worker_s=0.002, outcome_s=0.003),
 )
 WORKLOAD = Workload(60.0, (ModelTraffic("large"), ModelTraffic("small", share=0.5)))
 
@@ -171,7 +181,7 @@ def test_counters_are_what_was_executed_while_the_log_was_written() -> None:
 
 def alone(seconds: float, span_s: float, instances: int) -> dict[str, Executions]:
     own = Executions(8, instances, {1: (100, seconds)})
-    return without_waiting(Worked(span_s, 1, {"m": own}))
+    return without_waiting(WorkerExecutions(span_s, 1, {"m": own}))
 
 
 def test_waiting_for_the_device_is_taken_out() -> None:

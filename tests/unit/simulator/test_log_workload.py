@@ -9,16 +9,16 @@ import pytest
 from support.decision_logs import LIMITS, MODELS, UNIX_S, recorded, write
 from support.fleets import report
 
-from balancer.core.errors import RoutingError
-from balancer.core.events import WorkerAdded
-from balancer.core.router import Router
-from balancer.operate.decision_log.reading import read_log
+from balancer.errors import OperatorError
+from balancer.scheduler.errors import RoutingError
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.decision_log.reading import read_log
 from policies.base import Request
 from policies.least_requests import LeastRequests
 from policies.random_choice import RandomChoice
-from simulator.log.workload import arrivals_from_log, recorded_from
-from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload.workload import ModelTraffic, Workload
+from simulator.log.workload import arrivals_from_log
+from simulator.scenario import load_scenario
 
 
 def routed(folder: Path, process: str, requests: list[tuple[float, Request]], share: float = 1.0) -> None:
@@ -74,17 +74,33 @@ def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
         arrivals_from_log(read_log(tmp_path / "all"), ["x"])
 
 
+SCENARIO = """\
+summary: what was recorded
+split: held-out
+fleet:
+  models:
+    bert: {device_ms: {"*": {1: 5, 8: 10}}, batching: {max_batch_rows: 64}}
+    tft: {device_ms: {"*": {1: 5, 8: 10}}, batching: {max_batch_rows: 64}}
+  workers: [{count: 2}]
+workload:
+  rate_per_s: 50
+  arrivals: {log: {path: LOG}}
+  models: {bert: {}, tft: {}}
+"""
+
+
 def test_a_log_is_a_trace_for_scenarios(tmp_path: Path) -> None:
-    recorded(tmp_path, RandomChoice(), requests=200)
-    log = recorded_from(read_log(tmp_path))
-    models = tuple(
-        ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=Batching(max_batch_rows=64)) for name in MODELS
-    )
-    fleet = FleetSpec(models, (WorkerSpec("w"),))
-    workload = Workload(50.0, tuple(map(ModelTraffic, MODELS)), recorded=log)
-    arrivals = workload.arrivals(fleet, len(log.time_s), seed=1)
-    original = arrivals_from_log(read_log(tmp_path), MODELS)
+    log = recorded(tmp_path / "log", RandomChoice(), requests=200)
+    (tmp_path / "s.yaml").write_text(SCENARIO.replace("LOG", "log"))
+    original = arrivals_from_log(log, MODELS)
+    arrivals = load_scenario(tmp_path / "s.yaml").arrivals(seed=1, requests=len(original))
     for column in ("model", "rows", "key", "deadline_s", "priority", "tenant"):
         # The same requests, from another place on.
         assert sorted(getattr(arrivals, column)) == sorted(getattr(original, column)), column
     assert len(arrivals) / arrivals.time_s[-1] == pytest.approx(50, rel=0.1)
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO.replace("LOG", "nowhere"))
+    with pytest.raises(OperatorError, match=r"workload\.arrivals\.log: decision log 'nowhere'"):
+        load_scenario(str(tmp_path / "s.yaml"))

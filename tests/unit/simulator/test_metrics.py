@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.results import make_result
 
+from simulator.compare.metrics import TAIL_SHARES, jain, measure
 from simulator.result import Status
-from simulator.scoreboard.metrics import TAIL_SHARES, jain, measure
 
 
 def test_latency_is_that_of_numpy_in_each_environment() -> None:

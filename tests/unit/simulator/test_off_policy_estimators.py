@@ -66,6 +66,7 @@ def test_each_is_what_its_definition_says() -> None:
     assert found.dr.value == pytest.approx(2 + (0.5 * 1 + 0 + 0 - 3 * 0.5) / 4)
 
 
+@pytest.mark.long
 def test_inverse_propensity_is_unbiased_in_small_samples() -> None:
     means = np.array([Bandit(30, seed).value().ips.value for seed in range(1500)])
     assert means.mean() == pytest.approx(TRUTH, abs=4 * means.std() / np.sqrt(len(means)))
@@ -88,6 +89,7 @@ def test_a_good_model_makes_it_less_variable() -> None:
     assert found.dr.high - found.dr.low < 0.8 * (found.ips.high - found.ips.low)
 
 
+@pytest.mark.long
 def test_intervals_cover_the_value_as_often_as_they_say() -> None:
     runs = [Bandit(400, seed).value() for seed in range(250)]
     for name in ("ips", "snips", "dr"):
@@ -96,6 +98,7 @@ def test_intervals_cover_the_value_as_often_as_they_say() -> None:
         assert 0.91 <= covered <= 0.98, (name, covered)
 
 
+@pytest.mark.long
 def test_blocks_keep_what_belongs_together_together() -> None:
     """Each of 40 levels holds for 25 decisions: single decisions would make the interval 5 times too narrow."""
     rng = np.random.default_rng(5)

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from support.simulated_logs import simulated_log
 
-from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import FleetView, FloatArray, Policy, Request
 from policies.expected_latency import ExpectedLatency
 from policies.least_requests import LeastRequests
 from policies.power_of_two import PowerOfTwo
 from policies.random_choice import RandomChoice
+from simulator.compare.metrics import measure
 from simulator.off_policy.assess import Assessed, Assessor, decisions_of
 from simulator.off_policy.calibrated import LOGGING, Calibrated, simulate
 from simulator.off_policy.verdict import verdict
 from simulator.run import run
 from simulator.scenario import load_scenario
-from simulator.scoreboard.metrics import measure
 
 SCENARIO = load_scenario("heterogeneous-bursty").with_load(0.4)
 REQUESTS = 6000

@@ -11,10 +11,10 @@ import pytest
 from support.decision_logs import LIMITS, recorded, write
 from support.fleets import make_router
 
-from balancer.core.errors import RoutingError
-from balancer.native.library import Compiled, Library
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision
+from balancer.kernel.compiled.library import Compiled, Library
+from balancer.scheduler.errors import RoutingError
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError, RecordedDecision
 from policies import BUILTIN
 from policies.base import FleetView, FloatArray, Policy, Request, option
 from policies.columns import Columns
@@ -25,12 +25,21 @@ from policies.random_choice import RandomChoice
 from policies.token_bucket import TokenBucket
 from simulator.replay import columns_of, replay
 
+WITH_OPTIONS = [
+    PowerOfTwo(choices=3, weighted=True),
+    LeastRequests(choices=2),
+    RandomChoice(weighted=True),
+    ConsistentHash(load="in_flight"),
+    BUILTIN["prequal"](pool=0, latency="expected"),  # type: ignore[call-arg]  # options of this one
+    BUILTIN["expected_latency"](temperature=0.5),  # type: ignore[call-arg]  # options of this one
+]
+
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", sorted(BUILTIN))
-def test_every_policy_decides_the_same_again_in_every_bit(name: str, compiled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [*(kind() for kind in BUILTIN.values()), *WITH_OPTIONS], ids=lambda each: each.name)
+def test_every_policy_decides_the_same_again_in_every_bit(policy: Policy, compiled: bool, tmp_path: Path) -> None:
     kernel = Compiled(Library()) if compiled else None
-    log = recorded(tmp_path, BUILTIN[name](), settings=LIMITS, seed=3, kernel=kernel)
+    log = recorded(tmp_path, policy, settings=LIMITS, seed=3, kernel=kernel)
     assert all(run.compiled == compiled for run in log.runs)
     result = replay(log)
     assert result.exact, result.mismatches
@@ -39,25 +48,9 @@ def test_every_policy_decides_the_same_again_in_every_bit(name: str, compiled: b
     np.testing.assert_array_equal(result.recorded, result.replayed)
     assert sum(compared.decisions for compared in result.compared) == len(log) > 300
     assert {(compared.policy, compared.role) for compared in result.compared} >= {
-        (name, "in_force"),
+        (policy.name, "in_force"),
         ("consistent_hash", "hash"),  # the router's, for sequences at least
     }
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        PowerOfTwo(choices=3, weighted=True),
-        LeastRequests(choices=2),
-        RandomChoice(weighted=True),
-        ConsistentHash(load="in_flight"),
-        BUILTIN["prequal"](pool=0, latency="expected"),  # type: ignore[call-arg]  # options of this one
-        BUILTIN["expected_latency"](temperature=0.5),  # type: ignore[call-arg]  # options of this one
-    ],
-    ids=lambda policy: policy.name,
-)
-def test_so_it_does_with_options(policy: Policy, tmp_path: Path) -> None:
-    assert replay(recorded(tmp_path, policy, seed=4)).exact
 
 
 def test_what_a_policy_sheds_is_shed_again(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from balancer.errors import OperatorError
-from balancer.files.schema import ConfigError
+from balancer.files.yaml_document import ConfigError
 from simulator.scenario import Scenario, load_scenario, long_scenario_names, scenario_names
-from simulator.spec import Cache, Noise, Reports, ServiceTime
+from simulator.spec import CacheSpec, Noise, Reports, ServiceTime
 
 FLEET = """
 fleet:
@@ -19,6 +19,7 @@ fleet:
   workers: [{count: 2}]
 """
 GOOD = f"summary: a\nsplit: train\n{FLEET}workload: {{load: 0.5}}\n"
+LOAD, GROUPS, MOST = "{load: 0.5}", "[{count: 2}]", "max_batch_rows: 4"
 FULL = """
 summary: everything at once
 split: held-out
@@ -107,7 +108,7 @@ def test_a_file_says_all_there_is_to_say(tmp_path: pathlib.Path) -> None:
     assert fleet.reports == Reports(0.2, loss=0.1)
     assert fleet.faults[0].duration_s == 2
     assert fleet.faults[1].duration_s == math.inf
-    assert fleet.cache == Cache(10, 0.5)
+    assert fleet.cache == CacheSpec(10, 0.5)
     assert not fleet.settings.sticky_keys
     assert fleet.settings.limits.max_pending_per_worker == 9
     arrivals = scenario.arrivals(0)
@@ -157,133 +158,82 @@ def test_an_unknown_name_gets_a_hint() -> None:
         load_scenario("nowhere.yaml")
 
 
+IN_WORKLOAD = [
+    ("rate_per_s: 3", "must have exactly one of load, rate_per_s, clients"),
+    ("models: {n: {}}", 'workload.models.n: "n" is not allowed: no such model in the'),
+    (
+        "arrivals: {bursts: {factor: 0.5}}",
+        's.yaml:7: workload.arrivals.bursts: {"factor": 0.5} is not allowed: burst factor is 0.5: give',
+    ),
+    (
+        "arrivals: {poisson: {}, uniform: {}}",
+        "must have exactly one of poisson, uniform, bursts, diurnal, flash_crowd, trace",
+    ),
+    ("arrivals: {trace: {file: no.csv}}", "s.yaml:7: workload.arrivals.trace: trace 'no.csv' is neither in"),
+    ("arrivals: {trace: {file: azure_llm_2023_code.csv.gz, columns: {rows_column: x}}}", "workload.arrivals.trace: "),
+    ("models: {m: {rows: {fixed: 1000}}}", "s.yaml:7: workload: rows of m are 1000: give at most"),
+    ("keys: {zipf: {count: 0}}", "keys.zipf.count: 0 is not allowed: must be"),
+    ("priorities: {1: 0}", 'workload.priorities: {"1": 0.0} is not allowed: must have'),
+    ("balancers: [1, 2]", "workload.balancers: [1.0, 2.0] is not allowed: must be as many as there are balancers, 1"),
+    ("balancers: [0]", "balancers: [0.0] is not allowed: must have a weight above 0"),
+]
+IN_FLEET = [
+    ("reports: {loss: 2}", "fleet.reports.loss: 2.0 is not allowed: must be at least 0 and at"),
+    ("reports: {period_s: 0}", "reports.period_s: 0.0 is not allowed: must be at least 0.001."),
+    (
+        "settings: {limits: {max_pending_per_worker: 0}}",
+        "settings.limits.max_pending_per_worker: 0.0 is not allowed: must be at least",
+    ),
+    (
+        "faults: [{kind: crash, worker: worker-1, at_s: 1}]",
+        'faults[0].worker: "worker-1" is not allowed: no such worker; did you mean "worker-0"?',
+    ),
+    ("faults: [{kind: join, worker: worker-0, at_s: 1}]", "is there from the start: give its group `present: false`"),
+    (
+        "faults: [{kind: errors, worker: worker-0, at_s: 1, amount: 2}]",
+        "faults[0].amount: 2.0 is not allowed: must be a share of requests, at most 1",
+    ),
+    ("settings: {models: {n: {}}}", 'settings.models.n: "n" is not allowed: no such model'),
+]
+ACROSS = [
+    ("{c: {a: 1}}", 'network.across_s.c: "c" is not allowed: no balancer is there; known here: b'),
+    ("{b: {b: 1}}", 'network.across_s.b.b: "b" is not allowed: no worker is there; known here: a'),
+    ("{b: {a: -1}}", "network.across_s.b.a: -1.0 is not allowed: must be at least 0"),
+]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("summary: a\n", "", "s.yaml: summary: is missing and has no default; add it. One line"),
         ("split: train", "split: test", "s.yaml:2: split: \"test\" is not allowed: must be 'train' or 'held-out'"),
         ("split: train", "split: train\nseed: 1", "s.yaml:3: seed: unknown field (its value is 1)"),
-        ("{load: 0.5}", "{load: 0}", "workload.load: 0 is not allowed: must be greater than 0. Mean rate as a share"),
-        ("{load: 0.5}", "{}", "workload: {} is not allowed: must have exactly one of load, rate_per_s, clients."),
-        ("{load: 0.5}", "{load: 0.5, rate_per_s: 3}", "must have exactly one of load, rate_per_s, clients"),
-        ("{load: 0.5}", "{load: 0.5, models: {n: {}}}", 'workload.models.n: "n" is not allowed: no such model in the'),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, arrivals: {bursts: {factor: 0.5}}}",
-            's.yaml:7: workload.arrivals.bursts: {"factor": 0.5} is not allowed: burst factor is 0.5: give a number',
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, arrivals: {poisson: {}, uniform: {}}}",
-            "must have exactly one of poisson, uniform, bursts, diurnal, flash_crowd, trace",
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, arrivals: {trace: {file: no.csv}}}",
-            "s.yaml:7: workload.arrivals.trace: trace 'no.csv' is neither in",
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, arrivals: {trace: {file: azure_llm_2023_code.csv.gz, columns: {rows_column: x}}}}",
-            "workload.arrivals.trace: ",
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, models: {m: {rows: {fixed: 1000}}}}",
-            "s.yaml:7: workload: rows of m are 1000: give at most",
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, keys: {zipf: {count: 0}}}",
-            "keys.zipf.count: 0 is not allowed: must be",
-        ),
-        ("{load: 0.5}", "{load: 0.5, priorities: {1: 0}}", 'workload.priorities: {"1": 0.0} is not allowed: must have'),
-        (
-            "[{count: 2}]",
-            "[{count: 0}]",
-            "fleet.workers[0].count: 0 is not allowed: must be greater than or equal to 1",
-        ),
-        (
-            "[{count: 2}]",
-            "[{models: [n]}]",
-            'fleet.workers[0].models[0]: "n" is not allowed: no such model; known here: m',
-        ),
-        ("[{count: 2}]", "[{present: false}]", "workload: model 'm' gets requests, but no present worker has it"),
+        (LOAD, "{load: 0}", "workload.load: 0 is not allowed: must be greater than 0. Mean rate as a share"),
+        (LOAD, "{}", "workload: {} is not allowed: must have exactly one of load, rate_per_s, clients."),
+        (GROUPS, "[{count: 0}]", "fleet.workers[0].count: 0 is not allowed: must be greater than or equal to 1"),
+        (GROUPS, "[{models: [n]}]", 'fleet.workers[0].models[0]: "n" is not allowed: no such model; known here: m'),
+        (GROUPS, "[{present: false}]", "workload: model 'm' gets requests, but no present worker has it"),
         ('"*"', "A100", "fleet.workers[0].device: \"*\" is not allowed: model 'm' has no device_ms for it"),
         ("{4: 20, 1: 10}", "{}", "fleet.models.m.device_ms.*: {} is not allowed: must have a point, such as {1: 3.4}"),
         ("{4: 20, 1: 10}", "{0: 1}", "fleet.models.m.device_ms.*.0: "),
         ("batching: {max", "host_ms: {'*': {1: 1}}, batching: {max", 'host_ms.*: {"1": 1.0} is not allowed: must have'),
         ("batching: {max", "measured: BERT-large, batching: {max", "must have exactly one of measured, device_ms"),
-        ("max_batch_rows: 4", "max_batch_rows: 0", "m.batching.max_batch_rows: 0 is not allowed: must be at least 1."),
+        (MOST, "max_batch_rows: 0", "m.batching.max_batch_rows: 0 is not allowed: must be at least 1."),
+        (MOST, "priority_levels: 9", "batching.priority_levels: 9 is not allowed: must be at least 1 and"),
+        (MOST, "default_priority: 2", "batching.default_priority: 2 is not allowed: must be at most prio"),
+        (MOST, "max_rows: 4", "s.yaml:5: fleet.models.m.batching.max_rows: "),
         (
-            "max_batch_rows: 4",
-            "priority_levels: 9",
-            "batching.priority_levels: 9 is not allowed: must be at least 1 and",
-        ),
-        (
-            "max_batch_rows: 4",
-            "default_priority: 2",
-            "batching.default_priority: 2 is not allowed: must be at most prio",
-        ),
-        ("max_batch_rows: 4", "max_rows: 4", "s.yaml:5: fleet.models.m.batching.max_rows: "),
-        (
-            "[{count: 2}]",
-            "[{}]\n  reports: {loss: 2}",
-            "fleet.reports.loss: 2.0 is not allowed: must be at least 0 and at",
-        ),
-        (
-            "[{count: 2}]",
-            "[{}]\n  reports: {period_s: 0}",
-            "reports.period_s: 0.0 is not allowed: must be at least 0.001.",
-        ),
-        (
-            "[{count: 2}]",
-            "[{}]\n  settings: {limits: {max_pending_per_worker: 0}}",
-            "settings.limits.max_pending_per_worker: 0.0 is not allowed: must be at least",
-        ),
-        (
-            "[{count: 2}]",
-            "[{}]\n  faults: [{kind: crash, worker: worker-1, at_s: 1}]",
-            'faults[0].worker: "worker-1" is not allowed: no such worker; did you mean "worker-0"?',
-        ),
-        (
-            "[{count: 2}]",
+            GROUPS,
             "[{zone: a}]\n  zones: [a, b]",
             'fleet.zones: ["a", "b"] is not allowed: must be as many as there are balancers, 1, or none',
         ),
-        ("[{count: 2}]", f"[{{zone: {'z' * 64}}}]", "fleet.workers[0].zone: "),
-        (
-            "[{count: 2}]",
-            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {c: {a: 1}}}",
-            'network.across_s.c: "c" is not allowed: no balancer is there; known here: b',
+        (GROUPS, f"[{{zone: {'z' * 64}}}]", "fleet.workers[0].zone: "),
+        *((LOAD, f"{{load: 0.5, {more}}}", message) for more, message in IN_WORKLOAD),
+        *((GROUPS, f"[{{}}]\n  {more}", message) for more, message in IN_FLEET),
+        *(
+            (GROUPS, f"[{{zone: a}}]\n  zones: [b]\n  network: {{across_s: {more}}}", message)
+            for more, message in ACROSS
         ),
-        (
-            "[{count: 2}]",
-            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {b: {b: 1}}}",
-            'network.across_s.b.b: "b" is not allowed: no worker is there; known here: a',
-        ),
-        (
-            "[{count: 2}]",
-            "[{zone: a}]\n  zones: [b]\n  network: {across_s: {b: {a: -1}}}",
-            "network.across_s.b.a: -1.0 is not allowed: must be at least 0",
-        ),
-        (
-            "{load: 0.5}",
-            "{load: 0.5, balancers: [1, 2]}",
-            "workload.balancers: [1.0, 2.0] is not allowed: must be as many as there are balancers, 1",
-        ),
-        ("{load: 0.5}", "{load: 0.5, balancers: [0]}", "balancers: [0.0] is not allowed: must have a weight above 0"),
-        (
-            "[{count: 2}]",
-            "[{}]\n  faults: [{kind: join, worker: worker-0, at_s: 1}]",
-            "is there from the start: give its group `present: false`",
-        ),
-        (
-            "[{count: 2}]",
-            "[{}]\n  faults: [{kind: errors, worker: worker-0, at_s: 1, amount: 2}]",
-            "faults[0].amount: 2.0 is not allowed: must be a share of requests, at most 1",
-        ),
-        ("[{count: 2}]", "[{}]\n  settings: {models: {n: {}}}", 'settings.models.n: "n" is not allowed: no such model'),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_place(tmp_path: pathlib.Path, old: str, new: str, message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from balancer.config.profile_file import ModelProfile, Profile, ProfilePoint, dump_profile, load_profile
 from simulator import service
 from simulator.service import fit, from_profile, measured, table, tables
+from simulator.spec import ServiceTime
 
 TFT_PYTORCH = "NVIDIA A30, PyTorch with FP16, Dataset: electricity"
 
@@ -126,3 +127,16 @@ def test_a_profile_is_read_with_its_parts_apart(tmp_path: Path) -> None:
     assert times.rows == (1, 4, 8)
     assert times.device_s == pytest.approx((0.0085, 0.0085, 0.018)), "noise between 1 and 4, by executions"
     assert times.host_s == (0.0005, 0.0010, 0.0020)
+
+
+@pytest.mark.parametrize(
+    ("service", "device_s", "host_s"),
+    [
+        (ServiceTime((2, 4), (1.0, 3.0), (0.5, 0.25)), [1, 1, 1, 2, 3], [0.5, 0.5, 0.5, 0.375, 0.25]),
+        (ServiceTime((1, 2, 3), (1.0, 5.0, 6.0)), [1, 1, 5, 6, 7], [0] * 5),
+        (ServiceTime((4,), (0.25,)), [0.25] * 5, [0] * 5),
+    ],
+    ids=["lines between points", "the last line goes on", "a point is constant"],
+)
+def test_a_table_by_rows(service: ServiceTime, device_s: list[float], host_s: list[float]) -> None:
+    assert [column.tolist() for column in service.table(4)] == [device_s, host_s]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from simulator.scoreboard import statistics
-from simulator.scoreboard.statistics import Estimate
+from simulator.compare import statistics
+from simulator.compare.statistics import Estimate
 
 
 @pytest.mark.parametrize("skew", [False, True])

@@ -7,8 +7,8 @@ import pytest
 
 from policies.hashing import key_of
 from simulator.arrivals import Arrivals
-from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
-from simulator.workload.draws import Between, Exponential, Lognormal, Pareto, Shares, UniformKeys
+from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
+from simulator.workload.draws import Exponential, Lognormal, Pareto, Shares, UniformInt, UniformKeys
 from simulator.workload.trace import TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
 
@@ -17,13 +17,13 @@ TOKENS = TraceColumns("ContextTokens", 512, "GeneratedTokens")
 
 
 def model(name: str, max_rows: int) -> ModelSpec:
-    return ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=Batching(max_batch_rows=max_rows))
+    return ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=BatchingSpec(max_batch_rows=max_rows))
 
 
-FLEET = FleetSpec((model("a", 4), model("b", 16)), (WorkerSpec("w"),), balancers=3)
+FLEET = FleetSpec((model("a", 4), model("b", 16)), (SimulatedWorker("w"),), balancers=3)
 MIX = Workload(
     100,
-    (ModelTraffic("a", 3, Between(1, 8), deadline_s=0.1), ModelTraffic("b", 1, work=Lognormal(2))),
+    (ModelTraffic("a", 3, UniformInt(1, 8), deadline_s=0.1), ModelTraffic("b", 1, work=Lognormal(2))),
     keys=UniformKeys(7),
     priorities=Shares({1: 0.2, 2: 0.8}),
     tenants=Shares({0: 0.5, 1: 0.5}),

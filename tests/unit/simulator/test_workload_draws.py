@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from simulator.workload.draws import (
-    Between,
     Distribution,
     Exponential,
     Lognormal,
     Pareto,
     Sessions,
     Shares,
+    UniformInt,
     UniformKeys,
     ZipfKeys,
     mean_rows,
@@ -22,7 +22,7 @@ U = np.random.default_rng(1).random(200_000)
     "distribution",
     [
         Shares({3: 1.0}),
-        Between(2, 7),
+        UniformInt(2, 7),
         Shares({1: 3, 8: 1}),
         Pareto(1.5, 100),
         Pareto(0.8, 20, 2),
@@ -47,7 +47,7 @@ def test_shares_and_ranges_are_as_given() -> None:
     drawn = Shares({1: 3, 8: 1, 5: 0}).quantile(U)
     assert set(drawn) == {1, 8}
     assert np.mean(drawn == 1) == pytest.approx(0.75, abs=0.01)
-    assert set(Between(2, 4).quantile(U)) == {2, 3, 4}
+    assert set(UniformInt(2, 4).quantile(U)) == {2, 3, 4}
 
 
 def test_the_tail_is_as_heavy_as_its_exponent_and_bounded() -> None:
@@ -102,7 +102,7 @@ def test_more_keys_begin_as_fewer(keys) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Between(3, 2), "low is 3 and high 2: give 1 <= low <= high"),
+        (lambda: UniformInt(3, 2), "low is 3 and high 2: give 1 <= low <= high"),
         (lambda: Shares({1: -1}), "greater than or equal to 0 .*input_value=-1"),
         (lambda: Shares({}), "one of them above"),
         (lambda: Pareto(1.0), "shape is 1: give 0.999"),

@@ -9,18 +9,18 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from balancer.files.schema import ConfigError
+from balancer.files.yaml_document import ConfigError
 from simulator.arrivals import Arrivals, Extras
 from simulator.capacity import capacity_per_s
 from simulator.scenario import load_scenario
-from simulator.spec import Batching, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 from simulator.workload.draws import Lognormal, Shares, UniformKeys
 from simulator.workload.extras import Patience, Sequences, Stream
 from simulator.workload.workload import ModelTraffic, Workload
 
 FLEET = FleetSpec(
-    tuple(ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=Batching(max_batch_rows=8)) for name in "ab"),
-    (WorkerSpec("w"),),
+    tuple(ModelSpec(name, {"*": ServiceTime((1,), (0.01,))}, batching=BatchingSpec(max_batch_rows=8)) for name in "ab"),
+    (SimulatedWorker("w"),),
 )
 ROWS = Shares({1: 1, 4: 1, 8: 1})
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from balancer.load.arrivals import Bursts, dispersion
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process, Uniform, draw_times
-from tools.load.arrivals import Bursts, dispersion
 
 PROCESSES = [
     Poisson(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from tools.demo import traffic
-from tools.demo.report import Report, make_report
-from tools.demo.steps import DigitsOutcome, PolicyOutcome
-from tools.load.result import LoadResult
+from balancer.load.result import LoadResult
+from dev.demo import traffic
+from dev.demo.report import Report, make_report
+from dev.demo.steps import DigitsOutcome, PolicyOutcome
 
 MEAN_MS = {
     "round_robin": 700,
@@ -19,10 +22,14 @@ MEAN_MS = {
     "token_bucket": 60,
     "expected_latency": 22,
 }
-FLEET = {"workers": [{"worker": f"made-up-{i}", "device": gpu} for i, gpu in enumerate(["A100", "V100", "A30", "T4"])]}
+FLEET: dict[str, Any] = {
+    "workers": [{"worker": f"made-up-{i}", "device": gpu} for i, gpu in enumerate(["A100", "V100", "A30", "T4"])]
+}
 
 
-def outcome(policy: str, mean_ms: float, failed: int = 0, count: int = 3000) -> PolicyOutcome:
+def outcome(
+    policy: str, mean_ms: float, failed: int = 0, count: int = 3000, workers: Mapping[str, Any] = FLEET
+) -> PolicyOutcome:
     generator = np.random.default_rng(len(policy))
     scheduled_s = np.sort(generator.random(count) * 15)
     model = generator.integers(0, 3, count)
@@ -31,7 +38,7 @@ def outcome(policy: str, mean_ms: float, failed: int = 0, count: int = 3000) -> 
     result = LoadResult(
         models=tuple(mix.name for mix in traffic.MIX),
         codes=("OK", "UNAVAILABLE"),
-        workers=tuple(worker["worker"] for worker in FLEET["workers"]),
+        workers=tuple(worker["worker"] for worker in workers["workers"]),
         duration_s=15.0,
         scheduled_s=scheduled_s,
         started_s=scheduled_s + 1e-4,

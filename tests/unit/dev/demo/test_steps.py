@@ -1,19 +1,18 @@
-import asyncio
 from pathlib import Path
 
 import pytest
 from support.fake_triton import FakeTriton, serving
 
-from balancer.config import config
-from tools.demo.stack import DemoError, DemoStack, write_policy
-from tools.demo.steps import compare_policies
-from tools.demo.traffic import Plan
-from tools.load.result import summarise
-from tools.load.runner import Progress
+from balancer.errors import OperatorError
+from balancer.load.result import summarise
+from balancer.load.runner import Progress
+from dev.demo.stack import DemoStack
+from dev.demo.steps import compare_policies
+from dev.demo.traffic import Plan
 
 
 class FakeStack(DemoStack):
-    """No stack: the listener of a fake Triton, and a file that takes effect when it is written."""
+    """No stack: the listener of a fake Triton, and swaps that take effect at once."""
 
     def __init__(self, directory: Path, url: str) -> None:
         super().__init__(directory, workers=1, policy="random")
@@ -25,7 +24,6 @@ class FakeStack(DemoStack):
         return self._url
 
     async def swap(self, policy: str) -> float:
-        write_policy(self.config_path, policy)
         self.swaps.append(policy)
         return 0.01
 
@@ -54,56 +52,9 @@ async def test_policies_take_turns_under_equal_traffic(tmp_path: Path) -> None:
 async def test_a_swap_that_fails_ends_the_comparison(tmp_path: Path) -> None:
     class RefusingFakeStack(FakeStack):
         async def swap(self, policy: str) -> float:
-            raise DemoError("refused")
+            raise OperatorError("refused")
 
     async with serving(FakeTriton()) as url:
         plan = Plan(policies=("wlpr",), rounds=1, window_s=0.2, settle_s=0.2, rate_per_s=50)
-        with pytest.raises(DemoError, match="refused"):
+        with pytest.raises(OperatorError, match="refused"):
             await compare_policies(RefusingFakeStack(tmp_path, url), plan, lambda *_: None)
-
-
-def test_the_file_names_the_policy_and_is_a_valid_config(tmp_path: Path) -> None:
-    path = tmp_path / "balancer.yaml"
-    write_policy(path, "wlpr")
-    write_policy(path, "prequal")
-    assert config.load(path).policy.name == "prequal"
-    assert [file.name for file in tmp_path.iterdir()] == ["balancer.yaml"]
-
-
-class FailingFakeStack(DemoStack):
-    """Runs a program that says why and ends."""
-
-    @property
-    def command(self) -> list[str]:
-        return ["sh", "-c", "echo the reason; exit 3"]
-
-
-async def test_a_stack_that_ends_at_once_is_told_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match=r"(?s)ended with 3.*the reason"):
-        async with FailingFakeStack(tmp_path, workers=1, policy="random"):
-            pass
-
-
-class HangingFakeStack(DemoStack):
-    """Runs a program that never gets ready, and ends when it is interrupted."""
-
-    @property
-    def command(self) -> list[str]:
-        return ["sh", "-c", f"touch {self.config_path}.started; exec sleep 600"]
-
-
-async def test_cancelling_while_it_starts_stops_the_process(tmp_path: Path) -> None:
-    stack = HangingFakeStack(tmp_path, workers=1, policy="random")
-
-    async def start() -> None:
-        async with stack:
-            pass
-
-    task = asyncio.create_task(start())
-    while not Path(f"{stack.config_path}.started").exists():
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert stack._process is not None
-    assert stack._process.returncode is not None

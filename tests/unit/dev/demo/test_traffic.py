@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.demo import traffic
+from dev.demo import traffic
 
 LATENCY = Path(__file__).parents[4] / "triton" / "emulation" / "latency.csv"
 MEASURED = {

@@ -9,9 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tools.stack.tritonserver import TritonUnavailableError, find_triton
+from balancer.stack.tritonserver import TritonUnavailableError, find_triton
 
 pytestmark = pytest.mark.integration
+REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +24,9 @@ def _triton() -> None:
 
 
 async def started(directory: Path, *arguments: str) -> asyncio.subprocess.Process:
-    command = (sys.executable, "-m", "tools.demo", "--out", str(directory / "demo"), "--workers", "2", *arguments)
+    command = (sys.executable, "-m", "dev.demo", "--out", str(directory / "demo"), "--workers", "2", *arguments)
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, cwd=directory, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    return await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
 
 
 async def test_a_short_demo_succeeds_and_writes_its_report(tmp_path: Path) -> None:

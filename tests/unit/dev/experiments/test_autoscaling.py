@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.autoscaling.__main__ import variants
-from experiments.autoscaling.chart import read_chart
-from experiments.autoscaling.closed_loop import Run, closed_loop
-from experiments.autoscaling.figures import figures, offered_per_s
-from experiments.autoscaling.hpa import SYNC_S, Autoscaler, Direction, Pace, Rules, direction
-from experiments.autoscaling.plan import LOADS, Load, one_worker_per_s, setup_of
+from dev.experiments.autoscaling.__main__ import variants
+from dev.experiments.autoscaling.closed_loop import Run, closed_loop
+from dev.experiments.autoscaling.hpa import SYNC_S, Autoscaler, Direction, Pace, Rules, direction
+from dev.experiments.autoscaling.plan import LOADS, Load, one_worker_per_s, read_chart, setup_of
+from dev.experiments.autoscaling.report import Figures, figures, offered_per_s
 from simulator.workload.times import Diurnal, Poisson
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "autoscaling.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "operate" / "autoscaling.md"
 AT_ONCE = Direction(0.0, (Pace("Percent", 1000, 15),))
 FREE = Rules(1, 100, AT_ONCE, Direction(0.0, (Pace("Percent", 100, 15),)))
 
@@ -94,8 +94,8 @@ def test_the_replicas_settle_where_they_suffice() -> None:
     assert found.mean_replicas < found.mean_needed + 2
 
 
-def test_the_page_has_a_line_for_each_load_and_target() -> None:
-    text = PAGE.read_text(encoding="utf-8").partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
-    for load in LOADS:
-        for variant in variants(read_chart()):
-            assert f"| {load} | {variant} |" in text, "run: python -m experiments.autoscaling"
+def test_the_csv_beside_the_page_has_a_line_for_each_load_and_target() -> None:
+    head, *lines = csv.reader(PAGE.with_suffix(".csv").read_text(encoding="utf-8").splitlines())
+    assert head == ["load", "variant", *Figures._fields]
+    wanted = [(load, variant) for load in LOADS for variant in variants(read_chart())]
+    assert [(load, variant) for load, variant, *_ in lines] == wanted, "run: python -m dev.experiments.autoscaling"

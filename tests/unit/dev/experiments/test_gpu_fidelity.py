@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from experiments.gpu_fidelity import plots, report
-from experiments.gpu_fidelity.__main__ import main
-from experiments.gpu_fidelity.errors import Comparison, compare, groups, summary
-from experiments.gpu_fidelity.predict import fleet, predict
-from experiments.gpu_fidelity.setups import METRICS, Setup, setups
+from dev.experiments.gpu_fidelity import report
+from dev.experiments.gpu_fidelity.__main__ import main
+from dev.experiments.gpu_fidelity.predict import fleet, predict
+from dev.experiments.gpu_fidelity.report import Comparison, compare, groups, summary
+from dev.experiments.gpu_fidelity.setups import Setup, setups
 
 
 def one(family: str, device: str, runtime: str) -> Setup:
@@ -26,38 +26,23 @@ def comparisons() -> list[Comparison]:
     return [compare(each, every=6) for each in setups()]
 
 
-def errors(comparisons: list[Comparison], heading: str) -> dict[str, float]:
-    median, _ = summary(groups(comparisons)[heading])
-    return dict(zip(METRICS, median, strict=True))
-
-
-@pytest.mark.parametrize("heading", ["all setups", "all but ConvNets", "constants not chosen on: A100, T4"])
-def test_the_median_error_is_what_was_aimed_for(comparisons: list[Comparison], heading: str) -> None:
-    found = errors(comparisons, heading)
-    assert found["throughput"] < 0.10
-    assert found["mean"] < 0.10
-    assert found["p50"] < 0.15
-    assert found["p95"] < 0.20
-    assert found["p99"] < 0.20
-
-
 @pytest.mark.parametrize(
-    ("heading", "throughput", "mean", "p99"),
+    ("heading", "limits"),
     [
-        ("GPUNet, ONNX Runtime", 0.08, 0.08, 0.15),
-        ("WideAndDeep, TensorRT", 0.08, 0.08, 0.15),
-        ("WideAndDeep, TensorFlow", 0.10, 0.10, 0.30),
-        ("TFT, PyTorch", 0.10, 0.10, 0.28),
-        ("TFT, TensorRT", 0.25, 0.22, 0.22),
+        ("all setups", (0.10, 0.10, 0.15, 0.20, 0.20)),
+        ("all but ConvNets", (0.10, 0.10, 0.15, 0.20, 0.20)),
+        ("constants not chosen on: A100, T4", (0.10, 0.10, 0.15, 0.20, 0.20)),
+        ("GPUNet, ONNX Runtime", (0.08, 0.08, 1.0, 1.0, 0.15)),
+        ("WideAndDeep, TensorRT", (0.08, 0.08, 1.0, 1.0, 0.15)),
+        ("WideAndDeep, TensorFlow", (0.10, 0.10, 1.0, 1.0, 0.30)),
+        ("TFT, PyTorch", (0.10, 0.10, 1.0, 1.0, 0.28)),
+        ("TFT, TensorRT", (0.25, 0.22, 1.0, 1.0, 0.22)),
     ],
 )
-def test_each_family_keeps_what_is_claimed(
-    comparisons: list[Comparison], heading: str, throughput: float, mean: float, p99: float
+def test_the_median_error_is_what_is_claimed(
+    comparisons: list[Comparison], heading: str, limits: tuple[float, ...]
 ) -> None:
-    found = errors(comparisons, heading)
-    assert found["throughput"] < throughput
-    assert found["mean"] < mean
-    assert found["p99"] < p99
+    assert np.all(summary(groups(comparisons)[heading])[0] < limits)
 
 
 def test_every_setup_of_the_table_is_shown(comparisons: list[Comparison]) -> None:
@@ -66,11 +51,6 @@ def test_every_setup_of_the_table_is_shown(comparisons: list[Comparison]) -> Non
     text = report.markdown(comparisons)
     assert all(f"| {each.setup.name} |" in text for each in comparisons)
     assert len({each.setup.name for each in comparisons}) == 34
-
-
-def test_a_prediction_repeats_itself() -> None:
-    setup = one("WideAndDeep", "A30", "TensorRT")
-    np.testing.assert_array_equal(predict(setup, (8, 32)), predict(setup, (8, 32)))
 
 
 def test_nothing_measured_online_enters_a_prediction() -> None:
@@ -90,14 +70,6 @@ def test_tensorrt_pays_for_the_next_power_of_two_and_the_others_do_not() -> None
 def test_triton_2112_holds_two_formed_batches_an_instance() -> None:
     assert fleet(one("GPUNet", "V100", "ONNX Runtime"), 8).models[0].instances == 6
     assert fleet(one("TFT", "T4", "PyTorch"), 8).models[0].instances == 2
-
-
-def test_the_picture_and_the_numbers_are_written(comparisons: list[Comparison], tmp_path: Path) -> None:
-    plots.scatter(comparisons[:2], tmp_path / "gpu.svg")
-    assert "<svg" in (tmp_path / "gpu.svg").read_text()
-    whole = [compare(one("TFT", "T4", "PyTorch"))]
-    report.write_json(whole, tmp_path / "gpu.json")
-    assert '"concurrency": 256' in (tmp_path / "gpu.json").read_text()
 
 
 OWN = "deployments:\n- {model: mine, max_batch_rows: 8, instances: 1, bytes_per_row: 100}\n"
@@ -128,6 +100,8 @@ def test_tables_of_ones_own_are_predicted_and_named_by_runtime_precision_and_gpu
     result = CliRunner().invoke(main, [f"--out={tmp_path / 'out'}", *own_tables(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "| mine, TF-TRT INT8, L4 |" in (tmp_path / "out" / "gpu.md").read_text()
+    assert '"concurrency": 8' in (tmp_path / "out" / "gpu.json").read_text()
+    assert (tmp_path / "out" / "gpu.png").stat().st_size
 
 
 @pytest.mark.parametrize(

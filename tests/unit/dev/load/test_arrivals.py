@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tools.load.arrivals import Bursts, bursty, dispersion, poisson, rescaled, uniform
+from balancer.load.arrivals import Bursts, bursty, dispersion, poisson, rescaled, uniform
 
 
 def generator(seed: int = 1) -> np.random.Generator:
@@ -35,24 +35,12 @@ def test_bursty_has_its_rate_and_the_dispersion_of_the_theory() -> None:
     assert dispersion(time_s, 4000, 20) == pytest.approx(1 + excess, rel=0.3)
 
 
-def test_bursts_of_factor_one_are_poisson() -> None:
-    time_s = bursty(200, 500, Bursts(factor=1), generator())
-    assert dispersion(time_s, 500, 0.5) == pytest.approx(1, abs=0.15)
-
-
 def test_a_levelled_short_window_has_the_rate_whatever_its_bursts() -> None:
     counts = [len(bursty(200, 5, Bursts(factor=8), generator(seed), level=True)) for seed in range(200)]
     unlevelled = [len(bursty(200, 5, Bursts(factor=8), generator(seed))) for seed in range(200)]
     assert np.mean(counts) == pytest.approx(1000, rel=0.02)
     assert np.std(counts) == pytest.approx(np.sqrt(1000), rel=0.3)
     assert np.std(unlevelled) > 4 * np.std(counts)
-
-
-def test_equal_seeds_give_equal_arrivals_and_others_do_not() -> None:
-    bursts = Bursts()
-    assert np.array_equal(bursty(100, 10, bursts, generator(7)), bursty(100, 10, bursts, generator(7)))
-    assert np.array_equal(poisson(100, 10, generator(7)), poisson(100, 10, generator(7)))
-    assert not np.array_equal(poisson(100, 10, generator(7))[:50], poisson(100, 10, generator(8))[:50])
 
 
 def test_rescaling_a_trace_changes_the_rate_and_keeps_the_shape() -> None:

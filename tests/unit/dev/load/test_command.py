@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from support.fake_triton import FakeTriton, serving
 
-from tools.load import command
-from tools.load.workload import Workload
+from balancer.load import command
+from balancer.load.workload import LoadWorkload
 
 
-def planned(arguments: str) -> Workload:
+def planned(arguments: str) -> LoadWorkload:
     return command.plan(command.load.make_context("load", shlex.split(arguments)).params)[0]
 
 
@@ -55,11 +55,6 @@ def test_options_that_do_not_fit_are_named(arguments: str, named: str) -> None:
         planned(arguments)
 
 
-def test_the_help_shows_how_to_begin() -> None:
-    text = CliRunner().invoke(command.load, ["--help"]).output
-    assert "balancer load --model emulated_tft --rate 200" in text
-
-
 def test_a_bad_option_ends_with_its_name_and_no_traceback() -> None:
     result = CliRunner().invoke(command.load, ["--model", "a:x"])
     assert result.exit_code == 1
@@ -70,7 +65,7 @@ async def test_a_run_prints_a_table_and_writes_json(tmp_path: pathlib.Path) -> N
     path = tmp_path / "numbers.json"
     async with serving(FakeTriton()) as url:
         arguments = ["--url", url, "--model", "echo:2@10000", "--duration", "0.4", "--json", str(path)]
-        program = "from tools.load.command import load; load()"
+        program = "from balancer.load.command import load; load()"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tools.load.inputs import VARIABLE_DIMENSION, InputShape, first_text, tensor
+from balancer.load.inputs import VARIABLE_DIMENSION, InputShape, first_text, tensor
 
 
 def made(datatype: str, shape: tuple[int, ...], rows: int = 3, max_batch_size: int = 8) -> np.ndarray:

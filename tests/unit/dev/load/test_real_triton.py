@@ -6,15 +6,15 @@ from typing import Literal
 
 import pytest
 
-from tools.load.arrivals import uniform
-from tools.load.result import by_model, summarise
-from tools.load.runner import DriveOptions, drive
-from tools.load.sender import LoadError
-from tools.load.workload import ModelMix, RowSizes, mixed, streams
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer, TritonUnavailableError
+from balancer.load.arrivals import uniform
+from balancer.load.result import by_model, summarise
+from balancer.load.runner import DriveOptions, drive
+from balancer.load.sender import LoadError
+from balancer.load.workload import ModelMix, RowSizes, mixed, streams
+from balancer.stack.stack import REPOSITORY, new_triton
+from balancer.stack.tritonserver import TritonServer, TritonUnavailableError
 
-MODELS = Path(__file__).parents[4] / "triton" / "feature_models"
+MODELS = REPOSITORY / "triton" / "feature_models"
 
 pytestmark = pytest.mark.integration
 
@@ -25,15 +25,7 @@ async def triton(tmp_path: Path) -> AsyncIterator[TritonServer]:
     repository.mkdir()
     for name in ("identity", "string_upper", "several_outputs"):
         (repository / name).symlink_to(MODELS / name)
-    grpc_port, http_port, metrics_port = free_ports(3)
-    server = TritonServer(
-        name="the-real-one",
-        model_repository=repository,
-        grpc_port=grpc_port,
-        http_port=http_port,
-        metrics_port=metrics_port,
-        log_path=tmp_path / "triton.log",
-    )
+    server = new_triton("the-real-one", repository, tmp_path)
     try:
         await server.start()
         await server.wait_ready()

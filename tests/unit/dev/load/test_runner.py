@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support.fake_triton import FakeTriton, serving
 
-from tools.load.arrivals import uniform
-from tools.load.result import Marks, summarise
-from tools.load.runner import DriveOptions, Progress, drive
-from tools.load.sender import Answer, LoadError
-from tools.load.workload import ModelMix, RowSizes, Workload, mixed, streams
-from tools.stack.ports import free_ports
+from balancer.load.arrivals import uniform
+from balancer.load.result import Marks, summarise
+from balancer.load.runner import DriveOptions, Progress, drive
+from balancer.load.sender import CallResult, LoadError
+from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
+from balancer.stack.ports import free_ports
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def url(fake: FakeTriton) -> AsyncIterator[str]:
 
 def workload(
     count: int, *models: str, rows: str = "1", deadline_s: float = math.inf, rate_per_s: float = 1000
-) -> Workload:
+) -> LoadWorkload:
     _, first, second = streams(3, 3)
     mix = [ModelMix(name, 1.0, deadline_s) for name in models]
     return mixed(uniform(rate_per_s, count / rate_per_s), mix, RowSizes.parse(rows), first, second)
@@ -173,7 +173,7 @@ class DefectiveFakeSender:
     async def prepare(self, kinds: object, seed: int) -> None:
         pass
 
-    async def send(self, model: str, rows: int, timeout_s: float, key: str) -> Answer:
+    async def send(self, model: str, rows: int, timeout_s: float, headers: object) -> CallResult:
         raise ZeroDivisionError("a defect")
 
     async def close(self) -> None:

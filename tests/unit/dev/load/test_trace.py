@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tools.load.trace import read_trace
+from balancer.load.trace import read_trace
 
 
 def written(path: pathlib.Path, text: str) -> pathlib.Path:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from balancer.discovery.cluster import api as pods_api
-from balancer.discovery.cluster.api import Access, ApiError, ObjectApi
+from balancer.discovery.cluster.api import ApiError, ClusterAccess, ObjectApi
 
 pytest.importorskip(
     "kubernetes", reason="the package `kubernetes` is not installed: pip install 'balancer[kubernetes]'"
@@ -61,7 +61,7 @@ def client(port: int, folder: Path) -> ObjectApi:
         "current-context": "x",
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(found))
-    return ObjectApi(Access("app=triton", kubeconfig=folder / "kubeconfig"))
+    return ObjectApi(ClusterAccess("app=triton", kubeconfig=folder / "kubeconfig"))
 
 
 def whole(status: int, body: bytes, **headers: str) -> Respond:
@@ -199,8 +199,8 @@ def test_a_watch_that_is_cut_ends_and_none_begins_later(tmp_path: Path) -> None:
 
 def test_credentials_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
-        ObjectApi(Access("a", kubeconfig=tmp_path / "none"))
+        ObjectApi(ClusterAccess("a", kubeconfig=tmp_path / "none"))
     assert caught.value.cause == "config"
     with pytest.raises(ApiError) as caught:
-        ObjectApi(Access("a"))
+        ObjectApi(ClusterAccess("a"))
     assert "Service host/port is not set" in str(caught.value)

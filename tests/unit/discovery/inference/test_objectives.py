@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import Any
 
 import pytest
@@ -11,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_kubernetes_api import FakeApi
 from support.inference import objective
-from support.pods import until_stopped
-from support.waiting import eventually
+from support.pods import Followed, until_stopped
 
-from balancer.discovery.cluster.api import Access, ApiError
+from balancer.discovery.cluster.api import ApiError, ClusterAccess
 from balancer.discovery.inference import objectives
 from balancer.discovery.inference.objectives import OBJECTIVES, Objective, ObjectiveSource, Priorities, read_objective
 
@@ -64,26 +61,17 @@ def test_whatever_comes_is_an_objective_or_none(found: Any) -> None:
     assert kept is None or kept.priority is None or type(kept.priority) is int
 
 
-class Following:
-    """What a source tells."""
+class Following(Followed[Priorities]):
+    """A source of objectives."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
-        self.source = ObjectiveSource(Access("app=a", "here"), "triton", self._connect)  # type: ignore[arg-type]  # a fake API
-        self.told: list[Priorities] = []
-        self.stop = asyncio.Event()
+        access = ClusterAccess("app=a", "here")
+        super().__init__(ObjectiveSource(access, "triton", self._connect), dict)  # type: ignore[arg-type]  # a fake API
 
-    def _connect(self, access: Access) -> FakeApi:
-        assert access == Access("", "here", resource=OBJECTIVES)
+    def _connect(self, access: ClusterAccess) -> FakeApi:
+        assert access == ClusterAccess("", "here", resource=OBJECTIVES)
         return self.api
-
-    async def follow(self) -> None:
-        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
-            async for priorities in updates:
-                self.told.append(priorities)
-
-    async def until(self, **priorities: int) -> None:
-        await eventually(lambda: self.told[-1:] == [priorities], f"{priorities} are told")
 
 
 async def test_they_come_change_and_go() -> None:
@@ -91,15 +79,15 @@ async def test_they_come_change_and_go() -> None:
     api = following.api
     async with until_stopped(following.follow(), following.stop):
         api.list(objective("batch", -1), objective("others", 7, of="other"))
-        await following.until(batch=-1)
+        await following.until({"batch": -1})
         api.tell_of("ADDED", objective("chat", 3))
-        await following.until(batch=-1, chat=3)
+        await following.until({"batch": -1, "chat": 3})
         api.tell_of("MODIFIED", objective("batch", -9))
-        await following.until(batch=-9, chat=3)
+        await following.until({"batch": -9, "chat": 3})
         api.tell_of("MODIFIED", objective("chat", "much"))  # type: ignore[arg-type]  # what is no number
-        await following.until(batch=-9)
+        await following.until({"batch": -9})
         api.tell_of("DELETED", objective("batch", -9))
-        await following.until()
+        await following.until({})
         assert following.source.counts.complaints == {"inference_objective": 1}
 
 
@@ -109,11 +97,11 @@ async def test_of_too_many_the_first_count(monkeypatch: pytest.MonkeyPatch, capl
     api = following.api
     async with until_stopped(following.follow(), following.stop):
         api.list(objective("a", 1), objective("b", 2), objective("c", 3))
-        await following.until(a=1, b=2)
+        await following.until({"a": 1, "b": 2})
         api.tell_of("ADDED", objective("d", 4))
         api.list(objective("b", 2), objective("c", 3), objective("d", 4))
         api.tell_of("DELETED", objective("a", 1))
-        await following.until(b=2, c=3)
+        await following.until({"b": 2, "c": 3})
     said = [message for message in caplog.messages if "more than 2" in message]
     assert said == [
         "discovery.kubernetes: there are more than 2 InferenceObjectives, and the others are left out; delete some"
@@ -126,7 +114,7 @@ async def test_a_cluster_without_the_kind_is_no_reason_for_a_warning(caplog: pyt
     async with until_stopped(following.follow(), following.stop):
         following.api.lists.put(ApiError("absent", "404: no such kind"))
         following.api.list(objective("a", 1))
-        await following.until(a=1)
+        await following.until({"a": 1})
         assert following.source.counts.failures == {"absent": 1}
     (record,) = (record for record in caplog.records if "no such kind" in record.message)
     assert record.levelname == "INFO"

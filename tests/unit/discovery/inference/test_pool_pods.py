@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,42 +9,33 @@ from typing import Any
 import pytest
 from support.fake_kubernetes_api import FakeApi
 from support.inference import pool
-from support.pods import pod, until_stopped
+from support.pods import Followed, pod, until_stopped
 from support.waiting import eventually
 
 from balancer.discovery.cluster import watch as watching
-from balancer.discovery.cluster.api import Access, ApiError
+from balancer.discovery.cluster.api import ApiError, ClusterAccess
+from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.inference.pool import POOLS
-from balancer.discovery.pods.source import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 
 
-class Cluster:
+class Cluster(Followed[dict[str, str]]):
     """One API for the pool, and one for the pods of each selector."""
 
     def __init__(self) -> None:
         self.pool = FakeApi()
         self.pods = {"app=a": FakeApi(), "app=b": FakeApi()}
-        self.asked: list[Access] = []
-        wanted = PodsWanted(Access("", "here"), pool="triton")
-        self.source = PodSource(wanted, self._connect)  # type: ignore[arg-type]  # a fake API
-        self.listed: list[dict[str, str]] = []
-        self.stop = asyncio.Event()
+        self.asked: list[ClusterAccess] = []
+        wanted = PodsWanted(ClusterAccess("", "here"), pool="triton")
+        source = PodSource(wanted, self._connect)  # type: ignore[arg-type]  # a fake API
+        super().__init__(source, lambda workers: {worker.name: worker.grpc_endpoint for worker in workers})
 
-    def _connect(self, access: Access) -> FakeApi:
+    def _connect(self, access: ClusterAccess) -> FakeApi:
         self.asked.append(access)
         if access.resource == POOLS:
             assert (access.namespace, access.name, access.label_selector) == ("here", "triton", "")
             return self.pool
         return self.pods[access.label_selector]
-
-    async def follow(self) -> None:
-        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
-            async for workers in updates:
-                self.listed.append({worker.name: worker.grpc_endpoint for worker in workers})
-
-    async def until(self, listed: dict[str, str]) -> None:
-        await eventually(lambda: self.listed[-1:] == [listed], f"{listed} is listed")
 
     def says(self, kind: str, **more: Any) -> None:
         self.pool.tell_of(kind, versioned(pool("triton", **more)))

@@ -6,8 +6,8 @@ from typing import Any
 
 from support.pods import pod
 
-from balancer.discovery.pods.pod import Complaint, Pod, read_pod
-from balancer.discovery.pods.table import PodTable
+from balancer.discovery.pods.pod import InvalidValue, Pod, read_pod
+from balancer.discovery.pods.watch import PodTable
 
 
 class Table(PodTable):
@@ -17,7 +17,7 @@ class Table(PodTable):
         self.told: list[tuple[str, str]] = []
         super().__init__(most, self._told)
 
-    def _told(self, name: str, complaint: Complaint) -> None:
+    def _told(self, name: str, complaint: InvalidValue) -> None:
         self.told.append((name, complaint.field))
 
     def set(self, name: str, last: int = 1, **more: Any) -> None:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from support.fake_kubernetes_api import END, FakeApi
-from support.pods import pod, until_stopped
+from support.pods import Followed, pod, until_stopped
 from support.waiting import eventually
 
 from balancer.discovery.cluster import watch as watching
-from balancer.discovery.cluster.api import Access, ApiError
-from balancer.discovery.pods.source import PodSource
+from balancer.discovery.cluster.api import ApiError, ClusterAccess
+from balancer.discovery.inference.pods import PodSource
 from balancer.discovery.pods.watch import PodsWanted
 
 
-class Following:
-    """A source that is followed."""
+class Following(Followed[dict[str, bool]]):
+    """A source of pods."""
 
     def __init__(self, api: FakeApi, most: int) -> None:
-        self.api = api
-        self.source = PodSource(PodsWanted(Access("app=triton"), max_pods=most), lambda _: api)  # type: ignore[arg-type, return-value]
-        self.lists: list[dict[str, bool]] = []
-        self.stop = asyncio.Event()
-        self.counts = self.source.counts
-
-    async def follow(self) -> None:
-        async with contextlib.aclosing(self.source.updates(self.stop)) as updates:
-            async for workers in updates:
-                self.lists.append({worker.name: worker.draining for worker in workers})
-
-    async def until(self, listed: dict[str, bool]) -> None:
-        await eventually(lambda: self.lists[-1:] == [listed], f"{listed} is listed")
+        source = PodSource(PodsWanted(ClusterAccess("app=triton"), max_pods=most), lambda _: api)  # type: ignore[arg-type, return-value]
+        super().__init__(source, lambda workers: {worker.name: worker.draining for worker in workers})
+        self.counts = source.counts
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +98,7 @@ async def test_while_the_api_is_away_the_last_list_stays_and_the_log_says_so_onc
         api.events_.put(ApiError("unreachable", "refused"))
     async with followed(api) as following:
         await eventually(lambda: api.watched == ["5"] * 5, "it tries again from where it was")
-        assert following.lists == [{"a": False}]
+        assert following.listed == [{"a": False}]
         assert not following.counts.connected
         assert following.counts.failures == {"unreachable": 4}
         api.tell("MODIFIED", "a", deleted=True)

@@ -10,11 +10,11 @@ from urllib.parse import parse_qsl
 import pytest
 from support.fleets import make_router, model, report
 
-from balancer.core.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
-from balancer.core.events import WorkerAdded
-from balancer.core.settings import ModelSettings, Settings, SplitSettings, ZoneSettings
-from balancer.core.trials.split import Splits
-from balancer.operate.explain import explain, read_question
+from balancer.bounds import MAX_PRIORITY, MAX_ROWS, OutOfBoundsError
+from balancer.kernel.settings import ModelSettings, Settings, SplitSettings, ZoneSettings
+from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.events import WorkerAdded
+from balancer.server.page.explain import explain, read_question
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 
@@ -93,10 +93,6 @@ def test_the_chapters_sample_has_what_a_real_answer_has() -> None:
     assert list(picked) == list(answer["workers"][1])
     assert list(picked["sees"]) == list(answer["workers"][1]["sees"])
     assert left_out["why_not"] == ["device A100 is not one of V100"]
-
-
-def test_it_tells_what_the_policy_reads() -> None:
-    assert explain(make_router(2), Request("m"), 0.1)["reads"] == ["in_flight"]
 
 
 def test_a_version_that_nobody_has_says_who_has_which() -> None:

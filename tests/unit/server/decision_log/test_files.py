@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.operate.decision_log import files as files_module
-from balancer.operate.decision_log.files import DecisionFiles, number_of
+from balancer.server.decision_log import files as files_module
+from balancer.server.decision_log.files import DecisionFiles, number_of
 
 
 def text(file: Path) -> str:
@@ -98,7 +98,7 @@ def test_what_cannot_be_written_is_counted_said_once_and_tried_again(
     assert str(tmp_path / "file") in record.getMessage()
 
 
-def test_after_trouble_a_file_begins_with_what_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_a_file_begins_with_what_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "_MEMBER_BYTES", 1)
     folder, counts = tmp_path / "folder", Counter[str]()
     folder.write_text("in the way")

@@ -14,13 +14,14 @@ import pytest
 from support.decision_logs import LIMITS, history, recorded, write
 from support.fleets import make_router, model, report
 
-from balancer.core.errors import RoutingError, Shed
-from balancer.core.events import Finished, Withdrawn, WorkerAdded
-from balancer.core.router import Answered, Decision, Router
-from balancer.operate.decision_log.lines import COLUMNS, COLUMNS_SINCE, VERSION
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLogError
-from balancer.operate.decision_log.recording import Recording
+from balancer.scheduler.errors import RoutingError, Shed
+from balancer.scheduler.events import Finished, Void, Withdrawn, WorkerAdded
+from balancer.scheduler.router import Answered, Decision, Router
+from balancer.server.decision_log import lines as log_lines
+from balancer.server.decision_log.lines import COLUMNS, COLUMNS_SINCE, VERSION
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLogError
+from balancer.server.decision_log.recording import Recording
 from policies import BUILTIN
 from policies.base import Request
 from policies.least_requests import LeastRequests
@@ -49,15 +50,15 @@ def test_everything_is_read_back_in_every_bit(tmp_path: Path) -> None:
 
     router = Router(BUILTIN["expected_latency"](), LIMITS, seed=2)
     files, recording = write(tmp_path, router, seed=2, max_file_bytes=20_000)
-    witness = Witness(recording)
-    router.witness = witness
+    observer = Witness(recording)
+    router.observer = observer
     history(router, recording, np.random.default_rng(2), 300)
     files.close(wait_s=30)
     log = read_log(tmp_path)
-    assert len(log) == len(witness.seen)
-    assert [(refusal.request, refusal.run) for refusal in log.refusals] == [(q, 0) for q, _ in witness.refusals]
+    assert len(log) == len(observer.seen)
+    assert [(refusal.request, refusal.run) for refusal in log.refusals] == [(q, 0) for q, _ in observer.refusals]
     assert len(log) + len(log.refusals) == 300
-    for decision, (request, columns, probabilities, made) in zip(log, witness.seen, strict=True):
+    for decision, (request, columns, probabilities, made) in zip(log, observer.seen, strict=True):
         assert decision.request == request
         assert decision.probabilities.tobytes() == probabilities.tobytes()
         assert decision.eligible.tobytes() == columns["eligible"].tobytes()
@@ -296,3 +297,10 @@ def test_logs_of_older_versions_are_read(version: int, whole: bytes, tmp_path: P
     assert not log.service
     assert all(not decision.columns[-len(since) :].any() for decision in log)
     assert any(decision.columns[0].any() for decision in log)
+
+
+@pytest.mark.parametrize(("void", "told"), [("", True), ("request", True), ("deadline", True), ("client", False)])
+def test_what_the_client_ended_is_no_outcome_of_a_worker(void: Void, told: bool) -> None:
+    content = json.loads(log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0))["outcome"]
+    assert ("worker" in content) is told
+    assert told or log_lines.outcome(Finished(7, "w", 0.1, False, void), 1.0) == log_lines.outcome(Withdrawn(7), 1.0)

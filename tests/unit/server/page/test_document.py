@@ -8,20 +8,21 @@ import math
 import pytest
 from support.page_fleet import NOW_S, PageFleet
 
-from balancer.core.events import Finished, WorkerAdded
-from balancer.core.router import Router
-from balancer.core.settings import Settings
-from balancer.operate.page.document import DOCUMENT, MOST_WORKERS, Document
-from balancer.operate.page.maker import FRESH_S, Maker
-from balancer.operate.recent import Of
+from balancer.kernel.settings import Settings
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.page.document import DOCUMENT, MOST_WORKERS, PageDocument
+from balancer.server.page.maker import FRESH_S, TITLES
+from balancer.server.recent import OutcomeKey
 from policies.base import Request
+from policies.columns import QUANTITIES
 from policies.expected_latency import ExpectedLatency
 from policies.round_robin import RoundRobin
 
 MOST_BYTES = 1_500_000
 
 
-def read(fleet: PageFleet, asked: Request | None = None) -> Document:
+def read(fleet: PageFleet, asked: Request | None = None) -> PageDocument:
     return DOCUMENT.validate_json(fleet.maker().latest(asked))
 
 
@@ -83,7 +84,7 @@ def test_without_agents_workers_are_listed_and_any_model_is_explained() -> None:
 
 def test_traffic_is_told_by_model_policy_and_worker() -> None:
     fleet = PageFleet(2)
-    slow, fast = Of("m", "worker-0", "wlpr"), Of("m", "worker-1", "learned")
+    slow, fast = OutcomeKey("m", "worker-0", "wlpr"), OutcomeKey("m", "worker-1", "learned")
     fleet.recent.add([9.0] * 5, [0.2] * 5, True, True, slow)
     fleet.recent.add([9.0] * 5, [math.nan] * 5, False, True, slow)
     fleet.recent.add([9.0] * 20, [0.1] * 20, True, True, fast)
@@ -97,13 +98,13 @@ def test_traffic_is_told_by_model_policy_and_worker() -> None:
 
 def test_what_is_too_old_is_not_told() -> None:
     fleet = PageFleet(1)
-    fleet.recent.add([1.0], [0.2], True, True, Of("m", "worker-0", "wlpr"))
+    fleet.recent.add([1.0], [0.2], True, True, OutcomeKey("m", "worker-0", "wlpr"))
     assert read(fleet).recent.parts == []
 
 
 def test_the_model_with_the_most_traffic_is_explained_unless_another_is_asked_about() -> None:
     fleet = PageFleet(2)
-    fleet.recent.add([9.0], [0.2], True, True, Of("n", "worker-0", "wlpr"))
+    fleet.recent.add([9.0], [0.2], True, True, OutcomeKey("n", "worker-0", "wlpr"))
     assert read(fleet).why["model"] == "n"
     assert read(fleet, Request("m")).why["model"] == "m"
     assert read(fleet, Request("nobody's")).why["refused"] == 'no worker has model "nobody\'s"'
@@ -126,7 +127,7 @@ def test_a_fleet_without_models_says_so() -> None:
 
 def test_of_many_workers_those_in_trouble_are_told_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("MOST_WORKERS", "MOST_PARTS"):
-        monkeypatch.setattr(f"balancer.operate.page.maker.{limit}", 8)
+        monkeypatch.setattr(f"balancer.server.page.maker.{limit}", 8)
     fleet = PageFleet(20, models=("m",), names={9: "x" * 256})
     for policy in range(11):
         fleet.traffic(f"policy {policy}", 4)
@@ -145,7 +146,7 @@ def test_the_largest_document_is_of_a_size_that_can_be_sent_each_second() -> Non
 
 
 def test_of_many_models_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("balancer.operate.page.maker.MOST_MODELS", 4)
+    monkeypatch.setattr("balancer.server.page.maker.MOST_MODELS", 4)
     shown = read(PageFleet(1, models="abcdefg"))
     assert (shown.models, shown.models_left_out) == (["a", "b", "c", "d"], 3)
 
@@ -164,11 +165,8 @@ def test_it_is_made_once_for_all_who_ask_the_same_and_few_are_kept() -> None:
     assert len(maker._kept) <= 16
 
 
-def test_asking_counts_no_decision_and_leaves_nothing() -> None:
-    fleet = PageFleet(2)
-    for _ in range(10):
-        Maker(fleet.sources()).latest(None)
-    assert fleet.router.route(Request("m"), NOW_S).number == 0
-    fleet.router.observe(Finished(0, "worker-0", 0.1, True), NOW_S)
-    assert fleet.router.outcomes["matched"] == 1
-    assert not fleet.router.failures
+def test_columns_that_a_policy_reads_have_plain_words() -> None:
+    assert set(TITLES) == set(QUANTITIES)
+    shown = read(PageFleet(policy=ExpectedLatency()))
+    assert shown.process.decides == "expected_latency"
+    assert {column.name: column.title for column in shown.reads}["pending_other_models"] == "queue of other models"

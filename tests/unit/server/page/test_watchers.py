@@ -12,16 +12,15 @@ import pytest
 from support.page_fleet import PageFleet
 from support.waiting import eventually
 
-from balancer.config.sections import AdminSection
-from balancer.operate.admin import Admin
+from balancer.server.admin import Admin
 
 EVENTS = "/page/events"
 
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> PageFleet:
-    monkeypatch.setattr("balancer.operate.page.watchers.PERIOD_S", 0.01)
-    monkeypatch.setattr("balancer.operate.page.maker.FRESH_S", 0.0)
+    monkeypatch.setattr("balancer.server.page.browser.PERIOD_S", 0.01)
+    monkeypatch.setattr("balancer.server.page.maker.FRESH_S", 0.0)
     return PageFleet(3)
 
 
@@ -43,7 +42,7 @@ async def test_events_go_on_and_nothing_is_made_once_nobody_watches(fleet: PageF
             assert response.headers["Content-Type"] == "text/event-stream"
             for _ in range(3):
                 assert (await event(response))["why"]["model"] == "n"
-        await eventually(lambda: not len(admin._watchers), "it is gone")
+        await eventually(lambda: not len(admin._streams), "it is gone")
         before = made(admin)
         async with session.get(f"{url}/live") as response:
             assert response.status == 200
@@ -51,36 +50,34 @@ async def test_events_go_on_and_nothing_is_made_once_nobody_watches(fleet: PageF
         assert made(admin) == before
 
 
-async def test_one_too_many_is_refused_in_words_until_another_goes(fleet: PageFleet) -> None:
-    section = AdminSection(max_watchers=2)
-    async with fleet.served(section=section) as (admin, url), aiohttp.ClientSession() as session:
-        watching = [await session.get(f"{url}{EVENTS}") for _ in range(2)]
-        for response in watching:
-            await event(response)
+async def test_one_too_many_is_refused_in_words(fleet: PageFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.server.admin.pages.MOST_STREAMS", 1)
+    async with (
+        fleet.served() as (_, url),
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}{EVENTS}") as watching,
+    ):
+        await event(watching)
         async with session.get(f"{url}{EVENTS}") as refused:
             assert refused.status == 503
-            assert (await refused.json())["error"].startswith(
-                "2 pages are open and updated (admin.max_watchers); close"
-            )
+            assert (await refused.json())["error"].startswith("1 pages are open and updated, which is as many as")
         async with session.get(f"{url}/page.json") as answered:
             assert answered.status == 200
-        watching[0].close()
-        await eventually(lambda: len(admin._watchers) == 1, "one has gone")
-        async with session.get(f"{url}{EVENTS}") as response:
-            assert await event(response)
-        watching[1].close()
 
 
-async def test_who_does_not_read_is_cut_off_and_makes_nothing_grow(fleet: PageFleet) -> None:
+async def test_who_does_not_read_is_cut_off_and_makes_nothing_grow(
+    fleet: PageFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balancer.server.admin.pages.REQUEST_TIMEOUT_S", 3.0)
     for number in range(100):  # documents that soon fill what the system keeps for a reader
-        fleet.journal.add("worker", "info", f"{number} {'x' * 390}")
-    async with fleet.served(section=AdminSection(request_timeout_s=3.0)) as (admin, url):
+        fleet.events.add("worker", "info", f"{number} {'x' * 390}")
+    async with fleet.served() as (admin, url):
         port = int(url.rpartition(":")[2])
         silent = socket.socket()
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent.connect(("127.0.0.1", port))
         silent.sendall(f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        await eventually(lambda: len(admin._watchers) == 1, "it watches")
+        await eventually(lambda: len(admin._streams) == 1, "it watches")
         made_at = -1
 
         async def waits() -> bool:
@@ -91,18 +88,18 @@ async def test_who_does_not_read_is_cut_off_and_makes_nothing_grow(fleet: PageFl
             return before == made_at
 
         await eventually(waits, "it is waited for")
-        await eventually(lambda: len(admin._watchers) == 0, "it is cut off")
+        await eventually(lambda: len(admin._streams) == 0, "it is cut off")
         silent.close()
-        closed = admin._metrics_of_process.registry.get_sample_value
+        closed = fleet.metrics.registry.get_sample_value
         assert closed("balancer_admin_connections_closed_total", {"cause": "timeout"}) == 1
 
 
-async def test_who_reads_may_stay_longer_than_one_answer_may_take(fleet: PageFleet) -> None:
-    async with (
-        fleet.served(section=AdminSection(request_timeout_s=5.0)) as (_, url),
-        aiohttp.ClientSession() as session,
-    ):
-        until_s = asyncio.get_running_loop().time() + 6.0
+async def test_who_reads_may_stay_longer_than_one_answer_may_take(
+    fleet: PageFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("balancer.server.admin.pages.REQUEST_TIMEOUT_S", 2.0)
+    async with fleet.served() as (_, url), aiohttp.ClientSession() as session:
+        until_s = asyncio.get_running_loop().time() + 2.5
         async with session.get(f"{url}{EVENTS}") as response:
             while asyncio.get_running_loop().time() < until_s:
                 assert await event(response)

@@ -25,12 +25,11 @@ from support.waiting import eventually
 from balancer.config.config import Config
 from balancer.config.listen import AdminListenerTls, EnvoyListenerTls
 from balancer.config.watch import ConfigState
-from balancer.files.yaml_document import ConfigError
-from balancer.gateway.endpoints import Ads
-from balancer.operate.metrics import Metrics
-from balancer.security import certificates
-from balancer.security.certificates import Certificates
-from balancer.telemetry.collector import Counts
+from balancer.extproc.endpoints import Ads
+from balancer.reports.collector import ReportCounts
+from balancer.server.metrics import Metrics
+from balancer.server.security import certificates
+from balancer.server.security.certificates import Certificates
 
 NAME = "balancer.test"
 
@@ -104,7 +103,7 @@ async def test_a_pair_that_does_not_fit_keeps_the_last_good_one_and_is_told_once
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
-    caplog.set_level(logging.INFO, "balancer.security.certificates")
+    caplog.set_level(logging.INFO, "balancer.server.security.certificates")
     tls = listener(authority)
     followed = Certificates("envoy", tls)
     good = followed._material
@@ -174,7 +173,7 @@ async def test_the_time_of_expiry_is_told_and_follows_the_file(authority: Author
     followed = Certificates("envoy", listener(authority))
     metrics = Metrics(make_router(1), lambda: 0.0)
     state = ConfigState(Config(), "defaults", 0.0)
-    metrics.watch(Counts(), Ads(), state, {"envoy": followed})
+    metrics.watch(ReportCounts(), Ads(), state, {"envoy": followed})
 
     def left_s() -> float:
         """By the metric."""
@@ -192,7 +191,7 @@ async def test_a_certificate_that_expired_or_soon_will_is_served_and_warned_of(
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "_LOOK_EVERY_S", 0.01)
-    caplog.set_level(logging.INFO, "balancer.security.certificates")
+    caplog.set_level(logging.INFO, "balancer.server.security.certificates")
     hour = datetime.timedelta(hours=1)
 
     def warned(words: str) -> bool:
@@ -228,24 +227,3 @@ def test_of_a_chain_the_first_to_expire_counts(authority: Authority) -> None:
         file.write(short)
     expires_s = Certificates("envoy", tls).expires_s
     assert expires_s == x509.load_pem_x509_certificate(short).not_valid_after_utc.timestamp()
-
-
-@pytest.mark.parametrize(
-    ("field", "content", "message"),
-    [
-        ("cert_file", b"", "cert_file: {file} has no certificate in it; name a PEM file that has"),
-        ("key_file", b"no key", "key_file: {file} has no private key in it"),
-        ("client_ca_file", b"\xff", "client_ca_file: {file} has no certificate in it"),
-        ("cert_file", None, "cert_file: {file} cannot be read: No such file or directory"),
-    ],
-)
-def test_what_does_not_fit_is_named(authority: Authority, field: str, content: bytes | None, message: str) -> None:
-    tls = listener(authority)
-    file = Path(getattr(tls, field))
-    if content is None:
-        file.unlink()
-    else:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        Certificates("envoy", tls)
-    assert f"tls.envoy.{message.format(file=file)}" in str(caught.value)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from balancer.config import config
-from balancer.security import exposure
+from balancer.server.security import exposure
 
-EXAMPLE = Path(__file__).parents[3] / "deploy" / "balancer.yaml"
+EXAMPLE = Path(__file__).parents[4] / "deploy" / "balancer.yaml"
 MUTUAL = "{cert_file: a, key_file: b, client_ca_file: c}"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from balancer.operate.metrics import Metrics
-from balancer.security.gatekeeper import Gatekeeper, GuardedServer
+from balancer.server.metrics import Metrics
+from balancer.server.security.gatekeeper import GuardedServer
 
 
 class CountingFake:
@@ -52,7 +52,7 @@ async def aborting(_request: Any, context: grpc.aio.ServicerContext[bytes, bytes
 async def served() -> AsyncIterator[tuple[grpc.aio.Channel, MetricsFake]]:
     metrics = MetricsFake()
     server = grpc.aio.server()
-    guarded = GuardedServer(server, Gatekeeper(metrics, None))
+    guarded = GuardedServer(server, metrics, None)
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(failing),
         "UnaryStream": grpc.unary_stream_rpc_method_handler(failing),
@@ -87,7 +87,7 @@ async def test_a_handler_that_raises_answers_internal_is_counted_and_logged_once
         assert code is grpc.StatusCode.INTERNAL, method
         assert "a mistake of ours" not in details
     assert metrics.errors_counted.counted == [("Service",)] * 4  # type: ignore[attr-defined]
-    logged = [record for record in caplog.records if record.name == "balancer.operate.mistakes"]
+    logged = [record for record in caplog.records if record.name == "balancer.server.internal_errors"]
     assert 1 <= len(logged) < 4
     assert logged[0].exc_info
 

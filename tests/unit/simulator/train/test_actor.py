@@ -13,8 +13,8 @@ from policies.learned.policy import shares
 
 torch = pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
-from simulator.training.actor import Actor, Critic  # noqa: E402  # after the check for torch
-from simulator.training.collect import QUEUE, STATE  # noqa: E402
+from simulator.train.actor import Actor, Critic  # noqa: E402  # after the check for torch
+from simulator.train.collect import QUEUE, STATE  # noqa: E402
 
 COLUMNS = ("in_flight", "pending", "reported_pending", "backlog_s", "completion_s", "service_s", "latency_s")
 

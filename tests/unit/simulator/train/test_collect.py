@@ -11,10 +11,10 @@ from support.two_workers import SERVICE, misled, two_workers
 from policies.expected_latency import ExpectedLatency
 from policies.learned.network import untrained
 from simulator.run import run
-from simulator.training.arena import arena, counted_latency_s
-from simulator.training.collect import (
-    Decisions,
-    Task,
+from simulator.train.arena import arena, counted_latency_s
+from simulator.train.collect import (
+    CollectedDecisions,
+    CollectTask,
     collect,
     in_system,
     joined,
@@ -24,14 +24,14 @@ from simulator.training.collect import (
     play,
     play_expected,
 )
-from simulator.training.scenarios import Randomised
+from simulator.train.scenarios import Randomised
 
 REQUESTS = 60
-TASK = Task(Randomised(random_share=1.0), untrained(2), 4, REQUESTS, 0.0, 0.0, (7, 2))
+TASK = CollectTask(Randomised(random_share=1.0), untrained(2), 4, REQUESTS, 0.0, 0.0, (7, 2))
 
 
 @pytest.fixture(scope="module")
-def found() -> Decisions:
+def found() -> CollectedDecisions:
     return collect(TASK)
 
 
@@ -44,7 +44,7 @@ def test_the_number_in_the_system_and_its_integral() -> None:
     assert charged.tolist() == [0, 0, 0, 0, 7, 12, 12]
 
 
-def test_costs_of_an_episode_are_its_latencies(found: Decisions) -> None:
+def test_costs_of_an_episode_are_its_latencies(found: CollectedDecisions) -> None:
     """Little's law: the integral of the number in the system is the sum of the times in it."""
     here = arena(TASK.draw, TASK.episodes, REQUESTS)
     generator = np.random.default_rng(TASK.seed)
@@ -94,26 +94,26 @@ def test_late_requests_are_charged_at_the_end_of_all() -> None:
     assert (plain.features == tail.features).all()
 
 
-def test_equal_tasks_give_equal_decisions(found: Decisions) -> None:
+def test_equal_tasks_give_equal_decisions(found: CollectedDecisions) -> None:
     for one, other in zip(found, collect(TASK), strict=True):
         assert np.array_equal(one, other)
     other = collect(dataclasses.replace(TASK, seed=(7, 3)))
     assert not np.array_equal(found.cost, other.cost)
 
 
-def test_probabilities_are_of_the_workers_that_were_picked(found: Decisions) -> None:
+def test_probabilities_are_of_the_workers_that_were_picked(found: CollectedDecisions) -> None:
     assert (found.log_probability <= 0).all()
     assert np.take_along_axis(found.eligible, found.worker[..., None], axis=-1).all()
     assert -8 < found.log_probability.mean() < 0
 
 
-def test_joined_episodes_lie_side_by_side(found: Decisions) -> None:
+def test_joined_episodes_lie_side_by_side(found: CollectedDecisions) -> None:
     twice = joined([found, found])
     assert twice.cost.shape == (REQUESTS, 2 * TASK.episodes)
     assert np.array_equal(twice.features[:, TASK.episodes :], found.features)
 
 
-def slopes(found: Decisions, beta: float) -> np.ndarray:
+def slopes(found: CollectedDecisions, beta: float) -> np.ndarray:
     """Of each decision's log probability by the costs' coefficients where there are two workers, `(t, e, terms)`."""
     other = 1 - found.worker
     own, others = (
@@ -125,7 +125,7 @@ def slopes(found: Decisions, beta: float) -> np.ndarray:
 
 def test_the_control_variate_leaves_the_gradient_as_it_is_and_takes_noise() -> None:
     network = misled(service=-2.0)
-    parts = [collect(Task(two_workers(0.8), network, 100, 30, 0.0, 0.0, (11, part))) for part in range(12)]
+    parts = [collect(CollectTask(two_workers(0.8), network, 100, 30, 0.0, 0.0, (11, part))) for part in range(12)]
     found = joined(parts)
     to_go = np.cumsum(found.expected_cost[::-1], axis=0)[::-1]
     own = np.cumsum(found.cost[::-1], axis=0)[::-1]

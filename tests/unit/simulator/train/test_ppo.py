@@ -10,8 +10,8 @@ from support.two_workers import SERVICE, misled, two_workers
 
 pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
-from simulator.training.pool import Here, Processes  # after the check for torch
-from simulator.training.ppo import Ppo, PpoSettings, advantages
+from simulator.train.pool import LocalPool, Processes  # after the check for torch
+from simulator.train.ppo import Ppo, PpoSettings, advantages
 
 SETTINGS = PpoSettings(iterations=12, episodes=16, requests=100, hidden=2, critic_hidden=2, minibatch=200)
 SMALL = dataclasses.replace(SETTINGS, episodes=3, requests=30)
@@ -49,7 +49,7 @@ def test_with_a_long_trace_advantages_are_returns_less_the_estimate() -> None:
 def test_it_unlearns_to_prefer_the_slow_worker() -> None:
     settings = dataclasses.replace(SETTINGS, learning_rate=5e-3)
     algorithm = Ppo(settings, two_workers(), seed=0, start=misled())
-    costs = [algorithm.iterate(Here())["cost"] for _ in range(settings.iterations)]
+    costs = [algorithm.iterate(LocalPool())["cost"] for _ in range(settings.iterations)]
     assert costs[0] > 1.2
     assert np.mean(costs[-2:]) < 0.5 * (costs[0] + 1)
     assert algorithm.network.bias[SERVICE] > misled().bias[SERVICE] + 0.2
@@ -58,7 +58,7 @@ def test_it_unlearns_to_prefer_the_slow_worker() -> None:
 def test_equal_seeds_give_equal_weights_whatever_the_pool() -> None:
     with Processes(2) as processes:
         vectors = []
-        for pool, seed in ((Here(), 1), (processes, 1), (Here(), 2)):
+        for pool, seed in ((LocalPool(), 1), (processes, 1), (LocalPool(), 2)):
             algorithm = Ppo(SMALL, two_workers(), seed)
             algorithm.iterate(pool)
             vectors.append(np.concatenate([np.ravel(part) for part in algorithm.network]))
@@ -68,12 +68,12 @@ def test_equal_seeds_give_equal_weights_whatever_the_pool() -> None:
 
 def test_it_goes_on_from_its_state_exactly() -> None:
     straight = Ppo(SMALL, two_workers(), seed=3)
-    straight.iterate(Here())
+    straight.iterate(LocalPool())
     resumed = Ppo(SMALL, two_workers(), seed=3)
     resumed.restore(straight.state())
     assert resumed.iteration == 1
     for algorithm in (straight, resumed):
-        algorithm.iterate(Here())
+        algorithm.iterate(LocalPool())
     left, right = straight.state(), resumed.state()
     assert left.keys() == right.keys()
     assert any(name.endswith("exp_avg_sq") for name in left)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from balancer.core.settings import GuardSettings
+from balancer.kernel.settings import GuardSettings
 from policies.base import FloatArray
 from policies.learned import Learned
 from policies.learned.artifact import Artifact, make_artifact
@@ -15,10 +15,10 @@ from policies.learned.features import FEATURES
 from policies.learned.network import untrained
 from simulator.batch import Batch
 from simulator.scenario import Scenario, load_scenario
-from simulator.training.arena import Arena
-from simulator.training.pool import Here
-from simulator.training.ranges import _seen, ranges
-from simulator.training.scenarios import Randomised
+from simulator.train.arena import Arena
+from simulator.train.pool import LocalPool
+from simulator.train.ranges import _seen, ranges
+from simulator.train.scenarios import Randomised
 from simulator.view import BatchView
 
 STALE = load_scenario("stale-reports")
@@ -28,7 +28,7 @@ LIMIT = GuardSettings().range_limit
 @pytest.fixture(scope="module")
 def trained() -> Artifact:
     network = untrained()
-    return make_artifact(network, *ranges(network, Randomised((STALE,), 0.5), 0, 24, 400, Here()), {})
+    return make_artifact(network, *ranges(network, Randomised((STALE,), 0.5), 0, 24, 400, LocalPool()), {})
 
 
 def strange(trained: Artifact, scenario: Scenario, requests: int) -> list[FloatArray]:
@@ -76,7 +76,7 @@ def test_ranges_are_in_order_and_as_wide_as_the_fleets(trained: Artifact) -> Non
 
 def test_equal_arguments_give_equal_ranges_and_other_seeds_others() -> None:
     draw = Randomised((STALE,), 0.0)
-    once, again, other = (ranges(untrained(), draw, seed, 6, 60, Here()) for seed in (1, 1, 2))
+    once, again, other = (ranges(untrained(), draw, seed, 6, 60, LocalPool()) for seed in (1, 1, 2))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, other)
 

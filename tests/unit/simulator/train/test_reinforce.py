@@ -10,8 +10,8 @@ from support.two_workers import SERVICE, misled, two_workers
 
 pytest.importorskip("torch", reason="torch is not installed; make setup installs it")
 
-from simulator.training.pool import Here  # after the check for torch
-from simulator.training.reinforce import Reinforce, ReinforceSettings, returns_to_go
+from simulator.train.pool import LocalPool  # after the check for torch
+from simulator.train.reinforce import Reinforce, ReinforceSettings, returns_to_go
 
 SETTINGS = ReinforceSettings(iterations=12, episodes=16, requests=100, hidden=2, learning_rate=0.02)
 SMALL = dataclasses.replace(SETTINGS, episodes=3, requests=30)
@@ -28,7 +28,7 @@ def test_returns_to_go_by_hand() -> None:
 
 def test_it_unlearns_to_prefer_the_slow_worker() -> None:
     algorithm = Reinforce(SETTINGS, two_workers(), seed=0, start=misled())
-    costs = [algorithm.iterate(Here())["cost"] for _ in range(SETTINGS.iterations)]
+    costs = [algorithm.iterate(LocalPool())["cost"] for _ in range(SETTINGS.iterations)]
     assert costs[0] > 1.2
     assert np.mean(costs[-2:]) < 0.5 * (costs[0] + 1)
     assert algorithm.network.bias[SERVICE] > misled().bias[SERVICE] + 0.2
@@ -36,18 +36,18 @@ def test_it_unlearns_to_prefer_the_slow_worker() -> None:
 
 def test_the_baseline_foresees_some_of_what_comes() -> None:
     algorithm = Reinforce(SETTINGS, two_workers(), seed=0)
-    told = [algorithm.iterate(Here()) for _ in range(6)]
+    told = [algorithm.iterate(LocalPool()) for _ in range(6)]
     # At first it knows nothing; what it says then goes up and down.
     assert np.mean([each["surprise"] / each["spread"] for each in told[-3:]]) < 0.9
 
 
 def test_it_goes_on_from_its_state_exactly() -> None:
     straight = Reinforce(SMALL, two_workers(), seed=3)
-    straight.iterate(Here())
+    straight.iterate(LocalPool())
     resumed = Reinforce(SMALL, two_workers(), seed=3)
     resumed.restore(straight.state())
     for algorithm in (straight, resumed):
-        algorithm.iterate(Here())
+        algorithm.iterate(LocalPool())
     for name, array in straight.state().items():
         assert np.array_equal(array, resumed.state()[name]), name
     assert straight.iteration == resumed.iteration == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.training.pgpe import PgpeSettings
-from simulator.training.settings import RunSettings, changed, flat_settings
+from simulator.train.pgpe import PgpeSettings
+from simulator.train.settings import RunSettings, changed, flat_settings
 
 
 def test_settings_of_parts_have_dotted_names_and_a_change_leaves_all_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +18,17 @@ import watchfiles
 from click.testing import CliRunner, Result
 from support.simulated_logs import simulated_log
 
-from balancer import cli
+from balancer.cli import main as cli
 from balancer.config.policy_options import build_policy
 from policies.learned.artifact import Artifact, make_artifact, read_artifact, write_artifact
 from policies.learned.features import FEATURES
 from policies.random_choice import RandomChoice
 from simulator.scenario import load_scenario
-from simulator.training import plan as planning
-from simulator.training.checkpoint import read_checkpoint
-from simulator.training.weights import initial
+from simulator.train import plan as planning
+from simulator.train.checkpoint import read_checkpoint
+from simulator.train.pgpe import Pgpe
+from simulator.train.pool import TaskPool
+from simulator.train.weights import initial
 
 SMALL = (
     *("--scenarios", "stale-reports", "--scenarios", "homogeneous-steady", "--iterations", "24"),
@@ -141,6 +144,49 @@ def test_resumed_with_no_minutes_left_it_ends_with_the_best_so_far(whole: Path, 
     assert policy(tmp_path / "run", "last.npz").digest == policy(whole, "last.npz").digest
 
 
+def test_stopped_by_hand_it_writes_the_best_so_far_and_goes_on_to_the_same_end(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Pgpe, pool: TaskPool) -> dict[str, float]:
+        if self.iteration == 9:
+            raise KeyboardInterrupt
+        return iterate(self, pool)
+
+    iterate = Pgpe.iterate
+    with monkeypatch.context() as patch:
+        patch.setattr(Pgpe, "iterate", stopped)
+        patch.setattr("simulator.commands.train._TELL_EVERY_S", 0.0)
+        first = train(tmp_path / "run", *SMALL, "--jobs", "1")
+    assert first.exit_code == 130, first.output
+    assert "go on with: balancer train --out" in " ".join(first.output.split())
+    assert "the start is judged" in first.output
+    assert "iteration 8 of 24 is done, part 1 of" in first.output
+    assert "left" in first.output
+    record = policy(tmp_path / "run").record
+    assert (record["ended"], record["scoreboard"]) == ("stopped by hand", {})
+    assert record["iteration"] in (0, 8)
+    build_policy("learned", {"file": str(tmp_path / "run" / "policy.npz")})
+    result = train(tmp_path / "run", "--resume", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    check_same(policy(tmp_path / "run"), policy(whole))
+
+
+def test_stopped_while_the_scoreboard_is_made_it_writes_the_policy(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    (out / "policy.npz").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("simulator.train.record.scoreboard", stopped)
+        result = train(out, "--resume", "--jobs", "1")
+    assert result.exit_code == 130, result.output
+    assert policy(out).digest == policy(whole).digest
+    assert policy(out).record["scoreboard"] == {}
+
+
 @pytest.mark.timeout(600)  # two starts of Ray, each of many processes, on a machine that may be busy
 def test_on_a_ray_cluster_of_two_workers_it_is_the_same(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +240,7 @@ def test_a_log_is_trained_on_in_its_first_part_and_judged_in_its_last(tmp_path: 
     scenario = load_scenario("stale-reports")
     arrivals = scenario.arrivals(1, 400)
     log = simulated_log(tmp_path / "log", scenario.fleet, arrivals, RandomChoice(), 1)
-    before, after = planning.log_scenarios(planning.Plan(from_log=str(tmp_path / "log")))
+    before, after = planning.log_scenarios(planning.TrainingPlan(from_log=str(tmp_path / "log")))
     assert (before.requests, after.requests) == (300, 100)
     assert before.fleet == after.fleet
     for part, chosen in ((before, slice(0, 300)), (after, slice(300, 400))):
@@ -285,7 +331,7 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ray", None)
     result = train(tmp_path / "run", *SMALL, "--ray", "local")
     assert result.exit_code == 1
-    assert "ray is not installed: pip install 'balancer[ray]'" in result.output
+    assert "train needs the Python module ray, which is not installed: pip install 'balancer[ray]'" in result.output
 
 
 def test_the_default_is_the_train_split_without_what_routing_does_not_decide() -> None:
@@ -300,3 +346,4 @@ def test_a_run_from_a_log_starts_from_the_shipped_policy(monkeypatch: pytest.Mon
     monkeypatch.setattr(planning, "shipped", lambda: start)
     plan = planning.make_plan({"from_log": "anywhere"})
     assert (plan.init, plan.settings["hidden"], plan.scenarios) == ("shipped", 5, ())
+    assert (plan.settings["pairs"], plan.settings["tasks"]) == (32, 1)

@@ -14,14 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from policies.base import FloatArray
 from policies.learned.network import Network, untrained
-from simulator.training import trainer
-from simulator.training.checkpoint import read_checkpoint
-from simulator.training.plan import Course
-from simulator.training.pool import Here, Pool
-from simulator.training.scenarios import Randomised
-from simulator.training.settings import RunSettings
-from simulator.training.trainer import Step, Trained, train
-from simulator.training.validation import Judged
+from simulator.train import trainer
+from simulator.train.checkpoint import read_checkpoint
+from simulator.train.plan import ResolvedPlan
+from simulator.train.pool import LocalPool, TaskPool
+from simulator.train.scenarios import Randomised
+from simulator.train.settings import RunSettings
+from simulator.train.trainer import Trained, TrainingStep, train
+from simulator.train.validation import NetworkVerdict
 
 
 class Counting:
@@ -42,7 +42,7 @@ class Counting:
     def restore(self, state: dict[str, FloatArray]) -> None:
         self.iteration = int(state["iteration"])
 
-    def iterate(self, pool: Pool) -> dict[str, float]:
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
         self.iteration += 1
         return {"gradient": float(self.iteration)}
 
@@ -56,10 +56,10 @@ class Scripted:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def judge(self, network: Network, pool: Pool) -> Judged:
+    def judge(self, network: Network, pool: TaskPool) -> NetworkVerdict:
         iteration = int(network.beta) - 1
         self.asked.append(iteration)
-        return Judged(self.costs[iteration], 0.9, 0.8, 1.0, 1.1)
+        return NetworkVerdict(self.costs[iteration], 0.9, 0.8, 1.0, 1.1)
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def run(folder: Path, costs: Sequence[float], iterations: int, every: int = 1, *
     Scripted.costs = costs
     patience = how.pop("patience", 100)
     settings = RunSettings(evaluate_every=every, patience=patience)
-    course = Course(Counting(iterations), settings, Randomised(random_share=1.0), (), ())
-    return train(course, folder, Here(), **how)
+    course = ResolvedPlan(Counting(iterations), settings, Randomised(random_share=1.0), (), ())
+    return train(course, folder, LocalPool(), **how)
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_every_iteration_leaves_a_checkpoint_that_goes_on_where_it_was(tmp_path:
     class Killed(BaseException):
         pass
 
-    def kill(step: Step) -> None:
+    def kill(step: TrainingStep) -> None:
         if step.iteration == 5:
             raise Killed
 
@@ -145,7 +145,7 @@ def test_a_run_that_had_ended_ends_again_without_another_step(tmp_path: Path) ->
 
 
 def test_told_of_each_iteration_and_of_the_best(tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[TrainingStep] = []
     run(tmp_path, [0, -1, 0, -2], iterations=3, every=1, told=steps.append)
     assert [(step.iteration, step.best) for step in steps] == [(0, True), (1, True), (2, False), (3, True)]
     assert all(dataclasses.is_dataclass(step) and step.judged is not None for step in steps)

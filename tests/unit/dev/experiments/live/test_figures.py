@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.results import make_result
-from unit.experiments.live_switchback.synthetic import SESSION, make_live
+from unit.dev.experiments.live.synthetic import SESSION, make_live
 
-from experiments.live_switchback.figures import (
+from dev.experiments.live.figures import (
     FIGURES,
     IN_TIME,
     Pair,
@@ -16,7 +16,7 @@ from experiments.live_switchback.figures import (
     find,
     resampled,
 )
-from simulator.scoreboard.statistics import Estimate
+from simulator.compare.statistics import Estimate
 
 
 def requests(latency_s, policy, block, deadline_s=np.inf):
@@ -83,7 +83,7 @@ def test_what_a_block_has_in_common_is_no_uncertainty_of_a_ratio():
     block = np.repeat(np.arange(blocks), each)
     base_s = generator.gamma(2.0, 0.01, blocks * each) * np.exp(generator.normal(0, 1.0, blocks))[block]
     both = requests(np.concatenate([base_s, 0.8 * base_s]), np.repeat([0, 1], blocks * each), np.tile(block, 2))
-    drawn = resampled(both, blocks, resamples=200)
+    drawn = resampled(both, resamples=200)
     mean_a = estimates(figures(both)[0], drawn[:, 0])[0]
     assert mean_a.high > 1.5 * mean_a.low
     for estimate in estimates(against(1, 0, figures(both)), against(1, 0, drawn))[:-1]:
@@ -98,7 +98,7 @@ def test_intervals_reckon_with_blocks_whose_requests_resemble_each_other():
         windows_s = np.exp(generator.normal(0, 0.3, (2, blocks))) * np.array([[1.0], [true]])
         latency_s = np.repeat(windows_s, each, axis=1) * generator.gamma(50.0, 1 / 50, (2, blocks * each))
         columns = (np.repeat([0, 1], blocks * each), np.tile(np.repeat(np.arange(blocks), each), 2))
-        drawn = resampled(requests(latency_s.ravel(), *columns), blocks, resamples=100)
+        drawn = resampled(requests(latency_s.ravel(), *columns), resamples=100)
         low, high = np.quantile(against(1, 0, drawn)[:, 0], [0.025, 0.975])
         covered += low <= true <= high
     assert covered >= 0.8 * 60
@@ -106,7 +106,7 @@ def test_intervals_reckon_with_blocks_whose_requests_resemble_each_other():
 
 def test_findings_hold_the_last_policy_against_each_other():
     measured = Requests.live(SESSION, make_live())
-    found = find(measured, [measured, replace(measured, latency_s=measured.latency_s * 1.1)], SESSION.rounds, 50)
+    found = find(measured, [measured, replace(measured, latency_s=measured.latency_s * 1.1)], 50)
     assert list(found.policies) == ["wlpr", "power_of_two", "expected_latency"]
     assert list(found.ratios) == ["wlpr", "power_of_two"]
     mean = found.ratios["power_of_two"][0]
@@ -119,6 +119,13 @@ def test_findings_hold_the_last_policy_against_each_other():
     assert not Pair("p50", Estimate(1.0, 0.9, 1.1), Estimate(1.2, 1.0, 1.3)).inside
 
 
-def test_a_window_without_requests_is_refused():
-    with pytest.raises(ValueError, match="window without requests: give a higher rate"):
-        find(requests([0.1, 0.1, 0.1], [0, 0, 1], [0, 1, 0]), [], 2)
+def test_blocks_of_half_a_second_are_the_same_for_all_policies():
+    live = make_live()
+    found = Requests.live(SESSION, live, block_s=0.5)
+    np.testing.assert_array_equal(found.latency_s, Requests.live(SESSION, live).latency_s)
+    # Of each round two, of the one second that counts.
+    assert set(found.block) == set(range(2 * SESSION.rounds))
+    for block in range(2 * SESSION.rounds):
+        models = [found.model[(found.block == block) & (found.policy == i)] for i in range(3)]
+        np.testing.assert_array_equal(models[0], models[1])
+        np.testing.assert_array_equal(models[0], models[2])

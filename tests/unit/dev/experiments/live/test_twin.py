@@ -2,11 +2,11 @@ import math
 
 import numpy as np
 import pytest
-from unit.experiments.live_fidelity.synthetic import EASY, MODELS, PROFILES
+from unit.dev.experiments.live.synthetic import EASY, MODELS, PROFILES
 
-from experiments.live_fidelity import twin
-from experiments.live_fidelity.live import Recording
-from experiments.live_fidelity.session import Session
+from dev.experiments.live import twin
+from dev.experiments.live.record import Recording
+from dev.experiments.live.session import Session
 from policies import BUILTIN
 from simulator.run import run
 

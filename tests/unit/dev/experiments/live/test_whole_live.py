@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tools.stack.tritonserver import TritonUnavailableError, find_triton
+from balancer.stack.tritonserver import TritonUnavailableError, find_triton
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-REPOSITORY = Path(__file__).parents[4]
-SHORT = ("--blocks", "2", "--window-s", "1", "--settle-s", "1", "--rate", "60")
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
+REPOSITORY = Path(__file__).parents[5]
+SHORT = ("--rounds", "2", "--window-s", "1", "--settle-s", "1", "--rate", "60")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _triton() -> None:
 
 async def started(out: Path) -> asyncio.subprocess.Process:
     policies = ("--policy", "round_robin", "--policy", "expected_latency")
-    command = (sys.executable, "-m", "experiments.live_switchback", "--out", str(out), *policies, *SHORT)
+    command = (sys.executable, "-m", "dev.experiments.live", "switchback", "--out", str(out), *policies, *SHORT)
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.intervals import together
+from dev.experiments.sealed.intervals import together
 
 
 def test_where_all_agree_there_is_no_interval() -> None:

@@ -2,13 +2,13 @@ from collections import Counter
 
 import numpy as np
 from support.results import make_result
-from unit.experiments.held_out.synthetic import make_scenario, make_watch
+from unit.dev.experiments.sealed.synthetic import make_scenario, make_watch
 
-from balancer.core.trials.guard import Change
-from balancer.core.trials.switchback import Finding
-from experiments.held_out.runs import Run, Task, execute, flat, from_flat, joined, watched
+from balancer.scheduler.canary.guard import PolicyChange
+from balancer.scheduler.canary.switchback import Finding
+from dev.experiments.sealed.runs import Run, Task, flat, from_flat, watched
 from policies.power_of_two import PowerOfTwo
-from simulator.scoreboard.metrics import measure
+from simulator.compare.metrics import measure
 from simulator.steered import BY_BASELINE, BY_POLICY, NOBODY, SteeredResult
 
 
@@ -22,11 +22,6 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(array, other[key], err_msg=key)
 
 
-def test_seeds_run_apart_are_the_same_as_together():
-    apart = joined([execute(task(0, 1)), execute(task(2))])
-    assert_equal(flat(apart), flat(execute(task(0, 1, 2))))
-
-
 def test_a_run_is_what_its_arrays_say():
     models = ("plain", "with/slash")
     latency_s = np.linspace(1, 2, 20).reshape(2, 10)
@@ -36,11 +31,10 @@ def test_a_run_is_what_its_arrays_say():
     assert_equal(flat(again), flat(run))
     assert list(again.metrics.models) == list(models)
     assert again.watch.reasons == Counter(range=1, late=1)
-    assert joined([run, again]).watch.reasons == Counter(range=2, late=2)
 
 
 def change(at_s, fell, reason="range"):
-    return Change(at_s, fell, Finding(reason, ""), 10.0)
+    return PolicyChange(at_s, fell, Finding(reason, ""), 10.0)
 
 
 def test_time_out_of_service_lasts_to_the_return_or_the_end():

@@ -2,11 +2,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
-from unit.experiments.held_out.synthetic import make_scenario
+from unit.dev.experiments.sealed.synthetic import make_scenario
 
-from experiments.held_out import sources
-from experiments.held_out.runs import Task, execute
-from experiments.held_out.store import Store
+from dev.experiments.sealed import sources
+from dev.experiments.sealed.runs import Task, execute
+from dev.experiments.sealed.store import Store
 from policies.base import from_file
 from policies.power_of_two import PowerOfTwo
 
@@ -109,5 +109,5 @@ def _forget():
 
 def test_a_run_rests_on_engine_core_and_policy():
     found = sources._closure(["simulator.run", "policies.prequal"])
-    assert {"simulator.engine.loop", "balancer.core.estimators.queue", "policies.base", "policies.prequal"} <= found
+    assert {"simulator.engine.loop", "balancer.kernel.estimators.queue", "policies.base", "policies.prequal"} <= found
     assert "policies.peak_ewma" not in found

@@ -1,0 +1,205 @@
+"""Attacks on a real Envoy by clients that keep the fleet waiting: they take no answer, or stop amid a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.envoy_fakes import RUN, FakeBalancer, FakeWorker, Rig, a_request
+from support.native import NativeRig
+from support.raw_http2 import Unread, grpc_head
+from support.waiting import eventually
+
+from balancer.discovery.workers import WorkerSpec
+from balancer.extproc.kserve import HeaderNames
+from balancer.extproc.picker import Addresses, Picker
+from balancer.extproc.picks import ExternalProcessor
+from balancer.kernel.settings import Limits, Settings
+from balancer.scheduler.events import WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.metrics import Metrics
+from balancer.server.recorder import Recorder
+from policies.least_requests import LeastRequests
+
+pytestmark = pytest.mark.integration
+COUNT = 100
+MIB = 2**20
+SETTINGS = Settings(reports_required=False, limits=Limits(max_pending_per_worker=20.0))
+REST = "/v2/models/m/infer"
+INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+JSON = b'{"inputs":[]}'
+
+
+def of_rest(rig: Rig, window: int) -> Unread:
+    length = (("inference-header-content-length", str(len(JSON))),)
+    return Unread(rig.envoy.endpoint, REST, window, "application/octet-stream", length)
+
+
+def framed(payload_bytes: int = 16) -> bytes:
+    message: bytes = a_request(payload_bytes=payload_bytes).SerializeToString()
+    return grpc_head(len(message)) + message
+
+
+@pytest.fixture
+async def native(tmp_path: Path) -> AsyncIterator[NativeRig]:
+    async with NativeRig(tmp_path, settings=SETTINGS, gives_up=True).running() as rig:
+        yield rig
+
+
+def in_flight(rig: NativeRig) -> int:
+    return int(rig.router.fleet.queue.in_flight.sum())
+
+
+def answer_much(rig: Rig) -> None:
+    """More than Envoy reads before somebody takes it."""
+
+    async def much(request: Any, context: Any) -> Any:
+        return rig.workers[0].answer(a_request(payload_bytes=3 * MIB))
+
+    for worker in rig.workers:
+        worker.infer = much
+
+
+def watch(rig: NativeRig, worker: FakeWorker, counted: list[int]) -> Any:
+    """A worker that tells how many are in flight while it works."""
+
+    async def infer(request: Any, context: Any) -> Any:
+        counted.append(in_flight(rig))
+        return worker.answer(request)
+
+    return infer
+
+
+async def all_served(rig: Rig) -> bool:
+    return {await rig.infer() for _ in range(12)} <= {"w0", "w1", "w2"}
+
+
+@dataclass
+class PickRig(Rig):
+    """`Rig` with the balancer's own picks and counts."""
+
+    def __post_init__(self) -> None:
+        self.router = Router(LeastRequests(), SETTINGS)
+        self.metrics, picker = Metrics(self.router, time.monotonic), Picker(self.router, time.monotonic, run=RUN)
+        self.recorder, self.picker = Recorder(self.router, picker, self.metrics, time.monotonic), picker
+        processor = ExternalProcessor(picker, self.recorder, HeaderNames, lambda: True)
+        self.balancers = [FakeBalancer(picks=processor.handler(), listener=self.recorder)]
+
+    def listed(self) -> None:
+        for worker in self.workers:
+            self.router.observe(WorkerAdded(worker.name), time.monotonic())
+        self.picker.addresses = Addresses(
+            [
+                WorkerSpec(name=each.name, address=each.address, grpc_port=each.grpc_port, http_port=each.http_port)
+                for each in self.workers
+            ]
+        )
+
+    def in_flight(self) -> int:
+        return int(self.router.fleet.queue.in_flight.sum())
+
+
+@pytest.fixture
+async def pick(tmp_path: Path) -> AsyncIterator[PickRig]:
+    async with PickRig(tmp_path).running() as rig:
+        assert isinstance(rig, PickRig)
+        rig.listed()
+        yield rig
+
+
+@pytest.mark.parametrize("window", [0, 1])
+@pytest.mark.parametrize("path", [INFER, STREAM, REST])
+async def test_pick_who_does_not_read_keeps_no_place(pick: PickRig, path: str, window: int) -> None:
+    stranger = of_rest(pick, window) if path == REST else Unread(pick.envoy.endpoint, path, window)
+    await stranger.start()
+    for sent in range(20, COUNT + 1, 20):
+        await stranger.ask(JSON if path == REST else framed(), 20)
+        await eventually(lambda sent=sent: pick.router.outcomes["matched"] == sent)
+    assert pick.in_flight() == 0
+    assert await all_served(pick)
+    await stranger.stop()
+    # Each is told once, and no end of it is taken for another's.
+    await eventually(lambda: not pick.recorder.awaited)
+    assert pick.router.outcomes == {"matched": COUNT + 12}
+
+
+async def test_pick_who_does_not_read_much_keeps_no_place(pick: PickRig) -> None:
+    answer_much(pick)
+    stranger = Unread(pick.envoy.endpoint)
+    await stranger.start()
+    await stranger.ask(framed(), 40)
+    await eventually(lambda: pick.router.outcomes["matched"] == 40)
+    for worker in pick.workers:
+        worker.infer = None
+    assert await all_served(pick)
+    await stranger.stop()
+    await eventually(lambda: not pick.recorder.awaited)
+    assert pick.router.outcomes == {"matched": 52}
+
+
+async def test_pick_an_upload_that_stops_keeps_no_place(pick: PickRig) -> None:
+    """Messages of gRPC are whole before they are picked for."""
+    stranger = of_rest(pick, 65535)
+    await stranger.start()
+    await stranger.ask(JSON + bytes(10), 50, whole=False)
+    await eventually(lambda: pick.recorder.awaited == 50)
+    await eventually(lambda: pick.in_flight() == 0)
+    assert await all_served(pick)
+    await stranger.go_on(bytes(10))
+    await eventually(lambda: not pick.recorder.awaited)
+    assert pick.router.outcomes == {"unmatched": 50, "matched": 12}
+    await stranger.stop()
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+@pytest.mark.parametrize("window", [0, 1])
+async def test_native_who_does_not_read_keeps_no_place(native: NativeRig, path: str, window: int) -> None:
+    stranger = Unread(native.envoy.endpoint, path, window)
+    await stranger.start()
+    for sent in range(20, COUNT + 1, 20):
+        await stranger.ask(framed(), 20)
+        await eventually(lambda sent=sent: len(native.told()) == sent)
+    assert await all_served(native)
+    await stranger.stop()
+
+
+async def test_native_who_does_not_read_much_keeps_no_place(native: NativeRig) -> None:
+    answer_much(native)
+    stranger = Unread(native.envoy.endpoint)
+    await stranger.start()
+    await stranger.ask(framed(), 40)
+    await eventually(lambda: sum(len(worker.requests) for worker in native.workers) == 40)
+    await native.all_ended()
+    for worker in native.workers:
+        worker.infer = None
+    assert await all_served(native)
+    await stranger.stop()
+    await eventually(lambda: len(native.told()) == 52)
+    assert native.told()["matched"].all()
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM, REST])
+async def test_native_an_upload_that_stops_keeps_no_place(native: NativeRig, path: str) -> None:
+    body = JSON + bytes(20) if path == REST else framed(1000)
+    stranger = of_rest(native, 65535) if path == REST else Unread(native.envoy.endpoint, path, 65535)
+    await stranger.start()
+    await stranger.ask(body[:-10], 50, whole=False)
+    await eventually(lambda: native.router.state.counts()["picked"] == 50)
+    await native.all_ended()
+    assert await all_served(native)
+    # Nobody is refused for it, and it counts again once the worker has work by it.
+    counted: list[int] = []
+    for worker in native.workers:
+        worker.infer = watch(native, worker, counted)
+    await stranger.go_on(body[-10:])
+    await eventually(lambda: len(native.told()) == 62)
+    await native.all_ended()
+    assert native.told()["ok"].all()
+    assert path != INFER or max(counted) > 1
+    await stranger.stop()

@@ -1,0 +1,17 @@
+"""Who decides, where what all front ends share keeps the promise: one in every run, the others in the long one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def one_of(first: str, *others: str) -> list[Any]:
+    """Values of a parameter: the first in every run, the others in `make check-long` only."""
+    return [first, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
+
+
+def frontend(first: str, *others: str) -> pytest.MarkDecorator:
+    """Of a test: with the first front end in every run, with the others in `make check-long` only."""
+    return pytest.mark.parametrize("frontend", one_of(first, *others))

@@ -1,1 +1,0 @@
-import support.repository_packages  # noqa: F401  # importing it is what it is for

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.understand import PROGRAM, Reader
+
+from dev.fuzz.request import SANITIZED, compiled
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """The module's reader of requests, with sanitizers that end it at the first mistake."""
+    program = compiled(tmp_path_factory.mktemp("module") / "understand", [PROGRAM], SANITIZED)
+    with Reader(program) as running:
+        yield running
