@@ -38,8 +38,6 @@ def chromium() -> str | None:
 
 
 class Tab:
-    """One page of the browser."""
-
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
@@ -85,7 +83,6 @@ class Tab:
         await self.call("Page.navigate", url=url)
 
     async def resize(self, width: int, height: int) -> None:
-        """Another size of the window."""
         mobile = width < 600
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         await self.call("Emulation.setDeviceMetricsOverride", **metrics)

@@ -1,4 +1,4 @@
-"""`python -m tools.pictures URL FOLDER`: pictures of a balancer's page for the docs, by a real browser.
+"""`python -m dev.pictures URL FOLDER`: pictures of a balancer's page for the docs, by a real browser.
 
 They are those of whatever runs at URL, such as `balancer up` with `balancer load` beside it.
 """
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import click
 from PIL import Image
 
-from tools.browser import Tab, tab
+from dev.browser import Tab, tab
 
 _WATCHED_S = 30.0
 """Until the lines of the last seconds are worth a look."""

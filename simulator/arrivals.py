@@ -61,7 +61,6 @@ class Arrivals:
     tenant: npt.NDArray[np.int16]
     """Index of the tenant; for reports by tenant."""
     extras: Extras | None = None
-    """None: no request has any."""
     clients: int = 0
     """0: open loop. Else a closed loop of so many clients: the first requests arrive at their times, each next one
     when a client gets its answer."""
@@ -73,5 +72,4 @@ class Arrivals:
         return bool((self.key if extras is None else self.key[extras.sequence < 0]).any())
 
     def __len__(self) -> int:
-        """Return the number of requests."""
         return len(self.time_s)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.columns import declared
-from balancer.core.kernel.state import Options
-from balancer.core.keys import OF_SEQUENCES, STICKY, placing
-from balancer.native.kinds import Native
+from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.estimators.columns import declared
+from balancer.kernel.state import Options
+from balancer.scheduler.keys import OF_SEQUENCES, STICKY, placing
 from policies.base import BoolArray, FleetView, FloatArray, IntArray, Policy, Request
 from simulator.arrivals import Arrivals
 from simulator.engine import layout as at
@@ -19,7 +19,7 @@ from simulator.engine import loop, rows, truth
 from simulator.engine.allocate import allocate, check_fits
 from simulator.engine.check import check_arrivals, check_fleet
 from simulator.engine.deciders import decider
-from simulator.engine.fill import Tables, fill
+from simulator.engine.fill import EngineTables, fill
 from simulator.engine.holding import have_held
 from simulator.result import Result, Status
 from simulator.spec import FleetSpec
@@ -67,10 +67,9 @@ class Batch:
             check_arrivals(fleet, one)
         self.sim = allocate(fleets, requests.pop(), timeline_rows)
         self.native = Native(self.sim)
-        """All arrays, for compiled functions."""
         self.fleets = list(fleets)
         self.waiting: BoolArray = np.zeros(len(fleets), np.bool_)
-        self._tables = Tables(self.sim.plan)
+        self._tables = EngineTables(self.sim.plan)
         self._timeline_period_s = timeline_period_s
         self.sim.plan.env[:, at.E_EXACT], self.sim.plan.env[:, at.E_TIMELINE] = exact, timeline_period_s
         self.sim.plan.env[:, at.E_SEQUENCES_OUTSIDE] = sequences_outside
@@ -85,7 +84,7 @@ class Batch:
     def of_room(cls, room: FleetSpec, environments: int, requests: int) -> Batch:
         """Environments with room for such a fleet and so many requests, for runs that are put there by `load`."""
         columns = {field.name for field in dataclasses.fields(Arrivals)}
-        demand = [(name, declared_as) for name, declared_as in declared(at.Demand).items() if name in columns]
+        demand = [(name, declared_as) for name, declared_as in declared(at.EngineDemand).items() if name in columns]
         values: dict[str, Any] = {name: np.full(requests, start, kind) for name, (_, kind, start) in demand}
         nothing = Arrivals(**values)
         return cls([room] * environments, [nothing] * environments, [0] * environments)
@@ -178,7 +177,7 @@ class Batch:
     def true_view(self) -> TrueView:
         """The fleets as they really are; holds until the next step."""
         view = self.view()
-        shape = self.sim.desk.mask.shape
+        shape = self.sim.decision.mask.shape
         pending, backlog_s, completion_s = (np.zeros(shape) for _ in range(3))
         truth.see(self.native, self.waiting, pending, backlog_s, completion_s)
         return TrueView(view, pending, backlog_s, completion_s)

@@ -26,8 +26,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.engine.tables import service_table
-from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
+from simulator.spec import FleetSpec, ModelSpec, SimulatedWorker
 from simulator.workload.workload import Demand, Workload
 
 
@@ -70,19 +69,19 @@ def capacity_per_s(fleet: FleetSpec, workload: Workload) -> float:
     return float(solved.x[-1])
 
 
-def seconds_of(model: ModelSpec, worker: WorkerSpec, demand: Demand) -> tuple[float, float]:
+def seconds_of(model: ModelSpec, worker: SimulatedWorker, demand: Demand) -> tuple[float, float]:
     """Seconds that a mean request occupies the device, and an instance, in the batch that is best for each."""
     service = model.service_on(worker.device)
     if service is None:
         raise ValueError(f"model {model.name!r} has no service time on {worker.device!r}: add it, or one for '*'")
-    on_device, on_host = service_table(service, model.batching.max_batch_rows)
+    on_device, on_host = service.table(model.batching.max_batch_rows)
     sizes = np.arange(1, len(on_device))
     device_s = on_device[1:] / sizes / worker.speed * demand.row_work
     host_s = on_host[1:] / sizes * demand.rows
     return float(device_s.min()), float((device_s + host_s).min())
 
 
-def sharing_gain(worker: WorkerSpec, fleet: FleetSpec) -> float:
+def sharing_gain(worker: SimulatedWorker, fleet: FleetSpec) -> float:
     """What a device yields at most, in device seconds a second, by executing several at once."""
     instances = sum(model.instances for model in fleet.models if worker.holds(model.name))
     at_once = np.arange(1, max(min(worker.sharing.concurrency, instances), 1) + 1)

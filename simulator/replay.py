@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.kernel import picking
-from balancer.core.kernel.answers import is_shipped
-from balancer.core.trials.steering import PUBLISHED
-from balancer.operate.decision_log.lines import COLUMNS, arithmetic
-from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
+from balancer.kernel import picking
+from balancer.kernel.answers import is_shipped
+from balancer.server.decision_log.lines import COLUMNS, arithmetic
+from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, RecordedPolicy, Run
 from policies.base import BoolArray, FloatArray, IntArray, Policy, Request, UintArray, least
 from policies.columns import Columns
 from policies.hashing import mix, unit
@@ -29,8 +28,7 @@ _BATCH = 4096
 _SAME = ("probabilities", "picks", "fallbacks")
 """What is compared, in the order of the fields of `Compared`."""
 _MOST_SHOWN = 10
-_IN_FORCE = ("in_force", PUBLISHED["in_force"])
-_OTHERS = ("baseline", "rollout", PUBLISHED["baseline"], PUBLISHED["rollout"])
+_OTHERS = ("baseline", "rollout")
 """Roles of policies that decided instead of the one in force."""
 
 
@@ -66,7 +64,6 @@ class Compared:
 
     policy: str
     role: str
-    """As `RecordedPolicy.role`."""
     decisions: int
     probabilities: int
     """Decisions whose probabilities, and propensity, are the same in every bit."""
@@ -88,7 +85,6 @@ class ReplayResult:
     compared: tuple[Compared, ...]
     """By the policy that was asked in production."""
     mismatches: tuple[Mismatch, ...]
-    """The first of them."""
     left_out: BoolArray
     """Decisions that the given policy was not asked about, since neither was the one in force: a guard's baseline or a
     rollout decided them. They are replayed as recorded."""
@@ -124,9 +120,7 @@ def replay(log: DecisionLog, policy: Policy | None = None) -> ReplayResult:
     mismatches: list[Mismatch] = []
     for asked, indices in _batches(log, policy):
         batch = [log.decisions[index] for index in indices]
-        role = batch[0].policy.role
-        as_recorded = role in PUBLISHED.values() and (policy is None or role not in _IN_FORCE)
-        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch], as_recorded=as_recorded)
+        again = _decide(asked, batch, [log.runs[decision.run] for decision in batch])
         replayed[indices], probability[indices] = again.picks, again.given
         differences = list(_differences(indices, batch, again))
         mismatches += differences
@@ -168,7 +162,6 @@ class _Again:
     probabilities: FloatArray
     picks: IntArray
     propensity: FloatArray
-    """Of the new pick."""
     given: FloatArray
     """Probability of the recorded pick."""
     fallbacks: list[tuple[str, ...]]
@@ -197,19 +190,13 @@ def _batches(log: DecisionLog, policy: Policy | None) -> Iterator[tuple[Policy |
 def _answers(policy: Policy, decision: RecordedDecision) -> bool:
     """Whether the router would ask that policy, were it in force, rather than its own hash."""
     role = decision.policy.role
-    return role in _IN_FORCE or (role == "hash" and policy.needs_key and not decision.request.sequence)
+    return role == "in_force" or (role == "hash" and policy.needs_key and not decision.request.sequence)
 
 
-def _decide(
-    asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run], *, as_recorded: bool
-) -> _Again:
-    """As `Router.route` does, for many at once; `as_recorded`: by the probabilities that were drawn by."""
+def _decide(asked: Policy | None, batch: Sequence[RecordedDecision], runs: Sequence[Run]) -> _Again:
+    """As `Router.route` does, for many at once."""
     view = columns_of(batch)
-    if as_recorded:
-        # Asked some milliseconds before, of what nobody wrote down: its answer is what the draw rests on.
-        probabilities = np.stack([decision.probabilities for decision in batch])
-    else:
-        probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
+    probabilities = _ask(asked, _request(batch), view, runs[0].compiled)
     picks, propensity, given = np.full(len(batch), -1), np.zeros(len(batch)), np.zeros(len(batch))
     fallbacks = []
     for row, (decision, run) in enumerate(zip(batch, runs, strict=True)):
@@ -251,7 +238,6 @@ def _request(batch: Sequence[RecordedDecision]) -> Request:
 
 
 def _fallbacks(decision: RecordedDecision, eligible: BoolArray, pending: FloatArray, pick: int) -> tuple[str, ...]:
-    """As many as were recorded."""
     line = np.where(eligible, pending, np.inf)
     line[pick] = np.inf
     found = [-1] * len(decision.fallbacks)

@@ -42,11 +42,8 @@ class Table:
     max_batch_rows: int
     """As the source states it; 0: it does not."""
     instances: int
-    """The same."""
     rows: tuple[int, ...]
-    """Batch sizes, ascending."""
     mean_s: tuple[float, ...]
-    """What the client saw of a request."""
     parts_s: Mapping[str, tuple[float, ...]]
     """Of that, by `PARTS`: `network` has the server's handling of the request in it, `server_queue` is the scheduler's
     time alone, as nobody is ahead of one client, and in `compute_output` the PyTorch backend waits for the device."""
@@ -142,8 +139,8 @@ def _of_model(name: str, path: Path = OFFLINE) -> list[Table]:
     ends = [model for model in models if f"-{model.lower()}".endswith(f"-{wanted}")]
     found = ends or [model for model in models if wanted in model.lower()]
     if len(found) != 1:
-        trouble = "fits several" if found else "was not measured"
-        raise ValueError(f"model is {name!r}, which {trouble}; {_choices(found or models)}")
+        problem = "fits several" if found else "was not measured"
+        raise ValueError(f"model is {name!r}, which {problem}; {_choices(found or models)}")
     return [each for each in tables(path) if each.model == found[0]]
 
 

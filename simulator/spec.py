@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from balancer.core.others import ANSWER_WITHIN_S
-from balancer.core.settings import Settings
+import numpy as np
+
+from balancer.kernel.settings import Settings
+from balancer.scheduler.others import ANSWER_WITHIN_S
+from policies.base import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,19 @@ class ServiceTime:
     host_s: tuple[float, ...] = ()
     """Of each: seconds on the instance before the device (copies, overhead), in parallel to others; empty: none."""
 
+    def table(self, most_rows: int) -> tuple[FloatArray, FloatArray]:
+        """Seconds on the device and on the host for 0 to `most_rows` rows; `(most_rows + 1,)` each, indexed by rows."""
+        return self._line(self.device_s, most_rows), self._line(self.host_s or (0.0,) * len(self.rows), most_rows)
+
+    def _line(self, seconds: tuple[float, ...], most_rows: int) -> FloatArray:
+        wanted = np.arange(most_rows + 1, dtype=np.float64)
+        table: FloatArray = np.interp(wanted, self.rows, seconds)
+        if len(self.rows) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            beyond = wanted > self.rows[-1]
+            table[beyond] = seconds[-1] + slope * (wanted[beyond] - self.rows[-1])
+        return table
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -40,7 +56,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchingSpec:
     """Triton's dynamic batcher for one model."""
 
     max_batch_rows: int = 1
@@ -68,7 +84,7 @@ class ModelSpec:
     service: dict[str, ServiceTime]
     """By device kind; `*` for any other."""
     noise: Noise = Noise()
-    batching: Batching = Batching()
+    batching: BatchingSpec = BatchingSpec()
     instances: int = 1
     """Executions at once on one worker."""
 
@@ -78,7 +94,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSpec:
     """How executions on one worker share its device."""
 
     concurrency: int = 1
@@ -88,7 +104,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class SimulatedWorker:
     """One worker."""
 
     name: str
@@ -102,7 +118,7 @@ class WorkerSpec:
     """Models loaded at the start; empty: all of the fleet's."""
     present: bool = True
     """Whether it is there at the start; else a `join` or the autoscaler brings it."""
-    sharing: Device = Device()
+    sharing: DeviceSpec = DeviceSpec()
     zone: str = ""
     """Where it stands, as discovery tells balancers; empty: unknown, which counts as near."""
 
@@ -125,7 +141,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkSpec:
     """Delays between the parts."""
 
     to_worker_s: float = 0.0
@@ -163,7 +179,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Cold:
+class ColdStart:
     """A worker that has just joined or restarted."""
 
     executions: int = 0
@@ -187,7 +203,7 @@ class Autoscale:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CacheSpec:
     """A key's requests are cheaper on a worker that has seen the key lately (prefix or embedding caches)."""
 
     entries: int = 0
@@ -201,15 +217,15 @@ class FleetSpec:
     """All that does not depend on the requests."""
 
     models: tuple[ModelSpec, ...]
-    workers: tuple[WorkerSpec, ...]
+    workers: tuple[SimulatedWorker, ...]
     balancers: int = 1
     """Requests fall to them at random; each knows its own picks at once and the others' through reports."""
     reports: Reports = Reports()
-    network: Network = Network()
+    network: NetworkSpec = NetworkSpec()
     faults: tuple[Fault, ...] = ()
-    cold: Cold = Cold()
+    cold: ColdStart = ColdStart()
     autoscale: Autoscale = Autoscale()
-    cache: Cache = Cache()
+    cache: CacheSpec = CacheSpec()
     retries: int = 2
     """Attempts after the first where nothing was executed: at the decision's fallbacks, in turn, as Envoy does."""
     settings: Settings = field(default_factory=Settings)
@@ -232,7 +248,7 @@ class FleetSpec:
         """Where a balancer stands; empty: zones do not matter to it."""
         return self.zones[balancer] if self.zones else self.settings.zones.own
 
-    def may_hold(self, worker: WorkerSpec, model: str) -> bool:
+    def may_hold(self, worker: SimulatedWorker, model: str) -> bool:
         """Whether the worker has the model at any time."""
         return worker.holds(model) or any(
             fault.kind == "load" and fault.worker == worker.name and fault.model == model for fault in self.faults
@@ -242,6 +258,6 @@ class FleetSpec:
         """The settings of a balancer's router."""
         return replace(self.settings, zones=replace(self.settings.zones, own=self.zone_of(balancer)))
 
-    def across_s(self, balancer: int, worker: WorkerSpec) -> float:
+    def across_s(self, balancer: int, worker: SimulatedWorker) -> float:
         """What a request takes longer from a balancer to a worker than within a zone."""
         return self.network.across_s.get(self.zone_of(balancer), {}).get(worker.zone, 0.0)

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from balancer.core.settings import EstimatorSettings
-from balancer.core.view import View
-from balancer.native.kinds import Native
+from balancer.kernel import of_worker
+from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.settings import EstimatorSettings
+from balancer.kernel.state import RequestFeatures
+from balancer.scheduler.view import View, column
 from policies.base import FloatArray, UintArray
-from simulator.engine.keys import see_cached
+from simulator.engine.compiled import compiled, from_source, mix
+from simulator.engine.knowledge import row
 from simulator.engine.layout import Sim
+
+_fill_cached = from_source(of_worker.fill_cached)
+
+
+@compiled
+def _see_cached(sim: Sim, found: np.ndarray) -> None:
+    """Write `cached` of each worker for the request that waits in each environment, `(e, n)`; 0 where it has no key."""
+    asked = sim.asked
+    for e in range(asked.rows.size):
+        found[e] = 0.0
+        if asked.key[e] != 0:
+            ask = RequestFeatures(asked.model[e], asked.rows[e], mix(asked.key[e]), 1.0, np.inf, 0.0, 0)
+            _fill_cached(sim, e, row(sim, e, asked.balancer[e], 0), ask, asked.now_s[e], found[e])
 
 
 class BatchView(View):
     """One request in each environment, as its balancer sees the fleet: arrays of shape `(e, n)`."""
 
     def __init__(self, sim: Sim, native: Native, settings: EstimatorSettings) -> None:
-        """`native`: all arrays of `sim`, for compiled functions."""
         self._sim, self._native = sim, native
         records = sim.queue, sim.service, sim.latency, sim.tokens, sim.caches
         states: Any = [_Lazy(record, self._of_balancer) for record in records]
         asked = sim.asked
-        super().__init__(states, settings, sim.desk.mask, asked.rows[:, None], asked.now_s[:, None])
+        super().__init__(states, settings, sim.decision.mask, asked.rows[:, None], asked.now_s[:, None])
         self._rows_of_all = np.arange(len(asked.rows))
         self._deciding = self._rows_of_all * sim.sizes.balancers + asked.balancer
         self._of_model = (..., 0) if sim.sizes.models == 1 else (self._rows_of_all, slice(None), asked.model)
@@ -36,31 +50,26 @@ class BatchView(View):
         # Taking along one axis copies rows as a whole; two arrays of indices would take half as long again.
         return split if z.balancers == 1 else split.take(self._deciding, axis=0)
 
-    @property
+    @column
     def weight(self) -> FloatArray:
-        """See `FleetView`."""
-        return self._sim.desk.weight
+        return self._sim.decision.weight
 
-    @property
+    @column
     def name_hash(self) -> UintArray:
-        """See `FleetView`."""
-        return self._sim.desk.name_hash
+        return self._sim.decision.name_hash
 
-    @cached_property
+    @column
     def report_age_s(self) -> FloatArray:
-        """See `FleetView`."""
-        return self._now_s - self._of_balancer(self._sim.desk.reported_s)
+        return self._now_s - self._of_balancer(self._sim.decision.reported_s)
 
-    @cached_property
+    @column
     def cached(self) -> FloatArray:
-        """See `FleetView`."""
-        found = np.zeros(self._sim.desk.mask.shape)
-        see_cached(self._native, found)
+        found = np.zeros(self._sim.decision.mask.shape)
+        _see_cached(self._native, found)
         return found
 
-    @cached_property
+    @column
     def saving_s(self) -> FloatArray:
-        """See `FleetView`."""
         return np.where(self._sim.asked.key[:, None] != 0, self._saving_s(), 0.0)
 
 
@@ -77,7 +86,6 @@ class TrueView:
         self.report_age_s = np.zeros_like(pending)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not known better."""
         return getattr(self._seen, name)
 
 

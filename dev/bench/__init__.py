@@ -1,4 +1,4 @@
-"""Speed and memory, measured on the real parts: `make bench`, or `python -m benchmarks --help`."""
+"""Speed and memory, measured on the real parts: `make bench`, or `python -m dev.bench --help`."""
 
 import os
 

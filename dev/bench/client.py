@@ -19,9 +19,9 @@ import numpy.typing as npt
 import tritonclient.grpc as grpc_client
 
 from balancer.errors import OperatorError
-from benchmarks.stack import MODEL
+from balancer.proxy.messages import INFER
+from dev.stack import MODEL
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 _SUMMARY = re.compile(r"(\d+) done, (\d+) succeeded")
 _DATA = re.compile(r"\((\d+)\) data")
 _SPAN = re.compile(r"finished in ([\d.]+)(us|ms|s)")
@@ -36,8 +36,6 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Answers:
-    """What came of one run."""
-
     started_s: npt.NDArray[np.float64]
     """When each request was sent, seconds since the epoch."""
     latency_s: npt.NDArray[np.float64]
@@ -50,7 +48,6 @@ class Answers:
 
     @property
     def count(self) -> int:
-        """Requests answered."""
         return len(self.latency_s)
 
     def failed(self, answer_bytes: int) -> int:
@@ -59,7 +56,6 @@ class Answers:
 
     @property
     def rate_per_s(self) -> float:
-        """Answers a second."""
         return self.count / self.duration_s
 
 

@@ -1,19 +1,29 @@
-"""How long a decision takes as production runs it: by the compiled kernel, and by Python where none is there."""
+"""How long a decision takes as production runs it: by the compiled kernel, by Python without it, and within Envoy."""
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
-from balancer.core.kernel.plain import Kernel
-from balancer.core.router import Router
-from balancer.native.library import Compiled, Library
-from benchmarks.results import Aim, Section, Table
+from balancer.kernel.compiled.compiler import compiler
+from balancer.kernel.compiled.library import PATH, Compiled, Library
+from balancer.kernel.plain import Kernel
+from balancer.kernel.settings import Settings
+from balancer.native.build import WITHOUT_HOOKS
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.header import SOURCES
+from balancer.native.router import SharedRouter
+from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded, WorkersAdded
+from balancer.scheduler.router import Router
+from dev.bench.results import Aim, Options, Section, Table
 from policies import BUILTIN
 from policies.base import Policy, Request
 
@@ -27,17 +37,15 @@ _AIMS_US = {64: 8.0, 1000: 40.0}
 """By workers, for the slowest policy that is not trained."""
 _TRAINED_AIMS_US = {64: 20.0, 1000: 150.0}
 """By workers, for the policies that are trained."""
+_INSIDE_AIMS_US = {16: 5.0, 64: 15.0}
+"""By workers, for the slowest policy within Envoy."""
+_INSIDE = ("decide_p50_us", "decide_p99_us", "end_p50_us", "end_p99_us")
+"""What inside.c prints, in nanoseconds."""
+Row = dict[str, Any]
 
 
-def fleet_router(policy: Policy, workers: int, kernel: Kernel) -> Router:
-    """A router with a busy fleet of unequal workers, all of which have reported three models."""
-    router = Router(policy, kernel=kernel)
-    add_fleet(router, workers, 0.0)
-    return router
-
-
-def add_fleet(router: Router, workers: int, now_s: float) -> None:
-    """Workers of three weights, and a report of each."""
+def _add_fleet(router: Router | SharedRouter, workers: int, now_s: float) -> None:
+    """A busy fleet: workers of three weights, all of which have reported three models."""
     rng = np.random.default_rng(workers)
     weights = rng.choice([1.0, 2.0, 4.0], size=workers).tolist()
     added = (WorkerAdded(f"worker-{number}", weight=weight) for number, weight in enumerate(weights))
@@ -62,13 +70,14 @@ def _report(worker: int, rng: np.random.Generator) -> Report:
     return Report(worker=f"worker-{worker}", incarnation=1, number=1, ready=True, models=models, balancers=2)
 
 
-def measure_whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> dict[str, Any]:
+def _whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) -> Row:
     """Time `Router.route` and the taking in of one outcome, with three requests in flight at each worker.
 
     Estimators and accounting are in it; reading the request and writing the answer are not. It is CPU time, so that
     what else the machine does is no part of it.
     """
-    router = fleet_router(policy, workers, kernel)
+    router = Router(policy, kernel=kernel)
+    _add_fleet(router, workers, 0.0)
     # Reports come all the time in production; here time stands nearly still instead, so that none gets stale.
     step_s = min(_REQUEST_EVERY_S, router.settings.stale_after_s / (4 * decisions))
     now_s = 0.0
@@ -88,28 +97,21 @@ def measure_whole(policy: Policy, workers: int, decisions: int, kernel: Kernel) 
         under_way.append(decision)
     if router.failures:
         raise RuntimeError(f"policy {policy.name} failed: {router.last_failure}")
-    return _row(policy, workers, taken_ns)
-
-
-def _row(policy: Policy, workers: int, taken_ns: npt.NDArray[np.float64]) -> dict[str, Any]:
     p50_us, p99_us = np.percentile(taken_ns, [50, 99]) / 1000.0
     return {"policy": policy.name, "workers": workers, "p50_us": float(p50_us), "p99_us": float(p99_us)}
 
 
-def measure(decisions: int = 2000) -> Section:
+def measure(options: Options) -> Section:
     """Every policy at every size of fleet, by the library and in Python."""
-    library = Library()
+    decisions, library = 300 if options.quick else 2000, Library()
     cases = [(policy(), workers) for policy in BUILTIN.values() for workers in WORKER_COUNTS]
-    compiled = [measure_whole(policy, workers, decisions, Compiled(library)) for policy, workers in cases]
+    compiled = [_whole(policy, workers, decisions, Compiled(library)) for policy, workers in cases]
     few = [(policy, workers) for policy, workers in cases if workers <= _MOST_IN_PYTHON]
-    plain = [measure_whole(policy, workers, decisions // 4, Kernel()) for policy, workers in few]
+    plain = [_whole(policy, workers, decisions // 4, Kernel()) for policy, workers in few]
     aims = []
     for trained, limits_us in ((False, _AIMS_US), (True, _TRAINED_AIMS_US)):
-        for workers, limit_us in limits_us.items():
-            rows = [row for row in compiled if row["workers"] == workers and BUILTIN[row["policy"]].trained is trained]
-            slowest = max(rows, key=lambda row: float(row["p50_us"]))
-            name = f"Slowest {'trained ' if trained else ''}policy at {workers:,} workers, p50 ({slowest['policy']})"
-            aims.append(Aim(name, float(slowest["p50_us"]), "µs", limit_us))
+        rows = [row for row in compiled if BUILTIN[row["policy"]].trained is trained]
+        aims += _slowest(f"Slowest {'trained ' if trained else ''}policy", rows, "p50_us", limits_us)
     tables = [
         _table("The whole decision: eligibility, estimators, policy, draw, fallbacks, and its outcome, µs", compiled),
         _table("The same where no compiled kernel is there, in Python", plain),
@@ -117,10 +119,57 @@ def measure(decisions: int = 2000) -> Section:
     return Section(tables, {"compiled": compiled, "python": plain}, aims)
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+def inside(options: Options) -> Section:
+    """Every policy within Envoy: its module's own code over shared state, without Envoy around it."""
+    library, requests = Library(), 500 if options.quick else 4000
+    with tempfile.TemporaryDirectory(prefix="native-") as name:
+        folder = Path(name)
+        program = folder / "inside"
+        sources = [Path(__file__).with_name("inside.c"), *WITHOUT_HOOKS]
+        strict = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I", PATH.parent, "-I", SOURCES)
+        subprocess.run([*compiler(), *strict, "-o", program, *sources, "-pthread", "-lm", "-ldl"], check=True)
+        rows = [
+            _inside(program, library, policy(), workers, requests, folder / f"{policy.name}-{workers}")
+            for policy in BUILTIN.values()
+            for workers in _INSIDE_AIMS_US
+        ]
+    title = "A decision inside Envoy: lock, eligibility, policy, counting in, endpoints; and its end; µs"
+    aims = _slowest("Slowest policy inside Envoy", rows, "decide_p50_us", _INSIDE_AIMS_US)
+    return Section([_table(title, rows, ("decide_", "end_"))], {"native": rows}, aims)
+
+
+def _inside(program: Path, library: Library, policy: Policy, workers: int, requests: int, path: Path) -> Row:
+    folder = Folder(path)
+    router = SharedRouter(policy, Settings(), 1, library, Module(library), folder)
+    _add_fleet(router, workers, time.monotonic())
+    grpc, http = ({f"worker-{k}": f"10.0.0.{k}:{port}" for k in range(workers)} for port in (8001, 8000))
+    router.tell(grpc, http)
+    router.serve(True)
+    in_flight = _IN_FLIGHT_PER_WORKER * workers
+    command: list[str | Path] = [program, PATH, path, str(requests), str(in_flight), *MODELS]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    folder.close()
+    found = {field: int(nanoseconds) / 1000 for field, nanoseconds in zip(_INSIDE, printed, strict=True)}
+    return {"policy": policy.name, "workers": workers, **found}
+
+
+def _slowest(name: str, rows: Iterable[Row], field: str, limits_us: Mapping[int, float]) -> list[Aim]:
+    """An aim for each size of fleet."""
+    aims = []
+    for workers, limit_us in limits_us.items():
+        slowest = max((row for row in rows if row["workers"] == workers), key=lambda row: float(row[field]))
+        title = f"{name} at {workers:,} workers, p50 ({slowest['policy']})"
+        aims.append(Aim(title, float(slowest[field]), "µs", limit_us))
+    return aims
+
+
+def _table(title: str, rows: list[Row], parts: tuple[str, ...] = ("",)) -> Table:
+    """A line for each policy; of each size of fleet and part, the median and in brackets the 99th percentile."""
     counts = sorted({row["workers"] for row in rows})
-    table = Table(title, ["policy", *(f"{workers:,} workers" for workers in counts)])
-    for name in dict.fromkeys(row["policy"] for row in rows):
-        cells = [f"{row['p50_us']:.1f} ({row['p99_us']:.1f})" for row in rows if row["policy"] == name]
-        table.rows.append([name, *cells])
+    names = [f"{part.removesuffix('_')}, " if part else "" for part in parts]
+    table = Table(title, ["policy", *(f"{name}{workers:,} workers" for workers in counts for name in names)])
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        of_policy = [row for row in rows if row["policy"] == policy]
+        cells = [f"{row[f'{part}p50_us']:.1f} ({row[f'{part}p99_us']:.1f})" for row in of_policy for part in parts]
+        table.rows.append([policy, *cells])
     return table

@@ -1,36 +1,47 @@
-"""What a report costs the balancer, and how many a second one process sustains: `python benchmarks/reports.py`.
+"""What a report costs the balancer, and how many a second one process takes in.
 
 Reports are those of a busy worker with three models: every report changes all of them, one in 12 the batch statistics
 too (50 reports and 4 statistics a second). They arrive over real gRPC streams from another process, each stream as
-fast as it is read.
+fast as it is read: `python -m dev.bench.reports ADDRESS WORKERS PAUSE_S` sends them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-import click
 import grpc
 import psutil
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
-from balancer.core.events import Event, ModelReport, Report, WorkerAdded
-from balancer.core.router import Router
-from balancer.native.library import Compiled, Library
-from balancer.telemetry import report_pb2
-from balancer.telemetry.codec import ReportDecoder, ReportEncoder
-from balancer.telemetry.collector import Collector
-from balancer.telemetry.streams import METHOD
+from balancer.kernel.compiled.library import Compiled, Library
+from balancer.reports import report_pb2
+from balancer.reports.codec import ReportDecoder, ReportEncoder
+from balancer.reports.collector import Collector
+from balancer.reports.streams import METHOD
+from balancer.scheduler.events import Event, ModelReport, Report, WorkerAdded
+from balancer.scheduler.router import Router
+from dev.bench.results import Aim, Options, Section, Table
 from policies.expected_latency import ExpectedLatency
 
 MODELS = 3
+WORKERS = 64
+_DURATION_S = 4.0
+_LABELS = {
+    "report_bytes": "size of a report, bytes",
+    "encode_us": "agent: write a report, µs",
+    "decode_us": "balancer: read a report, µs",
+    "decode_and_observe_us": "balancer: read it and take it into the estimators, µs",
+    "receive_us": "balancer: the same over gRPC, without the estimators, µs",
+    "receive_with_observe_us": "balancer: all of it, µs",
+    "sustained_per_s": "received a second by one process, without the estimators",
+    "sustained_with_observe_per_s": "received a second by one process",
+    "possible_with_observe_per_core_and_s": "possible a second and core",
+    "memory_with_observe_mib": f"memory grown by {WORKERS} streams, MiB",
+}
 _STATISTICS_EVERY = 12
 _CYCLE = 5000
 """Reports for the cost of each part."""
@@ -38,7 +49,7 @@ _REPEATS = 3
 _WARM_UP_S = 0.5
 
 
-def busy_reports(worker: str, models: int = MODELS) -> Iterator[Report]:
+def _busy_reports(worker: str) -> Iterator[Report]:
     """Successive reports of one incarnation of a busy worker, without end."""
     for number in itertools.count():
         executions = 40 * (number // _STATISTICS_EVERY)
@@ -62,7 +73,7 @@ def busy_reports(worker: str, models: int = MODELS) -> Iterator[Report]:
                         (rows, executions, executions * (0.004 + 0.001 * rows)) for rows in range(1, 9) if executions
                     ),
                 )
-                for index in range(models)
+                for index in range(MODELS)
             ),
             device="T4",
             memory_bytes=16 << 30,
@@ -71,37 +82,36 @@ def busy_reports(worker: str, models: int = MODELS) -> Iterator[Report]:
         )
 
 
-def encoded_reports(worker: str, count: int) -> list[bytes]:
-    """`busy_reports` as one stream carries them."""
-    encoder = ReportEncoder()
-    return [encoder.encode(report).SerializeToString() for report in itertools.islice(busy_reports(worker), count)]
-
-
-def router_of(workers: int) -> Router:
-    """A router that knows `workers` workers, named `worker-<number>`."""
+def _router() -> Router:
     router = Router(ExpectedLatency(), kernel=Compiled(Library()))
-    for index in range(workers):
+    for index in range(WORKERS):
         router.observe(WorkerAdded(f"worker-{index}"), 0.0)
     return router
 
 
-def measure_reports(workers: int = 64, duration_s: float = 3.0) -> dict[str, float]:
-    """Cost and rate of reports, keyed by names that end in their unit; CPU time throughout.
+def measure(options: Options) -> Section:
+    """Cost and rate at a fleet of 64; CPU time throughout."""
+    figures = _figures(options.seconds(_DURATION_S))
+    rows = [[label, f"{figures[name]:,.1f}"] for name, label in _LABELS.items()]
+    per_core = figures["possible_with_observe_per_core_and_s"]
+    aim = Aim("Reports a second and core, estimators included", per_core, "/s", 10_000, at_least=True)
+    title = f"Reports of {MODELS} busy models each, from {WORKERS} workers over {WORKERS} streams (CPU time)"
+    return Section([Table(title, ["", "value"], rows)], dict(figures), [aim])
 
-    Args:
-        workers: Size of the fleet, of which each worker has its stream.
-        duration_s: How long the streams run, each of two times.
-    """
-    messages = encoded_reports("worker-0", _CYCLE)
-    reports = list(itertools.islice(busy_reports("worker-0"), _CYCLE))
+
+def _figures(duration_s: float) -> dict[str, float]:
+    """Cost and rate of reports, keyed by names that end in their unit; the streams run for `duration_s`, twice."""
+    reports = list(itertools.islice(_busy_reports("worker-0"), _CYCLE))
+    encoder = ReportEncoder()
+    messages = [encoder.encode(report).SerializeToString() for report in reports]
     result = {
         "report_bytes": sum(map(len, messages)) / len(messages),
         "encode_us": _best_us(lambda: _encode(reports)),
         "decode_us": _best_us(lambda: _decode(messages)),
-        "decode_and_observe_us": _best_us(lambda: _decode_and_observe(messages, router_of(workers))),
+        "decode_and_observe_us": _best_us(lambda: _decode_and_observe(messages, _router())),
     }
     for suffix, observe in (("", False), ("_with_observe", True)):
-        rate_per_s, cpu_us, grown_mib = uvloop.run(_receive(workers, duration_s, observe=observe))
+        rate_per_s, cpu_us, grown_mib = uvloop.run(_receive(duration_s, observe=observe))
         result[f"sustained{suffix}_per_s"] = rate_per_s
         result[f"receive{suffix}_us"] = cpu_us
         result[f"possible{suffix}_per_core_and_s"] = 1e6 / cpu_us
@@ -137,9 +147,9 @@ def _decode_and_observe(messages: list[bytes], router: Router) -> None:
         router.observe(decoder.decode(report_pb2.WorkerReport.FromString(message)), number * 0.02)
 
 
-async def _receive(workers: int, duration_s: float, *, observe: bool) -> tuple[float, float, float]:
+async def _receive(duration_s: float, *, observe: bool) -> tuple[float, float, float]:
     """Reports a second, CPU microseconds of this process a report, and MiB that it grew by, under full streams."""
-    router = router_of(workers)
+    router = _router()
     clock = asyncio.get_running_loop().time
 
     def on_event(event: Event) -> None:
@@ -153,11 +163,11 @@ async def _receive(workers: int, duration_s: float, *, observe: bool) -> tuple[f
     await server.start()
     memory_before = _memory_mib()
     sender = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--send-to", f"127.0.0.1:{port}", "--workers", str(workers)
+        *(sys.executable, "-m", "dev.bench.reports", f"127.0.0.1:{port}", str(WORKERS), "0")
     )
     try:
         # Measured from when all streams run, which making their reports takes a while.
-        while collector.counts.streams < workers and sender.returncode is None:
+        while collector.counts.streams < WORKERS and sender.returncode is None:
             await asyncio.sleep(0.05)
         await asyncio.sleep(_WARM_UP_S)
         before, start_s, cpu_s = collector.counts.reports, clock(), time.process_time()
@@ -192,32 +202,11 @@ async def _send_one(address: str, worker: str, pause_s: float) -> None:
             METHOD, request_serializer=report_pb2.WorkerReport.SerializeToString
         )
         call = method()
-        for report in busy_reports(worker):
+        for report in _busy_reports(worker):
             await call.write(encoder.encode(report))
             if pause_s:
                 await asyncio.sleep(pause_s)
 
 
-@click.command(help=__doc__)
-@click.option("--workers", default=64, show_default=True, help="Workers in the fleet, each with its stream.")
-@click.option("--duration", "duration_s", default=3.0, show_default=True, help="Seconds that the streams run, twice.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON and no table.")
-@click.option("--send-to", hidden=True, help="Be the sender: where to.")
-@click.option("--pause", "pause_s", default=0.0, hidden=True, help="Of the sender: seconds between reports.")
-def main(workers: int, duration_s: float, as_json: bool, send_to: str | None, pause_s: float) -> None:
-    """Measure and print; or be the other end of it."""
-    if send_to is not None:
-        uvloop.run(_send(send_to, workers, pause_s))
-        return
-    result = measure_reports(workers, duration_s)
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
-        return
-    table = Table("", "value", title=f"Reports of {MODELS} busy models each, {workers} workers")
-    for name, value in result.items():
-        table.add_row(name, f"{value:,.1f}")
-    Console().print(table)
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(_send(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -18,12 +18,12 @@ import uvloop
 
 from balancer.config.config import Config
 from balancer.config.watch import ConfigState
-from balancer.core.events import Finished, ModelReport, Report, WorkerAdded
-from balancer.core.router import Router
-from balancer.operate.admin import Admin
-from balancer.operate.metrics import Metrics
-from balancer.operate.recent import Recent
-from benchmarks.results import Aim, Section, Table
+from balancer.scheduler.events import Finished, ModelReport, Report, WorkerAdded
+from balancer.scheduler.router import Router
+from balancer.server.admin import Admin, AdminSources
+from balancer.server.metrics import Metrics
+from balancer.server.recent import Recent
+from dev.bench.results import Aim, Options, Section, Table
 from policies.base import Request
 from policies.expected_latency import ExpectedLatency
 
@@ -43,11 +43,9 @@ class _Picks(asyncio.Protocol):
         self._numbers = count()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pick, and answer."""
         now_s = time.monotonic()
         decision = self._router.route(Request(f"model-{next(self._numbers) % MODELS}"), now_s)
         self._router.observe(Finished(decision.number, decision.worker, 0.005, True), now_s)
@@ -71,7 +69,7 @@ def _fleet() -> tuple[Router, Metrics]:
 
 async def _beside(*arguments: object) -> dict[str, Any]:
     """What one of the processes beside found."""
-    command = (sys.executable, "-m", "benchmarks.scrape", *map(str, arguments))
+    command = (sys.executable, "-m", "dev.bench.scrape", *map(str, arguments))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode:
@@ -82,7 +80,8 @@ async def _beside(*arguments: object) -> dict[str, Any]:
 
 async def _measure(seconds: float) -> list[dict[str, Any]]:
     router, metrics = _fleet()
-    admin = Admin(router, metrics, time.monotonic, lambda: "", Recent, ConfigState(Config(), "defaults", 0.0))
+    state = ConfigState(Config(), "defaults", 0.0)
+    admin = Admin(AdminSources(router, metrics, time.monotonic, lambda: "", Recent, state))
     port = await admin.start("127.0.0.1:0")
     picks = await asyncio.get_running_loop().create_server(lambda: _Picks(router), "127.0.0.1", 0)
     pick_port = picks.sockets[0].getsockname()[1]
@@ -107,9 +106,9 @@ async def _measure(seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(quick: bool = False) -> Section:
+def measure(options: Options) -> Section:
     """Picks beside no scrapers, beside eight that ask ten times a second, and eight that ask all the time."""
-    rows = uvloop.run(_measure(_DURATION_S / 3 if quick else _DURATION_S))
+    rows = uvloop.run(_measure(options.seconds(_DURATION_S)))
     alone, scraped, _ = rows
     table = Table(
         f"Round trips of picks beside scrapers of /metrics, {WORKERS} workers, {MODELS} models",

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tools.dashboard.panels import ROWS, Panel, Query
+from dev.dashboard.panels import ROWS, Panel, Query
 
 UID = "balancer-fleet"
 """Links to the dashboard hold across versions and installations."""
@@ -50,15 +50,7 @@ def dashboard() -> dict[str, Any]:
 def _panels() -> Iterator[dict[str, Any]]:
     number, top = itertools.count(1), 0
     for row in ROWS:
-        place = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
-        yield {
-            "id": next(number),
-            "type": "row",
-            "title": row.title,
-            "collapsed": False,
-            "gridPos": place,
-            "panels": [],
-        }
+        yield _row(next(number), row.title, top)
         top += 1
         for start in range(0, len(row.panels), _A_LINE):
             line = row.panels[start : start + _A_LINE]

@@ -12,16 +12,12 @@ Unit = Literal["reqps", "short", "s", "percentunit", "bytes", "Bps", "cps"]
 
 
 class Query(NamedTuple):
-    """One set of lines."""
-
     expr: str
     legend: str
     """Template of Grafana's, over the labels."""
 
 
 class Panel(NamedTuple):
-    """One plot over time."""
-
     title: str
     unit: Unit
     queries: tuple[Query, ...]
@@ -32,8 +28,6 @@ class Panel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Panels side by side."""
-
     title: str
     panels: tuple[Panel, ...]
 
@@ -286,15 +280,6 @@ _NATIVE = Row(
             (
                 Query(_rate("balancer_native_lost_total", _JOB, "what"), "{{what}}"),
                 Query(_rate("balancer_native_states_total", _JOB), "states"),
-            ),
-        ),
-        Panel(
-            "Published probabilities",
-            "cps",
-            (
-                Query(_rate("balancer_published_decisions_total", _JOB), "picks by them"),
-                Query(_rate("balancer_published_answers_total", _JOB), "answers computed"),
-                Query(_rate("balancer_published_seconds_total", _JOB), "CPU seconds a second"),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""`python -m tools.demo`: see the package."""
+"""`python -m dev.demo`: see the package."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import uvloop
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from tools.demo import page, plot, report, traffic
-from tools.demo.stack import DemoError, DemoStack, interruptible
-from tools.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
-from tools.load.display import LiveLine, make_console, milliseconds, share
-from tools.load.runner import Progress
+from balancer.load.display import LiveLine, make_console, milliseconds, share
+from balancer.load.runner import Progress
+from dev.demo import page, plot, report, traffic
+from dev.demo.stack import DemoStack, interruptible
+from dev.demo.steps import PolicyOutcome, compare_policies, digits_accuracy
 
 _DEFAULTS = traffic.Plan()
 _INTERRUPTED = 130
@@ -39,7 +39,6 @@ _INTERRUPTED = 130
 @click.option("--rate", "rate_per_s", type=float, default=_DEFAULTS.rate_per_s, show_default=True, help="Mean, per s.")
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS.seed, show_default=True)
 def main(out: pathlib.Path, workers: int, **given: Any) -> None:
-    """See the option `help`."""
     console = make_console()
     given["policies"] = given["policies"] or _DEFAULTS.policies
     try:
@@ -63,7 +62,7 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
     """
     began_s = time.monotonic()
     console.print(f"[bold]1[/] Starting Envoy, the balancer and {workers} Triton servers with emulated GPUs ...")
-    async with DemoStack(out, workers, plan.policies[0]) as stack:
+    async with DemoStack(out / "run", workers, plan.policies[0]) as stack:
         console.print(f"  ready after {time.monotonic() - began_s:.0f} s; requests go to {stack.url}")
         console.print("[bold]2[/] Real inference: held-out handwritten digits to the model digits ...")
         digits = await digits_accuracy(stack.url)
@@ -71,7 +70,7 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
             f"  {digits.right} of {digits.images} right through the whole stack: [bold]{share(digits.accuracy)}[/]"
         )
         if digits.why_not:
-            raise DemoError(f"{digits.why_not}; {stack.log_tail()}")
+            raise OperatorError(f"{digits.why_not}; {stack.balancer.log_tail()}")
         windows = plan.rounds * len(plan.policies)
         console.print(
             f"[bold]3[/] Bursty traffic to emulated models, about {plan.rate_per_s:.0f} requests/s; the policy is "
@@ -84,7 +83,7 @@ async def demo(console: Console, plan: traffic.Plan, out: pathlib.Path, workers:
                 line.show(progress, f"window {turn + 1} of {windows}: {policy}")
 
             outcomes = await compare_policies(stack, plan, show)
-        found = report.make_report(digits, outcomes, plan, await stack.workers_now())
+        found = report.make_report(digits, outcomes, plan, await stack.page("/workers"))
     return finish(console, found, outcomes, out, time.monotonic() - began_s)
 
 
@@ -97,9 +96,9 @@ def finish(
     console.print(
         f"{len(swaps_s)} swaps, each in force at most {milliseconds(max(swaps_s))} ms after the file was written."
     )
-    report.write_text(out / "results.json", json.dumps(report.as_json(found), indent=2, allow_nan=False) + "\n")
+    (out / "results.json").write_text(json.dumps(report.as_json(found), indent=2, allow_nan=False) + "\n")
     plot.draw(found, outcomes, out / "policies.png")
-    report.write_text(out / "index.html", page.page(found, out / "policies.png"))
+    (out / "index.html").write_text(page.page(found, out / "policies.png"), encoding="utf-8")
     console.print(f"Written: {out / 'index.html'} (open it), {out / 'policies.png'}, {out / 'results.json'}")
     failures = found.failures()
     for failure in failures:

@@ -6,17 +6,16 @@ import base64
 import html
 import pathlib
 
-from tools.demo.report import Report, cells, heading
-from tools.demo.steps import REQUIRED_ACCURACY
-from tools.load.display import milliseconds, share
-from tools.pages.html import definitions, document, table
+from balancer.load.display import milliseconds, share
+from dev.demo.report import RANKING, Report, cells, heading
+from dev.demo.steps import REQUIRED_ACCURACY
+from simulator.pages.html import definitions, document, table
 
 
 def page(report: Report, picture: pathlib.Path) -> str:
     """The page; the PNG at `picture` becomes part of it."""
     image = base64.b64encode(picture.read_bytes()).decode()
     digits = report.digits
-    names = " and ".join(filter(None, [_named(report, -1), _named(report, 0)]))
     failures = "".join(f'<p class="bad">{html.escape(failure)}</p>' for failure in report.failures())
     setting = {name: html.escape(value) for name, value in report.setting.items()}
     swaps_s = [row.swap_max_s for row in report.rows]
@@ -24,7 +23,7 @@ def page(report: Report, picture: pathlib.Path) -> str:
     body = f"""<h1>One fleet, the same bursts, {len(report.rows)} routing policies</h1>
 <p class="soft">Envoy in front, a worker picked for each request, real Triton servers behind.</p>
 {failures or f"<p>No request failed: {requests:,} counted ones while policies were swapped, and the digits.</p>"}
-<p>{names} Each swap was made by editing the config file under traffic, and was in force at most
+<p>{_named(report)} Each swap was made by editing the config file under traffic, and was in force at most
 {milliseconds(max(swaps_s, default=float("nan")))} ms after the file was written.</p>
 <p>Before that, {digits.right} of {digits.images} held-out images of handwritten digits came back right through the
 whole stack: {share(digits.accuracy)}, and more than {REQUIRED_ACCURACY:.0%} had to.</p>
@@ -32,8 +31,9 @@ whole stack: {share(digits.accuracy)}, and more than {REQUIRED_ACCURACY:.0%} had
  src="data:image/png;base64,{image}">
 <h2>Numbers</h2>
 {_table(report)}
-<p class="soft">Latencies of successful requests. The interval is of p99, 95%, from a bootstrap of half-second blocks.
-In time: share of requests answered within their model's deadline. The last columns count requests by worker.
+<p class="soft">{RANKING}</p>
+<p class="soft">Latencies of successful requests. In time: share of requests answered within their model's deadline.
+The last columns count requests by worker.
 On a busy machine all policies are slower, and their order can change.</p>
 <h2>p99 within each model, milliseconds</h2>
 {_model_table(report)}
@@ -44,12 +44,19 @@ On a busy machine all policies are slower, and their order can change.</p>
     return document("Balancer demo", body)
 
 
-def _named(report: Report, place: int) -> str:
-    row = report.rows[place]
-    rank = "lowest" if place else "highest"
-    return f"<strong>{html.escape(row.policy)}</strong> had the {rank} p99, {milliseconds(row.summary.p99_s)} ms" + (
-        "" if place else "."
-    )
+def _named(report: Report) -> str:
+    """Who cannot be told apart from the best, and who can be from most others."""
+    first = [row for row in report.rows if row.rank == 1]
+    last = [row for row in report.rows if row.rank == max(row.rank or 1 for row in report.rows) > 1]
+    told = []
+    for rows, of in ((first, "lowest"), (last, "highest")):
+        if rows:
+            names = ", ".join(f"<strong>{html.escape(row.policy)}</strong>" for row in rows)
+            p99s_s = [row.summary.p99_s for row in rows]
+            span = " to ".join(dict.fromkeys(milliseconds(each) for each in (min(p99s_s), max(p99s_s))))
+            alike = "; what parts them may be chance" if len(rows) > 1 else ""
+            told.append(f"The {of} p99, {span} ms, had {names}{alike}.")
+    return " ".join(told)
 
 
 def _table(report: Report) -> str:

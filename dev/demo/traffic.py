@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from tools.load.arrivals import Bursts, bursty, poisson
-from tools.load.workload import ModelMix, RowSizes, Workload, mixed, streams
+from balancer.load.arrivals import Bursts, bursty, poisson
+from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
 
 POLICIES = (
     "round_robin",
@@ -63,7 +63,7 @@ class Plan:
         return self.rounds * len(self.policies) * (self.settle_s + self.window_s)
 
 
-def window(plan: Plan, number: int) -> Workload:
+def window(plan: Plan, number: int) -> LoadWorkload:
     """The requests of every window of round `number`: Poisson while settling, then bursts.
 
     The bursts are levelled: their lengths are random, the expected number of requests is not.

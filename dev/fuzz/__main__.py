@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fuzz`: see the package."""
+"""`python -m dev.fuzz`: see the package."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from benchmarks.fuzz import attack, checks
-from benchmarks.fuzz.rig import target
-from benchmarks.fuzz.run import Report, Run, Say
-from benchmarks.results import Table
-from tools.demo.stack import interruptible
+from dev.bench.results import Table
+from dev.demo.stack import interruptible
+from dev.fuzz import attack, checks
+from dev.fuzz.rig import target
+from dev.fuzz.run import Report, Run, Say
 
 _INTERRUPTED = 130
 
@@ -29,7 +29,6 @@ _INTERRUPTED = 130
 @click.option("--replay", help="KIND:NUMBER of one input to send again, as a finding names it.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/fuzz"), show_default=True)
 def main(inputs: int, seed: int, names: tuple[str, ...], proxied: bool, replay: str | None, out: Path) -> None:
-    """Run the command."""
     console = Console()
 
     def say(text: str) -> None:
@@ -103,4 +102,4 @@ def _tables(report: Report) -> list[Table]:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m benchmarks.fuzz")
+    main(prog_name="python -m dev.fuzz")

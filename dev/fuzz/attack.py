@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 
 from balancer.files.schema import split_address
-from benchmarks.fuzz import hostile, messages, rest, wire
-from benchmarks.fuzz.rig import Target
+from balancer.proxy.messages import INFER, STREAM
+from dev.fuzz import hostile, messages, rest, wire
+from dev.fuzz.rig import Target
 
 _PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _REPORTS = "/balancer.telemetry.v1.Reports/Stream"
@@ -21,8 +22,6 @@ _OUTCOMES = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 _DISCOVERY = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 _ENTRIES = 10
 """Access log entries of one input."""
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
-_INFER_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _CALL_S = 5.0
 _GARBLED = 0.15
 """Of the inputs over gRPC, the share whose bytes are changed at random."""
@@ -48,12 +47,11 @@ class Attacker:
         self.target = target
         self.workers = tuple(worker.name for worker in target.workers)
         self.upstreams = tuple(f"127.0.0.1:{worker.grpc_port}" for worker in target.workers)
-        self._envoy = grpc.aio.insecure_channel(target.envoy_address)
-        self._agents = grpc.aio.insecure_channel(target.reports_address)
+        self._envoy = grpc.aio.insecure_channel(target.config.own_envoy_address(0))
+        self._agents = grpc.aio.insecure_channel(target.config.reports_address(0))
         self._fleet = grpc.aio.insecure_channel(f"127.0.0.1:{target.fleet_port}")
 
     async def close(self) -> None:
-        """Leave."""
         await self._envoy.close()
         await self._agents.close()
         await self._fleet.close()
@@ -71,13 +69,11 @@ class Attacker:
         return answers
 
     async def process(self, rng: Random) -> str:
-        """A stream of ext_proc."""
         sent = _damaged(rng, messages.processing_requests(rng))
         metadata = (("x-ext-proc-headers-only", "true"),) if rng.random() < 0.7 else ()
         return await _stream(self._envoy, _PROCESS, sent, metadata)
 
     async def report(self, rng: Random) -> str:
-        """A stream of reports."""
         return await _stream(self._agents, _REPORTS, _damaged(rng, messages.reports(rng, self.workers)))
 
     async def outcomes(self, rng: Random) -> str:
@@ -86,7 +82,6 @@ class Attacker:
         return await _stream(self._envoy, _OUTCOMES, _damaged(rng, [entries]))
 
     async def discovery(self, rng: Random) -> str:
-        """A stream of ADS."""
         return await _stream(self._envoy, _DISCOVERY, _damaged(rng, messages.discovery_requests(rng)))
 
     async def fleet(self, rng: Random) -> str:
@@ -96,7 +91,6 @@ class Attacker:
         return await _stream(self._fleet, method, _damaged(rng, [sent]), metadata)
 
     async def fleet_rest(self, rng: Random) -> str:
-        """The same over HTTP."""
         return await wire.exchange("127.0.0.1", self.target.fleet_port + 1, wire.http1_request(rng))
 
     async def forwarded(self, rng: Random) -> str:
@@ -104,7 +98,7 @@ class Attacker:
         sent = [messages.inference(rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
         if rng.random() < 0.5:
             sent = [messages.alike(rng) for _ in sent]
-        method = _INFER_STREAM if len(sent) > 1 or rng.random() < 0.2 else _INFER
+        method = STREAM if len(sent) > 1 or rng.random() < 0.2 else INFER
         return await _stream(self._envoy, method, _damaged(rng, sent))
 
     async def forwarded_rest(self, rng: Random) -> str:
@@ -115,7 +109,6 @@ class Attacker:
         return await wire.exchange("127.0.0.1", self.target.fleet_port + 1, request)
 
     async def admin(self, rng: Random) -> str:
-        """A connection to the admin pages."""
         host, port = split_address(self.target.config.admin_address(0))
         return await wire.exchange(host, port, wire.admin_request(rng))
 
@@ -128,11 +121,10 @@ class Attacker:
         return await self._listener(wire.http2_call(rng))
 
     async def frames(self, rng: Random) -> str:
-        """The same: any frames."""
         return await self._listener(wire.http2_frames(rng))
 
     async def _listener(self, request: bytes) -> str:
-        host, port = split_address(self.target.endpoint)
+        host, port = split_address(self.target.url)
         return await wire.exchange(host, port, request)
 
 

@@ -13,11 +13,12 @@ import aiohttp
 import grpc
 import numpy as np
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
-from benchmarks.fuzz.rig import Target
-from benchmarks.stack import MODEL, POLICY
+from balancer.proxy.messages import INFER
+from balancer.stack.stack import read_samples
+from dev.fuzz.rig import Target
+from dev.stack import MODEL, POLICY
 
 RSS_LIMIT = 0.05
 """By how much resident memory may have grown, as a share."""
@@ -46,8 +47,10 @@ class Size:
 
 
 def size(target: Target) -> Size:
-    """As it is now."""
-    processes = {"balancer": psutil.Process(balancer_pid(target)), "envoy": psutil.Process(target.envoy.process.pid)}
+    processes = {
+        "balancer": psutil.Process(target.balancer.process.pid),
+        "envoy": psutil.Process(target.envoy.process.pid),
+    }
     return Size(
         {name: int(process.memory_info().rss) for name, process in processes.items()},
         {name: process.num_fds() for name, process in processes.items()},
@@ -84,36 +87,11 @@ def growth(before: Size, after: Size) -> list[str]:
     return found
 
 
-def balancer_pid(target: Target) -> int:
-    """Of the process that serves."""
-    return target.balancer.process.pid
-
-
-def is_alive(target: Target) -> bool:
-    """Whether the process has not ended."""
-    return target.balancer.process.returncode is None
-
-
 async def page(target: Target, path: str) -> Any:
     """A JSON page of the admin interface."""
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{target.admin_url}{path}") as response:
+    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{target.admin()}{path}") as response:
         return await response.json()
-
-
-async def metrics(target: Target) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Samples by metric and labels."""
-    timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(f"{target.admin_url}/metrics") as response,
-    ):
-        families = text_string_to_metric_families(await response.text())
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    for family in families:
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
 
 
 async def columns(target: Target) -> list[str]:
@@ -130,11 +108,10 @@ async def columns(target: Target) -> list[str]:
                 for name, value in service.items()
                 if value is None or not (math.isfinite(value) and value >= 0)
             ]
-    samples = await metrics(target)
-    for name in _GAUGES:
-        for labels, value in samples.get(f"balancer_worker_{name}", {}).items():
-            if not (math.isfinite(value) and value >= 0):
-                found.append(f"/metrics: balancer_worker_{name}{dict(labels)} is {value}")
+    gauges = [f"balancer_worker_{name}" for name in _GAUGES]
+    for sample in await read_samples(target.admin()):
+        if sample.name in gauges and not (math.isfinite(sample.value) and sample.value >= 0):
+            found.append(f"/metrics: {sample.name}{sample.labels} is {sample.value}")
     return found
 
 
@@ -147,11 +124,11 @@ async def honest(target: Target) -> list[str]:
                 f"honest requests: not every worker is ready {_PATIENCE_S:g} s after the attack, for all its reports"
             ]
         await asyncio.sleep(_POLL_S)
-    picks = await target.picks()
+    picks = await target.metric("balancer_decisions_total")
     failures: Counter[str] = Counter()
     idle: set[str] = set()
-    async with grpc.aio.insecure_channel(target.endpoint) as channel, aiohttp.ClientSession() as session:
-        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    async with grpc.aio.insecure_channel(target.url) as channel, aiohttp.ClientSession() as session:
+        infer: Any = channel.unary_unary(INFER)
         for policy in (_IN_TURN, POLICY):
             await _in_force(target, policy)
             served = {worker.name: worker.served for worker in target.workers}
@@ -160,7 +137,7 @@ async def honest(target: Target) -> list[str]:
             if policy == _IN_TURN:
                 idle = {worker.name for worker in target.workers if worker.served == served[worker.name]}
     found = [f"honest requests: {count} failed with {what}" for what, count in failures.items()]
-    picked = await target.picks() - picks
+    picked = int(await target.metric("balancer_decisions_total") - picks)
     if picked < _HONEST:
         found.append(f"honest requests: {picked} of {_HONEST} were placed by policy; Envoy fell back for the rest")
     return [*found, *(f"honest requests: none was served by {name}, in turn with the others" for name in sorted(idle))]
@@ -168,7 +145,7 @@ async def honest(target: Target) -> list[str]:
 
 async def _in_force(target: Target, policy: str) -> None:
     """Swap the policy, and return once it decides."""
-    target.write_config(policy)
+    target.write_config({"name": policy})
     async with asyncio.timeout(_PATIENCE_S):
         while (await page(target, "/workers"))["policy"] != policy:
             await asyncio.sleep(_POLL_S)
@@ -182,7 +159,7 @@ async def _ask(target: Target, infer: Any, session: aiohttp.ClientSession) -> Co
         await infer(request, timeout=_PATIENCE_S, metadata=_ANEW)
     except grpc.aio.AioRpcError as error:
         failed[f"gRPC {error.code().name}: {error.details()}"] += 1
-    url = f"http://{target.endpoint}/v2/models/{MODEL}/infer"
+    url = f"http://{target.url}/v2/models/{MODEL}/infer"
     async with session.post(url, data=b'{"inputs":[]}', headers=dict(_ANEW)) as response:
         if response.status != 200:
             failed[f"REST {response.status}: {(await response.text())[:200]}"] += 1
@@ -222,23 +199,24 @@ def _shape(line: str) -> str:
 
 
 async def handler_errors(target: Target) -> dict[str, float]:
-    """Counted by the balancer, by handler."""
-    samples = (await metrics(target)).get("balancer_handler_errors_total", {})
-    return {str(dict(labels).get("handler", "")): value for labels, value in samples.items() if value}
+    samples = await read_samples(target.admin())
+    return {
+        sample.labels.get("handler", ""): sample.value
+        for sample in samples
+        if sample.name == "balancer_handler_errors_total" and sample.value
+    }
 
 
 async def refused(target: Target) -> dict[str, float]:
     """Inputs refused by message and field, and requests refused by reason."""
-    samples = await metrics(target)
     counts: dict[str, float] = {}
-    for name in ("balancer_refused_inputs_total", "balancer_refusals_total"):
-        for labels, value in samples.get(name, {}).items():
-            if value:
-                kind = "request" if name == "balancer_refusals_total" else ""
-                counts[" ".join(filter(None, [kind, *(text for _, text in reversed(labels))]))] = value
+    for sample in await read_samples(target.admin()):
+        if sample.value and sample.name in ("balancer_refused_inputs_total", "balancer_refusals_total"):
+            kind = "request" if sample.name == "balancer_refusals_total" else ""
+            texts = [text for _, text in sorted(sample.labels.items(), reverse=True)]
+            counts[" ".join(filter(None, [kind, *texts]))] = sample.value
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def megabytes(number: int) -> str:
-    """For people."""
     return f"{np.round(number / 1e6, 1):,} MB"

@@ -2,7 +2,7 @@
 
    The same count, seed and files give the same inputs. Says how many it tried; the last one that a sanitizer or the entry
    ended is in the file crash-SEED in the current folder. */
-#include "../draw.h"
+#include "draw.h"
 
 #include <signal.h>
 #include <stdint.h>

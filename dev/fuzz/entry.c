@@ -66,7 +66,7 @@ static void add(struct given *given, const char *name, const uint8_t *value, siz
 
 struct outcome {
   struct balancer_reader *reader;
-  const struct balancer_request *request;
+  const struct ask *request;
   struct balancer_refusal refusal;
 };
 
@@ -90,10 +90,11 @@ static void read_all(struct outcome *outcome, struct given *given, int how, uint
   require(balancer_reader_end(reader) != BALANCER_MORE, "the end of the body decides");
   outcome->reader = reader;
   outcome->request = balancer_reader_finish(reader, &balancer_default_names, headers, &outcome->refusal);
+  balancer_reader_release(reader);
 }
 
 static void check(const struct outcome *outcome) {
-  const struct balancer_request *request = outcome->request;
+  const struct ask *request = outcome->request;
   if (!request) {
     require(*outcome->refusal.text && memchr(outcome->refusal.text, 0, sizeof outcome->refusal.text),
             "a refusal has words, which end");
@@ -101,7 +102,7 @@ static void check(const struct outcome *outcome) {
       require(outcome->refusal.text[i] >= ' ' && outcome->refusal.text[i] < 0x7F, "a refusal is printable ASCII");
     return;
   }
-  const struct balancer_span texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
+  const struct text texts[] = {request->model, request->version, request->tenant, request->request_id, request->id};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
     require(texts[i].length <= BALANCER_MAX_TEXT_BYTES, "texts are within bounds");
   require(request->rows >= 1 && request->rows <= BALANCER_MAX_ROWS, "rows are within bounds");
@@ -112,19 +113,18 @@ static void check(const struct outcome *outcome) {
           "a call about a model names one");
 }
 
-static void check_same(struct balancer_span one, struct balancer_span other) {
-  require(one.length == other.length && (!one.length || !memcmp(one.at, other.at, one.length)), "texts are the same");
-}
+static void check_same(struct text one, struct text other) { require(same(one, other), "texts are the same"); }
 
 static void compare(const struct outcome *one, const struct outcome *other) {
-  const struct balancer_request *a = one->request, *b = other->request;
+  const struct ask *a = one->request, *b = other->request;
   require(!a == !b, "both are refused, or none");
   if (!a) {
     require(!strcmp(one->refusal.text, other->refusal.text), "refusals are the same");
     return;
   }
   require(a->kind == b->kind && a->grpc == b->grpc && a->sequence == b->sequence && a->keyed == b->keyed &&
-            (!a->keyed || a->key == b->key) && a->rows == b->rows && a->priority == b->priority &&
+            (!a->keyed || a->key == b->key) && !(a->rows < b->rows) && !(a->rows > b->rows) &&
+            !(a->priority < b->priority) && !(a->priority > b->priority) &&
             !(a->deadline_s < b->deadline_s) && !(a->deadline_s > b->deadline_s),
           "numbers are the same");
   check_same(a->model, b->model);

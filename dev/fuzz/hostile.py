@@ -6,39 +6,18 @@ from random import Random
 
 from google.protobuf import struct_pb2
 
-from benchmarks.stack import MODEL
+from balancer.extproc.kserve import SERVICE
+from dev.stack import MODEL
 
 NUMBERS = (
-    *("1e308", "-1e308", "1e400", "-1e6", "0", "-0", "0.5", "nan", "-nan", "inf", "-inf", "1e-320", "2", "16", "65537"),
-    *(
-        "9" * 5000,
-        "-" + "9" * 400,
-        "18446744073709551616",
-        "9007199254740993",
-        "\u0663",
-        "²",
-        "0x10",
-        "1_000",
-        " 5",
-        "5 ",
-    ),
-    *("", "+", "-", "1e", "1.2.3", "5\x00", "1;2", "1,2", "true", "'", "%00", "1e308S", "\u200b7"),
+    *("1e308", "-1e308", "1e400", "-1e6", "0", "-0", "0.5", "nan", "-nan", "inf", "-inf", "1e-320", "2", "16"),
+    *("65537", "9" * 5000, "-" + "9" * 400, "18446744073709551616", "9007199254740993", "\u0663", "²", "0x10"),
+    *("1_000", " 5", "5 ", "", "+", "-", "1e", "1.2.3", "5\x00", "1;2", "1,2", "true", "'", "%00", "1e308S"),
+    *("\u200b7",),
 )
 TIMEOUTS = (
-    "9" * 5000 + "S",
-    "1S",
-    "0n",
-    "99999999H",
-    "-1S",
-    "S",
-    "",
-    "1",
-    "1X",
-    "1\xb2S",
-    "\xb2S",
-    "1e3S",
-    "0.5S",
-    "\u0661S",
+    *("9" * 5000 + "S", "1S", "0n", "99999999H", "-1S", "S", "", "1", "1X", "1\xb2S", "\xb2S", "1e3S", "0.5S"),
+    *("\u0661S",),
 )
 """For `grpc-timeout`; \xb2 is a digit to `str.isdigit` and none to `int`."""
 NAMES = (
@@ -47,100 +26,41 @@ NAMES = (
 )
 ROUTING_HEADERS = (
     *("x-batch-rows", "x-sequence-id", "x-model-name", "x-routing-key", "x-priority", "x-tenant", "x-deadline-ms"),
-    *("x-request-id", "grpc-timeout", "x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset"),
-    *(
-        "x-gateway-destination-endpoint-served",
-        "x-envoy-max-retries",
-        "x-envoy-retry-on",
-        "x-envoy-upstream-rq-timeout-ms",
-    ),
+    *("x-request-id", "grpc-timeout"),
+    *(f"x-gateway-destination-endpoint{what}" for what in ("", "-subset", "-served")),
+    *(f"x-envoy-{what}" for what in ("max-retries", "retry-on", "upstream-rq-timeout-ms")),
 )
-_GRPC = "/inference.GRPCInferenceService/"
-GRPC_PATHS = tuple(
-    _GRPC + method
-    for method in (
-        *(
-            "ModelInfer",
-            "ModelInfer",
-            "ModelInfer",
-            "ModelStreamInfer",
-            "ModelReady",
-            "ModelMetadata",
-            "ModelStatistics",
-        ),
-        *(
-            "ServerLive",
-            "RepositoryModelLoad",
-            "RepositoryModelUnload",
-            "RepositoryIndex",
-            "SystemSharedMemoryRegister",
-        ),
-        *("CudaSharedMemoryStatus", "TraceSetting", "LogSettings", "logsettings", "", "ModelInfer/", "../LogSettings"),
-    )
+_METHODS = (
+    *("ModelInfer", "ModelInfer", "ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata"),
+    *("ModelStatistics", "ServerLive", "RepositoryModelLoad", "RepositoryModelUnload", "RepositoryIndex"),
+    *("SystemSharedMemoryRegister", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings", "logsettings", ""),
+    *("ModelInfer/", "../LogSettings"),
 )
+GRPC_PATHS = tuple(SERVICE + method for method in _METHODS)
 REST_PATHS = (
     *(f"/v2/models/{MODEL}/infer",) * 4,
-    *(f"/v2/models/{MODEL}/versions/1/infer", f"/v2/models/{MODEL}/generate_stream", f"/v2/models/{MODEL}/ready"),
+    *(f"/v2/models/{MODEL}/{what}" for what in ("versions/1/infer", "generate_stream", "ready", "trace/setting")),
+    *(f"/v2/repository/models/{what}" for what in (f"{MODEL}/unload", f"{MODEL}%2funload", f"a/b/{MODEL}/load")),
     *(
-        "/v2/health/ready",
-        "/v2",
-        "/v2/",
-        "/v2/models/stats",
-        "/v2/repository/index",
-        "/",
-        "/v1/models",
-        "*",
-        "/v2/models//infer",
+        f"/v2/models/{MODEL}%2finfer",
+        f"/v2/models/{'x' * 8000}/infer",
+        f"/v2/models/{MODEL}/versions/{'9' * 3000}/infer",
     ),
-    *(
-        "/v2/logging",
-        "/v2/logging/",
-        "/v2//logging",
-        "//v2/logging",
-        "/v2/./logging",
-        "/v2/x/../logging",
-        "/v2/%6cogging",
-    ),
-    *(
-        "/v2%2flogging",
-        "/v2/logging?x=1",
-        "/v2/logging%3f",
-        "/V2/LOGGING",
-        "/v2/logging;x",
-        "/v2\\logging",
-        "/v2/logging#x",
-    ),
-    *("/v2/trace/setting", f"/v2/models/{MODEL}/trace/setting", f"/v2/repository/models/{MODEL}/unload"),
-    *(
-        f"/v2/repository/models/{MODEL}%2funload",
-        f"/v2/repository/models/a/b/{MODEL}/load",
-        "/v2/systemsharedmemory/status",
-    ),
-    *("/v2/systemsharedmemory/region/x/register", "/v2/cudasharedmemory/unregister", f"/v2/models/{MODEL}%2finfer"),
-    *(f"/v2/models/{'x' * 8000}/infer", f"/v2/models/{MODEL}/versions/{'9' * 3000}/infer", "/v2/models/%ff%fe/infer"),
+    *("/v2/health/ready", "/v2", "/v2/", "/v2/models/stats", "/v2/repository/index", "/", "/v1/models", "*"),
+    *("/v2/models//infer", "/v2/logging", "/v2/logging/", "/v2//logging", "//v2/logging", "/v2/./logging"),
+    *("/v2/x/../logging", "/v2/%6cogging", "/v2%2flogging", "/v2/logging?x=1", "/v2/logging%3f", "/V2/LOGGING"),
+    *("/v2/logging;x", "/v2\\logging", "/v2/logging#x", "/v2/trace/setting", "/v2/systemsharedmemory/status"),
+    *("/v2/systemsharedmemory/region/x/register", "/v2/cudasharedmemory/unregister", "/v2/models/%ff%fe/infer"),
 )
-_FLOATS = (
-    1e308,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-    -1.0,
-    0.0,
-    -0.0,
-    1e-320,
-    1.5,
-    2.0**63,
-    2.0**64,
-    4.0,
-)
+_NO_NUMBERS = (float("nan"), float("inf"), float("-inf"))
+_FLOATS = (1e308, -1e308, *_NO_NUMBERS, -1.0, 0.0, -0.0, 1e-320, 1.5, 2.0**63, 2.0**64, 4.0)
 _LARGEST_BYTES = 3_000_000
-_SELDOM = 0.002
+_THROTTLE = 0.002
 
 
 def name(rng: Random) -> str:
     """A name of a model, version, key or id; most are short, a few are megabytes."""
-    if rng.random() < _SELDOM:
+    if rng.random() < _THROTTLE:
         return "y" * rng.randrange(10_000, _LARGEST_BYTES)
     if rng.random() < 0.1:
         return "".join(
@@ -155,7 +75,6 @@ def number(rng: Random) -> str:
 
 
 def octets(rng: Random, most: int = 200) -> bytes:
-    """Any bytes."""
     return rng.randbytes(rng.randrange(most))
 
 

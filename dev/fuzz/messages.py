@@ -13,10 +13,10 @@ from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 from tritonclient.grpc import service_pb2
 
-from balancer.gateway.names import EXTRACTION
-from balancer.telemetry import report_pb2
-from benchmarks.fuzz import hostile as odd
-from benchmarks.stack import MODEL
+from balancer.extproc.names import EXTRACTION
+from balancer.reports import report_pb2
+from dev.fuzz import hostile as odd
+from dev.stack import MODEL
 
 _FIELDS = (
     *("model_name", "model_version", "id", "inputs.shape", "parameters.key", "name", "version"),
@@ -45,7 +45,6 @@ def _fields(rng: Random) -> struct_pb2.Struct:
 
 
 def processing_requests(rng: Random) -> list[bytes]:
-    """The messages of one ext_proc stream."""
     first = ext_proc.ProcessingRequest()
     grpc = rng.random() < 0.6
     headers = [
@@ -106,7 +105,6 @@ def _later(rng: Random) -> ext_proc.ProcessingRequest:
 
 
 def reports(rng: Random, workers: tuple[str, ...]) -> list[bytes]:
-    """The reports of one stream."""
     worker = rng.choice((*workers, *workers, odd.name(rng)))
     return [_report(rng, worker, number) for number in range(rng.choice((1, 1, 2, 10)))]
 
@@ -207,7 +205,6 @@ def _entry(rng: Random, entry: accesslog_pb2.HTTPAccessLogEntry, upstreams: tupl
 
 
 def discovery_requests(rng: Random) -> list[bytes]:
-    """The messages of one ADS stream."""
     types = (
         "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
         "type.googleapis.com/x",

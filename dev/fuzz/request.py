@@ -1,4 +1,4 @@
-"""Random requests for the module's reader, by the million: `python -m benchmarks.fuzz.request`.
+"""Random requests for the module's reader, by the million: `python -m dev.fuzz.request`.
 
 `entry.c` is an entry for any fuzzer. With libFuzzer: `clang -fsanitize=fuzzer,address,undefined entry.c` and the
 reader's sources. `driver.c` calls it with mutations of honest requests, where there is a C compiler only.
@@ -6,32 +6,36 @@ reader's sources. `driver.c` calls it with mutations of honest requests, where t
 
 from __future__ import annotations
 
+import gzip
 import os
 import struct
 import subprocess
+import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 from tritonclient.grpc import service_pb2
 
-from balancer.native import constants
+from balancer.native import header
 
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 OPTIMISED = ["-O2"]
-_READER = ("text.c", "hash.c", "protobuf.c", "json.c", "headers.c", "request.c")
+_READER = ("text.c", "hash.c", "inflate.c", "protobuf.c", "json.c", "headers.c", "request.c")
 _FOLDER = Path(__file__).parent
-_MODULE = constants.PATH.parent
+_MODULE = header.SOURCES
 # As entry.c has them: places of paths and headers in its tables, and what the second byte says of the body.
 _INFER, _READY, _REST, _PATH_OF_HEADER = 0, 2, 4, 7
-_SEQUENCE, _DEADLINE, _TIMEOUT, _JSON_BYTES, _PATH = 2, 5, 6, 9, 11
+_SEQUENCE, _DEADLINE, _TIMEOUT, _JSON_BYTES, _ENCODING, _PATH = 2, 5, 6, 9, 10, 11
 _FRAMED = 1
 _CHUNK = 16 << 2
 
 
 def compiled(target: Path, sources: Sequence[Path], options: Sequence[str]) -> Path:
     """Compile sources with the module's reader; no warning is borne."""
-    constants.write()
+    header.write()
     ours = [_MODULE / name for name in _READER]
     command: list[str | Path] = ["cc", *STRICT, *options, f"-I{_MODULE}", "-o", target, *sources, *ours, "-lm"]
     subprocess.run(command, check=True)
@@ -78,6 +82,11 @@ def corpus() -> Iterator[bytes]:
         yield _input(_INFER, _FRAMED, [], data)
         yield _input(_INFER, 0, [(_TIMEOUT, b"5S"), (_SEQUENCE, b"s")], b"\0" + struct.pack(">I", len(data)) + data)
     yield _input(_READY, _FRAMED, [], service_pb2.ModelReadyRequest(name="m", version="2").SerializeToString())
+    for container in (16 + zlib.MAX_WBITS, zlib.MAX_WBITS):
+        for strategy in (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY):
+            packer = zlib.compressobj(9, zlib.DEFLATED, container, strategy=strategy)
+            packed = packer.compress(message.SerializeToString()) + packer.flush()
+            yield _input(_INFER, 0, [], b"\1" + struct.pack(">I", len(packed)) + packed)
     json = (
         b'{"id": "a\\u00e9\\ud83d\\ude42", "inputs": [{"name": "A", "shape": [8, 2], "datatype": "FP32", "data": '
         b'[[1.0, -2e3], ["a\\"]"]]}], "parameters": {"sequence_id": 42, "sequence_start": true, "priority": 3, '
@@ -85,9 +94,26 @@ def corpus() -> Iterator[bytes]:
     )
     yield _input(_REST, 0, [], json)
     yield _input(_REST, 0, [(_JSON_BYTES, b"%d" % len(json)), (_DEADLINE, b" 1.5 ")], json + b"\x00\xff" * 40)
+    yield _input(_REST, 0, [(_ENCODING, b"gzip")], gzip.compress(json))
+    yield _input(_REST, 0, [(_ENCODING, b"deflate")], zlib.compress(json, 0))
     yield _input(_PATH_OF_HEADER, 0, [(_PATH, b"/v2/models/%c3%a9%20x/versions/2/infer?q=%2f")], json)
 
 
 def _input(path: int, how: int, headers: Sequence[tuple[int, bytes]], body: bytes) -> bytes:
     start = bytes([path, how | _CHUNK, len(headers)])
     return start + b"".join(bytes([which, len(value)]) + value for which, value in headers) + body
+
+
+@click.command(help="Mutations of honest requests for the module's reader, compiled with sanitizers.")
+@click.option("--inputs", type=click.IntRange(min=1), default=10_000_000, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Equal seeds try equal inputs.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/fuzz/request"), show_default=True)
+def main(inputs: int, seed: int, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    start_s = time.monotonic()
+    says = fuzzed(out.absolute(), inputs, seed)
+    click.echo(f"{says}, {time.monotonic() - start_s:.0f} s, seed {seed}; none broke the reader")
+
+
+if __name__ == "__main__":
+    main()

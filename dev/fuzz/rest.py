@@ -7,9 +7,9 @@ import zlib
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz import hostile
-from benchmarks.fuzz.messages import CASCADE
-from benchmarks.stack import MODEL
+from dev.fuzz import hostile
+from dev.fuzz.messages import CASCADE
+from dev.stack import MODEL
 
 _TYPES = ("FP32", "INT8", "UINT64", "BOOL", "BYTES", "FP16", "FP64", "", "X")
 _OF_TENSORS = ("binary_data_size", "binary_data", "shared_memory_region", "shared_memory_offset", "classification")
@@ -75,7 +75,6 @@ def _tensor(rng: Random) -> Any:
 
 
 def _value(rng: Random, depth: int = 0) -> Any:
-    """Of any kind."""
     kind = rng.randrange(9 if depth < 4 else 6)
     if kind < 6:
         kinds = (None, rng.random() < 0.5, hostile.integer(rng, 64), -hostile.integer(rng, 70), hostile.real(rng))

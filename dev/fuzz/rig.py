@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,10 +18,11 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2
 
 from balancer.discovery.workers import WorkerSpec
-from balancer.telemetry import report_pb2
-from benchmarks.fuzz.messages import CASCADE
-from benchmarks.stack import MODEL, Gateway
-from tools.stack.ports import free_port_range
+from balancer.reports import report_pb2
+from balancer.stack.ports import free_port_range
+from balancer.stack.stack import OwnStack
+from dev.fuzz.messages import CASCADE
+from dev.stack import MODEL
 
 _GRPC = "/inference.GRPCInferenceService/"
 _CHANGES = re.compile(
@@ -42,7 +42,7 @@ _ALL_OF_THE_PROXY = {
     "batch": {"max_rows": 8},
 }
 _SMALL = {
-    **{"once_entries": 1000, "once_bytes": "1MiB", "cache_bytes": "1MiB"},
+    **{"once_bytes": "1MiB", "cache_bytes": "1MiB"},
     "confidence_cascades": {CASCADE: {"models": [MODEL, f"{MODEL}_more"], "output": "OUTPUT", "threshold": 0.5}},
 }
 """What the proxy keeps, so that it is full before the attack begins; and a name that several models serve."""
@@ -60,7 +60,6 @@ class FakeWorker:
     """Calls that are never balanced, by path."""
 
     async def start(self) -> None:
-        """Listen on free ports."""
         self._answer = service_pb2.ModelInferResponse(model_name=MODEL, id=self.name).SerializeToString()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers((_Any(self),))
@@ -74,12 +73,10 @@ class FakeWorker:
         self.http_port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stop listening."""
         await self._server.stop(None)
         await self._runner.cleanup()
 
     def spec(self) -> WorkerSpec:
-        """As discovery lists it."""
         return WorkerSpec(name=self.name, address="127.0.0.1", grpc_port=self.grpc_port, http_port=self.http_port)
 
     def note(self, path: str) -> None:
@@ -124,35 +121,34 @@ class _Any(grpc.GenericRpcHandler):
 
 
 @dataclass
-class Target(Gateway):
+class Target(OwnStack):
     """The gateway under attack, with honest reporters for its fake workers."""
 
     workers: list[FakeWorker] = field(default_factory=list)
     proxied: bool = False
     """Whether the balancer forwards inferences itself."""
-    fleet_port: int = field(default=0, init=False)
-    """Of calls about the fleet by gRPC; that of HTTP is the next."""
     _reporting: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
-    def write_config(self, policy: str, **sections: Any) -> None:
-        """As the gateway's; picks that attackers abandon are soon given up, so that what stays behind shows."""
-        if not self.fleet_port:
-            self.fleet_port = free_port_range(2)
-        self._addresses["listen"]["fleet"] = f"127.0.0.1:{self.fleet_port}"
+    def __post_init__(self) -> None:
+        """As of `OwnStack`; picks that attackers abandon are soon given up, so that what stays behind shows."""
+        super().__post_init__()
+        self.fleet_port = free_port_range(2)
+        """Of calls about the fleet by gRPC; that of HTTP is the next."""
+        self.listed = [worker.spec() for worker in self.workers]
+        self.addresses["listen"]["fleet"] = f"127.0.0.1:{self.fleet_port}"
+        self.addresses["requests"] = {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}
         if self.proxied:
-            self._addresses["envoy"]["frontend"] = "proxy"
-            sections = {"models": {MODEL: {"proxy": _ALL_OF_THE_PROXY}}, "proxy": _SMALL, **sections}
-        super().write_config(policy, requests={"outcome_timeout_s": _OUTCOME_TIMEOUT_S}, **sections)
+            self.addresses["envoy"]["frontend"] = "proxy"
+            self.addresses |= {"models": {MODEL: {"proxy": _ALL_OF_THE_PROXY}}, "proxy": _SMALL}
 
     async def wait_ready(self) -> None:
-        """As the gateway's, with reports."""
+        """As of `OwnStack`, with reports."""
         self.report()
         await super().wait_ready()
 
-    async def stop(self) -> None:
-        """End all."""
+    async def stop(self, *, gently: bool = False) -> None:
         await self.be_silent()
-        await super().stop()
+        await super().stop(gently=gently)
 
     def report(self) -> None:
         """Have honest agents report of every worker, from now on."""
@@ -160,33 +156,17 @@ class Target(Gateway):
             self._reporting = [asyncio.create_task(self._report(worker.name)) for worker in self.workers]
 
     async def be_silent(self) -> None:
-        """End the honest agents' streams."""
         for task in self._reporting:
             task.cancel()
         await asyncio.gather(*self._reporting, return_exceptions=True)
         self._reporting.clear()
-
-    @property
-    def reports_address(self) -> str:
-        """Where agents report."""
-        return self.config.reports_address(0)
-
-    @property
-    def envoy_address(self) -> str:
-        """Where Envoy asks, tells outcomes, and hears of workers."""
-        return self.config.own_envoy_address(0)
-
-    @property
-    def admin_url(self) -> str:
-        """Of the admin pages."""
-        return f"http://{self.config.admin_address(0)}"
 
     async def _report(self, worker: str) -> None:
         """As an agent does: try for ever."""
         incarnation = time.time_ns() // 1_000_000
         number = 0
         while True:
-            async with grpc.aio.insecure_channel(self.reports_address) as channel:
+            async with grpc.aio.insecure_channel(self.config.reports_address(0)) as channel:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     stream: Any = channel.stream_stream("/balancer.telemetry.v1.Reports/Stream")()
                     while not stream.done():
@@ -213,9 +193,7 @@ async def target(directory: Path, count: int = 3, *, proxied: bool = False) -> A
         for worker in workers:
             await worker.start()
             running.push_async_callback(worker.stop)
-        # Of the Tritons that a gateway has, it needs the list for discovery; there are no agents to start.
-        fleet: Any = SimpleNamespace(servers=[], specs=tuple(worker.spec() for worker in workers))
-        started = Target(directory, fleet, workers=workers, proxied=proxied)
+        started = Target(directory, workers=workers, proxied=proxied)
         running.push_async_callback(started.stop)
         await started.start()
         yield started

@@ -10,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.fuzz import checks
-from benchmarks.fuzz.attack import KINDS, Attacker, Kind
-from benchmarks.fuzz.checks import Log, Size
-from benchmarks.fuzz.rig import Target
+from dev.fuzz import checks
+from dev.fuzz.attack import KINDS, Attacker, Kind
+from dev.fuzz.checks import Log, Size
+from dev.fuzz.rig import Target
 
 _CHUNK = 250
 """Inputs after which the balancer is looked at."""
@@ -28,8 +28,6 @@ Say = Callable[[str], None]
 
 @dataclass
 class Report:
-    """What an attack came to."""
-
     seed: int
     inputs: dict[str, int] = field(default_factory=dict)
     """By kind."""
@@ -53,7 +51,6 @@ class Report:
     """All else that is not as it must be; both empty: the gateway held."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the file of results."""
         return asdict(self)
 
 
@@ -66,12 +63,11 @@ class Run:
         self._counts = shares(inputs, kinds)
         self._attacker = Attacker(target)
         self._log = Log(target)
-        self._pid = checks.balancer_pid(target)
+        self._pid = target.balancer.process.pid
         self._known: set[tuple[str, str]] = set()
         self.report = Report(seed, inputs={kind.name: count for kind, count in self._counts.items()})
 
     async def run(self) -> Report:
-        """All of it."""
         began_s = time.monotonic()
         report = self.report
         self._say(f"warming up with {sum(self._counts.values()) * _WARM_UP_SHARE:,.0f} inputs of another seed ...")
@@ -113,7 +109,7 @@ class Run:
 
     async def _look(self, kind: Kind, seed: int, chunk: range) -> None:
         """Whether the balancer lives, and whether its log shows something new."""
-        if not checks.is_alive(self._target):
+        if self._target.balancer.process.returncode is not None:
             await self._died(
                 f"the balancer ended with status {self._target.balancer.process.returncode}", kind, seed, chunk
             )
@@ -132,7 +128,7 @@ class Run:
         deadline_s = time.monotonic() + _SEARCH_S
         for number in chunk:
             await self._attacker.run(kind, seed, [number], at_once=1)
-            if not checks.is_alive(self._target):
+            if self._target.balancer.process.returncode is not None:
                 await self._died("the balancer ended", kind, seed, range(number, number + 1))
             if exception in self._log.exceptions():
                 self._culprit(f"--seed {seed} --replay '{kind.name}:{number}' raises {exception}")
@@ -161,7 +157,7 @@ class Run:
     def _findings(self) -> list[str]:
         report, target = self.report, self._target
         found = list(report.deaths)
-        if checks.balancer_pid(target) != self._pid:
+        if target.balancer.process.pid != self._pid:
             found.append("the balancer is not the process that it was")
         found += [
             f"exceptions in the balancer's log while {kind} was sent: {_counted(Counter(counts))}"
@@ -184,7 +180,6 @@ class Run:
 
 
 def shares(inputs: int, kinds: Sequence[Kind]) -> dict[Kind, int]:
-    """How many of each."""
     whole = sum(kind.share for kind in kinds)
     return {kind: max(round(inputs * kind.share / whole), 1) for kind in kinds}
 

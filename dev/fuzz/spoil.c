@@ -5,7 +5,7 @@
    mapped lies memory that ends whoever touches it: no sanitizer sees into the kernel. Says how many inputs it tried, how
    many were taken for a state, and how many requests were decided by one. */
 #define _GNU_SOURCE
-#include "../draw.h"
+#include "draw.h"
 #include "decide.h"
 
 #include <dirent.h>
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define GUARD ((size_t)64 << 20)
-enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, TABLES_USED = 3, VALUES = 32 };
+enum { MOST_FILES = 16, MOST_NAME = 64, ASKS = 6, MOST_SECONDS = 10, MOST_KEPT = 32, USED = 128, VALUES = 32 };
 
 static struct {
   char name[MOST_NAME];
@@ -86,7 +86,7 @@ static void load(const char *from) {
   if (!listed) exit(2);
   for (struct dirent *one; (one = readdir(listed)) && count < MOST_FILES;) {
     const char *name = one->d_name;
-    if (strcmp(name, "control") && strcmp(name, "books") && strncmp(name, "directory-", 10) && strncmp(name, "options-", 8))
+    if (strcmp(name, "control") && strcmp(name, "fleet_state") && strncmp(name, "directory-", 10) && strncmp(name, "options-", 8))
       continue;
     char path[600];
     path_of(from, name, path, sizeof path);
@@ -128,9 +128,7 @@ static struct control *restore(void) {
     if (!strcmp(files[i].name, "control")) control = (struct control *)files[i].copy;
   }
   if (!control) exit(2);
-  uint64_t now = now_ns();
-  atomic_store(&control->heartbeat_ns, now);
-  for (int place = 0; place < TABLES; place++) control->tables[place].at_s = seconds_of(now);
+  atomic_store(&control->heartbeat_ns, now_ns());
   return control;
 }
 
@@ -146,12 +144,12 @@ static uint64_t telling(size_t bytes) {
   }
 }
 
-/* Where what is followed lies beside the start: slots in use, tables, and the first numbers of a policy. */
+/* Where what is followed lies beside the start: slots in use, who decides, and the first numbers of a policy. */
 static size_t aimed_at(size_t which) {
   struct balancer_array values;
   if (files[which].bytes == sizeof(struct control))
     return below(2) ? offsetof(struct control, slots) + below(USED)
-                    : offsetof(struct control, tables) + below(TABLES_USED) * sizeof(struct table) + below(sizeof(struct table));
+                    : offsetof(struct control, selector) + below(sizeof(struct selector));
   memcpy(&values, files[which].content + sizeof(struct balancer_block), sizeof values);
   return values.offset + below(VALUES);
 }

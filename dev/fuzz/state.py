@@ -1,4 +1,4 @@
-"""Spoiled state for the module: `python -m benchmarks.fuzz.state`.
+"""Spoiled state for the module: `python -m dev.fuzz.state`.
 
 `spoil.c` decides and ends requests over a balancer's folder in which one file was cut short or changed
 before it is looked at, or is changed while it is in use.
@@ -6,68 +6,37 @@ before it is looked at, or is changed while it is in use.
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
+import click
 
-from balancer.core.events import ModelReport, Report, WorkerAdded
-from balancer.core.settings import Limits, Settings, SplitSettings
-from balancer.core.trials.split import Splits
-from balancer.front.build import WITHOUT_HOOKS
-from balancer.front.folder import Folder
-from balancer.front.module import Module
-from balancer.front.router import SharedRouter
-from balancer.native.library import PATH, Library
+from balancer.kernel.compiled.library import PATH, Library
+from balancer.kernel.settings import Limits, Settings, SplitSettings
+from balancer.native.build import WITHOUT_HOOKS
+from balancer.native.envoy_module import Module
+from balancer.native.folder import Folder
+from balancer.native.header import SOURCES
+from balancer.native.router import SharedRouter
+from balancer.scheduler.canary.split import Splits
+from balancer.scheduler.events import ModelReport, Report, WorkerAdded
+from dev.fuzz.request import SANITIZED, STRICT
 from policies import BUILTIN
-from policies.base import FleetView, FloatArray, Policy, Request, least
 
 WORKERS, MODELS = 21, ("a", "b", "c")
-_PUBLISHED = "published"
-POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin", _PUBLISHED)
-"""That differ in what they read of their options and the books; the last is no shipped one."""
-_MODULE = PATH.parent / "module"
-_STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror")
-_SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+POLICIES = ("wlpr", "prequal", "learned", "power_of_two", "round_robin")
+"""That differ in what they read of their options and the fleet's state."""
 _GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=malloc", "-Wl,--wrap=free")
 
 
 def compiled(target: Path) -> Path:
-    """The program; no warning is borne."""
-    files = [Path(__file__).with_name("spoil.c"), *WITHOUT_HOOKS]
-    include = [f"-I{_MODULE}", f"-I{PATH.parent}"]
-    command: list[str | Path] = [
-        "cc",
-        *_STRICT,
-        *_SANITIZED,
-        *_GUARDED,
-        *include,
-        "-o",
-        target,
-        *files,
-        "-pthread",
-        "-lm",
-        "-ldl",
-    ]
+    sources = [Path(__file__).with_name("spoil.c"), *WITHOUT_HOOKS]
+    flags = [*STRICT, *SANITIZED, *_GUARDED, f"-I{SOURCES}", f"-I{PATH.parent}"]
+    command: list[str | Path] = ["cc", *flags, "-o", target, *sources, "-pthread", "-lm", "-ldl"]
     subprocess.run(command, check=True)
     return target
-
-
-@dataclasses.dataclass(frozen=True)
-class Published(Policy):
-    """The fewest in flight, which is not compiled."""
-
-    name: ClassVar[str] = _PUBLISHED
-    summary: ClassVar[str] = "The fewest in flight."
-    source: ClassVar[str] = "This fuzzer"
-
-    def probabilities(self, request: Request, fleet: FleetView) -> FloatArray:
-        """See `Policy`. The list is for nobody to trace it."""
-        return np.array(least(fleet.in_flight, fleet.eligible).tolist())
 
 
 def left_behind(path: Path, policy: str) -> Path:
@@ -76,8 +45,7 @@ def left_behind(path: Path, policy: str) -> Path:
     settings = Settings(
         limits=Limits(max_pending_per_worker=6, sheddable_priority=2), stale_after_s=1e6, sticky_keys=True
     )
-    decides = Published() if policy == _PUBLISHED else BUILTIN[policy]()
-    router = SharedRouter(decides, settings, 5, library, Module(library), Folder(path))
+    router = SharedRouter(BUILTIN[policy](), settings, 5, library, Module(library), Folder(path))
     splits = Splits()
     splits.configure({MODELS[0]: SplitSettings(old="1", new="2", share=0.3)})
     router.share_splits(splits)
@@ -89,10 +57,6 @@ def left_behind(path: Path, policy: str) -> Path:
     places = {name: f"10.0.0.{row}:8000" for row, name in enumerate(router.fleet.names)}
     router.tell(places, places)
     router.serve(True)
-    if policy == _PUBLISHED:
-        for model in MODELS:
-            router.route(Request(model), now_s)
-        router.publish_tables(now_s)
     return path
 
 
@@ -118,3 +82,19 @@ def _over(program: Path, policy: str, inputs: int, seed: int) -> str:
         command: list[str | Path] = [program, PATH, shared, copy, str(inputs), str(seed)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return f"{policy}: {done.stdout.strip()}"
+
+
+@click.command(help="Spoiled state for the module, compiled with sanitizers.")
+@click.option("--inputs", type=click.IntRange(min=len(POLICIES)), default=100_000, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Equal ones spoil equal places.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/fuzz/state"), show_default=True)
+def main(inputs: int, seed: int, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    start_s = time.monotonic()
+    for says in fuzzed(out.absolute(), inputs, seed):
+        click.echo(says)
+    click.echo(f"{time.monotonic() - start_s:.0f} s, seed {seed}; none broke the module")
+
+
+if __name__ == "__main__":
+    main()

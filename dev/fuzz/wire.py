@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from random import Random
 
-from benchmarks.fuzz import hostile, messages
+from dev.fuzz import hostile, messages
 
 _ANSWER_S = 0.5
 _PARTS_S = 0.05
@@ -18,40 +18,15 @@ _NO_TABLE = bytes.fromhex("000100000000")
 """SETTINGS_HEADER_TABLE_SIZE = 0: then every answer's status is in its first bytes, as below."""
 _STATUSES = {0x88: "200", 0x89: "204", 0x8A: "206", 0x8B: "304", 0x8C: "400", 0x8D: "404", 0x8E: "500"}
 _ADMIN_PATHS = (
-    *("/", "/ready", "/live", "/metrics", "/workers", "/guard", "/recent", "/config", "/explain?model=identity"),
-    *("/explain", "/explain?model=", "/explain?model=identity&rows=1e308", "/explain?model=identity&rows=nan"),
-    *("/explain?model=identity&priority=" + "9" * 5000, "/explain?model=identity&deadline_ms=-1", "/explain?model=%ff"),
-    *(
-        "/explain?model=identity&rows=-1e6",
-        "/explain?model=identity&key=" + "k" * 5000,
-        "/../etc/passwd",
-        "/%00",
-        "*",
-        "//",
-    ),
-    *(
-        "/explain?model=identity&rows=\u00b2",
-        "/explain?model=identity&x=1",
-        "/metrics?name[]=x",
-        "/" + "x" * 9000,
-        "/quit",
-    ),
+    *("/", "/ready", "/live", "/metrics", "/workers", "/guard", "/recent", "/config", "/explain", "/../etc/passwd"),
+    *("/%00", "*", "//", "/quit", "/metrics?name[]=x", "/explain?model=", "/explain?model=%ff"),
+    *("/explain?model=identity", "/" + "x" * 9000),
+    *(f"/explain?model=identity&{what}" for what in ("rows=1e308", "rows=nan", "rows=-1e6", "rows=\u00b2", "x=1")),
+    *(f"/explain?model=identity&{what}" for what in ("priority=" + "9" * 5000, "deadline_ms=-1", "key=" + "k" * 5000)),
 )
 _METHODS = (
-    "GET",
-    "GET",
-    "GET",
-    "POST",
-    "PUT",
-    "DELETE",
-    "HEAD",
-    "OPTIONS",
-    "TRACE",
-    "CONNECT",
-    "get",
-    "G\x00T",
-    "",
-    "PRI",
+    *("GET", "GET", "GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "G\x00T", ""),
+    *("PRI",),
 )
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak`: see the package."""
+"""`python -m dev.soak`: see the package."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import click
 from rich.console import Console
 
 from balancer.errors import OperatorError
-from benchmarks.results import Aim, Table, aims_table
-from benchmarks.soak import plot, report, table
-from benchmarks.soak.certificates import Certificates
-from benchmarks.soak.client import Load
-from benchmarks.soak.deployment import Deployment
-from benchmarks.soak.faults import FAULTS, Fault, certificates_rotated
-from benchmarks.soak.report import Soak
-from benchmarks.soak.sampler import Sampler
-from benchmarks.soak.schedule import Schedule
-from benchmarks.stack import REPOSITORY, Tritons
-from benchmarks.usage import CpuMeter
-from tools.demo.stack import interruptible
+from balancer.stack.stack import REPOSITORY
+from dev.bench.machine import CpuMeter
+from dev.bench.results import Aim, Table, aims_table
+from dev.demo.stack import interruptible
+from dev.soak import plot, report
+from dev.soak.certificates import Certificates
+from dev.soak.client import Load
+from dev.soak.deployment import Deployment, Sampler
+from dev.soak.faults import FAULTS, Fault, certificates_rotated
+from dev.soak.report import Soak
+from dev.soak.schedule import Schedule
+from dev.stack import new_tritons
 
 PAGE = Path("docs/operate/failures.md")
 """The page that holds the table, from the repository."""
@@ -55,7 +55,6 @@ _LONGEST_S = 3600.0
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/soak"), show_default=True)
 @click.option("--table", "only_table", is_flag=True, help=f"Put the table of the last run into {PAGE}; run nothing.")
 def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, **options: Any) -> None:
-    """Run the command."""
     console = Console()
 
     def say(text: str) -> None:
@@ -64,7 +63,7 @@ def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, *
     faults = [fault for fault in FAULTS if not no_faults and (not names or fault.name in names)]
     try:
         if only_table:
-            table.put(_read(out / "results.json"), REPOSITORY / PAGE)
+            report.put(_read(out / "results.json"), REPOSITORY / PAGE)
             return
         # Not uvloop: it forks, and what gRPC does about forks ends the child now and then while calls are under way.
         soak = asyncio.run(interruptible(_run(out, faults, say, **options)))
@@ -75,7 +74,7 @@ def main(out: Path, only_table: bool, names: tuple[str, ...], no_faults: bool, *
         sys.exit(_INTERRUPTED)
     results = report.write(soak, out)
     plot.draw(soak, out / "soak.png")
-    (out / "table.md").write_text(table.markdown(results) + "\n")
+    (out / "table.md").write_text(report.markdown(results) + "\n")
     for each in _tables(results):
         console.print(each.rich(), "")
     for what, count in results["unexplained"].items():
@@ -102,20 +101,18 @@ async def _run(
     (log := out / "faults.jsonl").unlink(missing_ok=True)
     async with contextlib.AsyncExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
-        tritons = Tritons(directory, workers)
-        running.push_async_callback(tritons.stop)
         say(f"starting {workers} Tritons with agents, the balancer and Envoy ...")
-        await tritons.start()
-        names = [server.name for server in tritons.servers]
-        certificates = None if plain else Certificates(directory / "tls", names)
-        deployment = Deployment(directory / "gateway", tritons, certificates=certificates)
+        tritons = new_tritons(directory, workers)
+        certificates = None if plain else Certificates(directory / "tls", [triton.name for triton in tritons])
+        deployment = Deployment(directory / "gateway", tritons=tritons, certificates=certificates)
         running.push_async_callback(deployment.stop)
-        await _started(deployment)
+        await deployment.start()
         if certificates is None:
             faults = [fault for fault in faults if fault.happen is not certificates_rotated]
-        warm = Load(deployment.endpoint, _WARM_UP_REQUESTS)
+        warm, load = Load(deployment.url, _WARM_UP_REQUESTS), Load(deployment.url, requests)
+        for each in (warm, load):
+            running.push_async_callback(each.close)
         await warm.run()
-        load = Load(deployment.endpoint, requests)
         sampler = Sampler(deployment, load)
         schedule = Schedule(deployment, load, faults, seed, log, say, gentle_from)
         began_s = time.time()
@@ -155,20 +152,12 @@ async def _run(
         )
 
 
-async def _started(deployment: Deployment) -> None:
-    try:
-        await deployment.start()
-    except TimeoutError as error:
-        tails = [part.log_tail() for part in (deployment.balancer, deployment.envoy, *deployment.agents)]
-        raise OperatorError("\n".join([*tails, "the deployment did not become ready"])) from error
-
-
 def _cpu_by_kind(cpu: CpuMeter, load: Load) -> dict[str, float]:
     """CPU of a request in microseconds, by what spent it."""
     kinds: dict[str, float] = {}
     own_children_s = 0.0
     for name, spent_s in cpu.spent_s().items():
-        kind = "agents" if name.startswith("agent") else "Tritons" if name.startswith("worker") else name
+        kind = "agents" if name.endswith("agent") else "Tritons" if name.startswith("worker") else name
         kinds[kind] = kinds.get(kind, 0.0) + spent_s / load.done * 1e6
         own_children_s += spent_s if name != "client" else 0.0
     # The client's process started all others.
@@ -202,7 +191,7 @@ def _tables(results: dict[str, Any]) -> list[Table]:
             ends = [f"{trend['descriptors']:.0f}", f"{trend['descriptors_grown']:+.0f}"]
             growth.rows.append([part, f"{trend['requests']:,.0f}", *cells, *ends])
     aims = [Aim("Unexplained failures", float(sum(results["unexplained"].values())), "requests", 0)]
-    for part in ("balancer", "envoy", "agent of worker-0"):
+    for part in ("balancer", "envoy", "worker-0-agent"):
         if trend := results["growth"].get(part):
             aims.append(Aim(f"Growth of {part}", trend["mb_per_million"], "MB/million", 1.0))
             if (allocated := trend.get("allocated_mb_per_million")) is not None:
@@ -219,4 +208,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m benchmarks.soak")
+    main(prog_name="python -m dev.soak")

@@ -52,7 +52,6 @@ class Certificates:
         return {"tls": {"envoy": listener, "reports": listener}, "balancer_tls": towards}
 
     def agent_arguments(self, worker: str) -> list[str]:
-        """Options of `balancer agent`."""
         pair = self._pair(f"agent-{worker}")
         return [
             *("--tls-ca", self.path("ca.pem"), "--tls-name", SERVER_NAME),
@@ -72,7 +71,6 @@ class Certificates:
             return connection.getpeercert(binary_form=True) == in_file
 
     def path(self, name: str) -> str:
-        """Of a file."""
         return str((self.folder / name).resolve())
 
     def _pair(self, part: str) -> dict[str, str]:

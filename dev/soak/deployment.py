@@ -1,36 +1,37 @@
-"""The deployment under test, each part of which can be killed, hung and started again."""
+"""The deployment under test, each part of which can be killed, hung and started again, and samples of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import aiohttp
+import psutil
 import yaml
 
-from balancer.discovery.file import dump_workers
-from balancer.gateway.bootstrap import render_with_secrets
-from benchmarks.soak.certificates import Certificates
-from benchmarks.stack import MODEL, POLICY, Gateway
-from tools.stack.agent import agent_beside
-from tools.stack.child import Child
-from tools.stack.envoyproxy import EnvoyProcess
-from tools.stack.process import LocalProcess
-from tools.stack.tritonserver import TritonServer
+from balancer.bootstrap.bootstrap import render_with_secrets
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.process import Child, LocalProcess
+from balancer.stack.stack import OwnStack, get_json
+from balancer.stack.tritonserver import TritonServer
+from dev.soak.certificates import Certificates
+from dev.soak.client import ID_HEADER, Load
+from dev.stack import MODEL
 
 _ANSWERS = "http.inference.ext_proc.stream_msgs_received"
-ID_HEADER = "x-soak-id"
-"""Numbers the requests of the load, so that a failure is found in Envoy's log."""
 _POLL_S = 0.02
 _PAGE_S = 1.0
-_READY_S = 60.0
 _OUTCOME_TIMEOUT_S = 20.0
+_START_S = 60.0
+_TRIED_AGAIN_S = 90.0
+"""A worker whose requests failed in numbers is tried again once its error rate has faded."""
+_SAMPLE_EVERY_S = 1.0
 _NOT_WELL: tuple[dict[str, Any], ...] = (
     {"response_flag_filter": {}},
     {"status_code_filter": {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "soak.status"}}}},
@@ -64,15 +65,25 @@ class NotSoError(Exception):
 
 
 @dataclass
-class Deployment(Gateway):
+class Deployment(OwnStack):
     """Envoy, a balancer, and Tritons with agents, by their own handles."""
 
-    draining: set[str] = field(default_factory=set, init=False)
-    """Workers that discovery lists as such."""
     certificates: Certificates | None = None
     """For mutual TLS between the parts; None: plain text on loopback."""
+    draining: set[str] = field(default_factory=set, init=False)
+    """Workers that discovery lists as such."""
     unlisted: set[str] = field(default_factory=set, init=False)
     """And those that it leaves out."""
+
+    def __post_init__(self) -> None:
+        """As of `OwnStack`, with mutual TLS. What a killed Envoy had sent is soon given up: workers are to be empty."""
+        super().__post_init__()
+        self.addresses["requests"] = {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}
+        # What is not written yet when it is killed explains no failure.
+        self.envoy_arguments = ("--file-flush-interval-msec", "100")
+        if self.certificates is not None:
+            ours = self.certificates.sections()
+            self.addresses["envoy"]["balancer_tls"], self.addresses["tls"] = ours["balancer_tls"], ours["tls"]
 
     @property
     def failures_path(self) -> Path:
@@ -81,70 +92,23 @@ class Deployment(Gateway):
 
     @property
     def names(self) -> list[str]:
-        """Of the workers."""
-        return [server.name for server in self.tritons.servers]
-
-    @property
-    def envoy_listener(self) -> str:
-        """Where the balancer listens for Envoy."""
-        return str(self._addresses["listen"]["envoy"])
+        return [triton.name for triton in self.tritons]
 
     def upstreams(self) -> dict[str, str]:
         """Worker by `host:port`, gRPC and HTTP."""
-        ports = [(spec.name, port) for spec in self.tritons.specs for port in (spec.grpc_port, spec.http_port)]
-        return {f"127.0.0.1:{port}": name for name, port in ports}
+        return {endpoint: spec.name for spec in self.specs for endpoint in (spec.grpc_endpoint, spec.http_endpoint)}
 
-    def parts(self) -> dict[str, LocalProcess]:
-        """All processes by name."""
-        named: dict[str, LocalProcess] = {"balancer": self.balancer, "envoy": self.envoy}
-        named |= {server.name: server for server in self.tritons.servers}
-        return named | {f"agent of {name}": agent for name, agent in zip(self.names, self.agents, strict=True)}
+    def list_anew(self) -> None:
+        listed = [spec for spec in self.specs if spec.name not in self.unlisted]
+        self.list_workers(*(each.model_copy(update={"draining": each.name in self.draining}) for each in listed))
 
-    async def restart_envoy(self) -> None:
-        """Start one in place of one that has ended; it listens when this returns."""
-        self._envoy = self._new_envoy()
-        await self.envoy.start()
-        await self.envoy.wait_ready(_READY_S)
-
-    async def start_agent(self, number: int) -> None:
-        """Start one in place of one that has ended."""
-        self.agents[number] = self._agent(self.tritons.servers[number])
-        await self.agents[number].start()
-
-    async def start_triton(self, number: int) -> None:
-        """Start one in place of one that has ended, on its ports; it serves when this returns."""
-        old = self.tritons.servers[number]
-        new = TritonServer(
-            name=old.name,
-            model_repository=old.model_repository,
-            grpc_port=old.grpc_port,
-            http_port=old.http_port,
-            metrics_port=old.metrics_port,
-            log_path=old.log_path,
-        )
-        self.tritons.servers[number] = new
-        await new.start()
-        await new.wait_ready(_READY_S)
-
-    def list_workers(self) -> None:
-        """Write the list for discovery, by renaming."""
-        specs = [spec for spec in self.tritons.specs if spec.name not in self.unlisted]
-        drained = tuple(spec.model_copy(update={"draining": spec.name in self.draining}) for spec in specs)
-        self.replace(self.directory / "workers.yaml", dump_workers(drained))
-
-    def replace(self, path: Path, text: str) -> None:
-        """Put any text in place of a file, by renaming."""
-        draft = path.with_suffix(".new")
-        draft.write_text(text)
-        draft.rename(path)
-
-    async def page(self, path: str) -> Any:
-        """A JSON page of the balancer; None where it does not answer."""
-        return await _get(f"http://{self.config.admin_address(0)}{path}")
+    async def get(self, page: str, process: int = 0) -> Any:
+        """As of `OwnStack`, and None where the balancer is slow to answer."""
+        return await get_json(f"{self.admin(process)}{page}", _PAGE_S)
 
     async def why_not(self, name: str) -> str:
         """Why the worker gets no requests; empty where it does, or where nobody answers."""
-        page = await self.page(f"/explain?model={MODEL}")
+        page = await self.get(f"/explain?model={MODEL}")
         if page is None or "workers" not in page:
             return ""
         found = [worker for worker in page["workers"] if worker["worker"] == name]
@@ -152,13 +116,13 @@ class Deployment(Gateway):
 
     async def worker(self, name: str) -> Mapping[str, Any]:
         """Its line of /workers; empty where there is none."""
-        page = await self.page("/workers")
+        page = await self.get("/workers")
         found = [worker for worker in (page or {"workers": ()})["workers"] if worker["worker"] == name]
         return found[0] if found else {}
 
     async def balancer_left_out(self) -> bool:
         """Whether Envoy asks the balancer no more, by its health checks."""
-        page = await _get(f"{self.envoy.admin_url}/clusters?format=json")
+        page = await get_json(f"{self.envoy.admin_url}/clusters?format=json", _PAGE_S)
         for cluster in (page or {}).get("cluster_statuses", ()):
             if cluster["name"] == "balancer":
                 hosts = cluster.get("host_statuses", ())
@@ -167,53 +131,35 @@ class Deployment(Gateway):
 
     async def answered(self) -> int:
         """Answers of the balancer that Envoy got so far; -1 where Envoy does not say."""
-        page = await _get(f"{self.envoy.admin_url}/stats?format=json&filter=^{_ANSWERS}$")
+        page = await get_json(f"{self.envoy.admin_url}/stats?format=json&filter=^{_ANSWERS}$", _PAGE_S)
         return int(page["stats"][0]["value"]) if page and page.get("stats") else -1
 
     async def envoy_allocated_bytes(self) -> int | None:
         """What Envoy's allocator has handed out; None where Envoy does not say."""
-        page = await _get(f"{self.envoy.admin_url}/memory")
+        page = await get_json(f"{self.envoy.admin_url}/memory", _PAGE_S)
         return int(page["allocated"]) if page else None
 
-    def write_config(self, policy: str, **sections: Any) -> None:
-        """As the gateway's, with mutual TLS. What a killed Envoy had sent is soon given up: workers are to be empty."""
-        sections = {"requests": {"outcome_timeout_s": _OUTCOME_TIMEOUT_S}} | sections
-        if self.certificates is not None:
-            ours = self.certificates.sections()
-            envoy = self._addresses["envoy"] | {"balancer_tls": ours["balancer_tls"]}
-            sections = {"tls": ours["tls"], "envoy": envoy} | sections
-        super().write_config(policy, **sections)
-
-    def _agent(self, triton: TritonServer) -> Child:
-        return agent_beside(
-            triton,
-            self._reports(),
-            self.directory / f"{triton.name}-agent.log",
-            control=self.control(triton.name),
-            further=() if self.certificates is None else self.certificates.agent_arguments(triton.name),
-        )
+    def new_agent(self, triton: TritonServer, further: Sequence[str] = (), control: Path | None = None) -> Child:
+        """As of `OwnStack`, with a certificate and a control socket."""
+        tls = () if self.certificates is None else self.certificates.agent_arguments(triton.name)
+        return super().new_agent(triton, (*tls, *further), control or self.control(triton.name))
 
     def control(self, name: str) -> Path:
-        """Socket of the worker's agent."""
         return self.directory / f"{name}.sock"
 
-    def _new_envoy(self) -> EnvoyProcess:
-        options = self.config.bootstrap_options()
+    def new_envoy(self) -> EnvoyProcess:
+        """As of `OwnStack`, with a log of failures."""
+        envoy = super().new_envoy()
         secrets = self.directory / "envoy"
         secrets.mkdir(exist_ok=True)
-        text, files = render_with_secrets(options, secrets)
+        text, files = render_with_secrets(envoy.options, secrets)
         for name, content in files.items():
             (secrets / name).write_text(content)
         bootstrap = yaml.safe_load(text)
         manager = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         manager["access_log"].append(_failure_logger(self.failures_path))
-        return EnvoyProcess(
-            options=options,
-            log_path=self.directory / "envoy.log",
-            bootstrap=yaml.safe_dump(bootstrap),
-            # What is not written yet when it is killed explains no failure.
-            extra_args=("--file-flush-interval-msec", "100"),
-        )
+        envoy.bootstrap = yaml.safe_dump(bootstrap)
+        return envoy
 
 
 def _failure_logger(path: Path) -> dict[str, Any]:
@@ -227,15 +173,6 @@ def _failure_logger(path: Path) -> dict[str, Any]:
             "log_format": {"json_format": _LOGGED},
         },
     }
-
-
-async def _get(url: str) -> Any:
-    try:
-        timeout = aiohttp.ClientTimeout(total=_PAGE_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-            return await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError):
-        return None
 
 
 def hang(part: LocalProcess, stopped: bool = True) -> None:
@@ -252,4 +189,115 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str, patience_s: 
         await asyncio.sleep(_POLL_S)
 
 
-__all__ = ["MODEL", "POLICY", "Deployment", "NotSoError", "hang", "until"]
+@dataclass
+class Event:
+    kind: str
+    target: str
+    began_s: float
+    """Seconds since the epoch, as all times here."""
+    noticed_s: float | None = None
+    """When somebody in the deployment knew of it."""
+    mended_s: float | None = None
+    """When what caused it was undone."""
+    recovered_s: float | None = None
+    """When all was as before: what was broken takes part again."""
+    killed: list[tuple[str, float]] = field(default_factory=list)
+    """Parts that were ended without warning, and when."""
+    down: list[tuple[str, float, float]] = field(default_factory=list)
+    """Parts that were not there, from and to."""
+    said: dict[str, Any] = field(default_factory=dict)
+    failed: str = ""
+    """What did not happen in time; empty: all did."""
+
+    def noticed(self) -> None:
+        self.noticed_s = self.noticed_s or time.time()
+
+    def mended(self) -> None:
+        self.mended_s = time.time()
+
+
+@dataclass
+class Site:
+    deployment: Deployment
+    load: Load
+    rng: Random
+    event: Event
+    number: int
+    """Of the worker that it concerns."""
+
+    @property
+    def name(self) -> str:
+        return self.deployment.names[self.number]
+
+    def span(self, least_s: float, most_s: float) -> float:
+        return self.rng.uniform(least_s, most_s)
+
+    async def left_out(self) -> None:
+        """Wait until the balancer sends the worker nothing."""
+        await until(lambda: self.deployment.why_not(self.name), f"{self.name} is left out")
+        self.event.noticed()
+        self.event.said["why"] = await self.deployment.why_not(self.name)
+
+    async def answers(self) -> None:
+        """Wait until the worker answers honest requests again, picked by the balancer."""
+
+        async def used() -> bool:
+            return not await self.deployment.why_not(self.name)
+
+        await until(used, f"{self.name} may be picked")
+        self.event.recovered_s = time.time()
+        served = self.load.by_worker[self.name]
+
+        async def serves() -> bool:
+            return self.load.by_worker[self.name] > served
+
+        await until(serves, f"{self.name} answers", _TRIED_AGAIN_S)
+        self.event.said["answers_after_s"] = round(time.time() - self.event.recovered_s, 3)
+
+    async def picks(self) -> None:
+        """Wait until Envoy gets answers of the balancer."""
+        before = await self.deployment.answered()
+
+        async def more() -> bool:
+            return await self.deployment.answered() > before
+
+        await until(more, "Envoy gets answers of the balancer", _START_S)
+
+
+@dataclass(frozen=True)
+class Sample:
+    at_s: float
+    requests: int
+    """Ended until then."""
+    part: str
+    pid: int
+    rss_bytes: int
+    descriptors: int
+    allocated_bytes: int | None = None
+    """Of Envoy: what it holds. Its allocator keeps more: what a burst of large requests has left free."""
+
+
+@dataclass
+class Sampler:
+    """Takes samples until it is cancelled."""
+
+    deployment: Deployment
+    load: Load
+    samples: list[Sample] = field(default_factory=list)
+
+    async def run(self) -> None:
+        while True:
+            allocated_bytes = await self.deployment.envoy_allocated_bytes()
+            for name, part in self.deployment.parts().items():
+                if part.process.returncode is None:
+                    self._take(name, part.process.pid, allocated_bytes if name == "envoy" else None)
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+
+    def _take(self, name: str, pid: int, allocated_bytes: int | None) -> None:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                memory, descriptors = process.memory_info().rss, process.num_fds()
+        except psutil.Error:
+            return
+        self.samples.append(Sample(time.time(), self.load.done, name, pid, int(memory), descriptors, allocated_bytes))

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.soak.deployment import POLICY, NotSoError, hang, until
-from benchmarks.soak.site import Site
-from benchmarks.soak.strangers import annoy
-from tools.stack.child import Child
-from tools.stack.process import LocalProcess
+from balancer.stack.process import Child, LocalProcess
+from balancer.stack.stack import READY_S, replace_text
+from dev.soak.deployment import NotSoError, Site, hang, until
+from dev.soak.strangers import annoy
+from dev.stack import POLICY
 
 _GARBAGE = (
     "policy: [",
@@ -52,7 +52,7 @@ async def _end_balancer(site: Site, ending: Awaitable[None]) -> None:
     await site.picks()
 
     async def every() -> bool:
-        page = await site.deployment.page("/workers")
+        page = await site.deployment.get("/workers")
         return bool(page) and all(worker["ready"] for worker in page["workers"])
 
     site.event.recovered_s = time.time()
@@ -134,7 +134,7 @@ async def all_agents_killed(site: Site) -> None:
 
 async def triton_killed(site: Site) -> None:
     """kill -9 of a Triton, and a new one under its name."""
-    triton = site.deployment.tritons.servers[site.number]
+    triton = site.deployment.tritons[site.number]
     site.event.killed.append((site.name, time.time()))
     await triton.kill()
     await site.left_out()
@@ -144,13 +144,14 @@ async def triton_killed(site: Site) -> None:
 
 async def _start_triton(site: Site) -> None:
     await site.deployment.start_triton(site.number)
+    await site.deployment.tritons[site.number].wait_ready(READY_S)
     site.event.mended()
     await site.answers()
 
 
 async def triton_stopped(site: Site) -> None:
     """SIGTERM to a Triton, and a new one once it has ended."""
-    triton = site.deployment.tritons.servers[site.number]
+    triton = site.deployment.tritons[site.number]
     sent_s = time.time()
     triton.process.send_signal(signal.SIGTERM)
     ended = asyncio.ensure_future(triton.wait())
@@ -174,7 +175,7 @@ async def worker_told_to_drain(site: Site) -> None:
     if status := await command.wait():
         raise NotSoError(f"balancer agent drain ended with status {status}; {command.log_tail()}")
     site.event.said["drained_s"] = round(time.time() - site.event.began_s, 3)
-    triton = deployment.tritons.servers[site.number]
+    triton = deployment.tritons[site.number]
     triton.process.send_signal(signal.SIGTERM)
     await triton.wait()
     await triton.kill()
@@ -186,7 +187,7 @@ async def triton_hung(site: Site) -> None:
 
     Some do not survive it: Triton takes a model's process that was silent for dead, and crashes a little later.
     """
-    triton = site.deployment.tritons.servers[site.number]
+    triton = site.deployment.tritons[site.number]
     crashed = asyncio.ensure_future(triton.wait())
     hung = asyncio.ensure_future(_hang(site, triton, 3.0))
     try:
@@ -208,7 +209,7 @@ async def worker_removed(site: Site) -> None:
     """Drained by the list, removed once it is empty, and listed again: as docs/operate/run.md says."""
     deployment, name = site.deployment, site.name
     deployment.draining.add(name)
-    deployment.list_workers()
+    deployment.list_anew()
     try:
         await site.left_out()
 
@@ -217,7 +218,7 @@ async def worker_removed(site: Site) -> None:
 
         await until(empty, f"{name} has nothing in flight")
         deployment.unlisted.add(name)
-        deployment.list_workers()
+        deployment.list_anew()
 
         async def gone() -> bool:
             return not await deployment.worker(name)
@@ -227,7 +228,7 @@ async def worker_removed(site: Site) -> None:
     finally:
         deployment.draining.discard(name)
         deployment.unlisted.discard(name)
-        deployment.list_workers()
+        deployment.list_anew()
     site.event.mended()
     await site.answers()
 
@@ -244,10 +245,10 @@ async def policy_swapped(site: Site) -> None:
 
 
 async def _swap(site: Site, policy: str) -> None:
-    site.deployment.write_config(policy)
+    site.deployment.write_config({"name": policy})
 
     async def in_force() -> bool:
-        page = await site.deployment.page("/workers")
+        page = await site.deployment.get("/workers")
         return bool(page) and page["policy"] == policy
 
     await until(in_force, f"{policy} is in force")
@@ -272,13 +273,13 @@ async def _break(site: Site, path: Path, text: str) -> None:
     async def said() -> bool:
         return log.stat().st_size > logged
 
-    deployment.replace(path, text)
+    replace_text(path, text)
     try:
         await until(said, f"the log tells of the bad {path.name}", 5.0)
         site.event.noticed()
         await asyncio.sleep(site.span(0.2, 2.0))
     finally:
-        deployment.replace(path, good)
+        replace_text(path, good)
     site.event.mended()
     await site.picks()
 
@@ -289,7 +290,7 @@ async def envoy_killed(site: Site) -> None:
     began_s = time.time()
     await site.deployment.envoy.kill()
     await asyncio.sleep(site.span(0.0, 1.0))
-    await site.deployment.restart_envoy()
+    await site.deployment.start_envoy()
     site.event.down.append(("envoy", began_s, time.time()))
     site.event.mended()
     await site.picks()
@@ -304,7 +305,7 @@ async def certificates_rotated(site: Site) -> None:
 
     async def new_one() -> bool:
         try:
-            return await asyncio.to_thread(served, deployment.envoy_listener)
+            return await asyncio.to_thread(served, deployment.addresses["listen"]["envoy"])
         except OSError:
             return False
 
@@ -316,7 +317,7 @@ async def certificates_rotated(site: Site) -> None:
 
 async def strangers(site: Site) -> None:
     """Hostile clients for some seconds."""
-    answers = await annoy(site.deployment.endpoint, site.rng, site.span(2.0, 5.0))
+    answers = await annoy(site.deployment.url, site.rng, site.span(2.0, 5.0))
     site.event.said["answers"] = dict(answers.most_common(8))
     site.event.mended()
     await site.picks()
@@ -324,8 +325,6 @@ async def strangers(site: Site) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault."""
-
     name: str
     """As the table calls the part."""
     happen: Callable[[Site], Awaitable[None]]

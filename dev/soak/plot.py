@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.soak.report import Soak
+from dev.soak.report import Soak
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # after the back end is chosen
@@ -17,7 +17,6 @@ _COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]  # of a li
 
 
 def draw(soak: Soak, path: Path) -> None:
-    """Write the picture."""
     start_s = min(soak.load.started_s, default=0.0)
     ended_s = np.frombuffer(soak.load.ended_s) - start_s
     edges = np.arange(0, max(ended_s.max(initial=1.0), 1.0) + 1.0, 1.0)
@@ -30,7 +29,7 @@ def draw(soak: Soak, path: Path) -> None:
     failed.stairs(np.histogram(failures_s, edges)[0], edges, color="tab:red", fill=True)
     failed.set(ylabel="failures a second")
     for part in dict.fromkeys(sample.part for sample in soak.samples):
-        if part.startswith("worker"):
+        if part.startswith("worker") and not part.endswith("agent"):
             continue
         samples = [sample for sample in soak.samples if sample.part == part]
         # A gap where one process ended and the next began.

@@ -1,4 +1,4 @@
-"""What a soak came to: failures by cause, growth, and what each kind of fault cost."""
+"""What a soak came to: failures by cause, growth, and what each kind of fault cost; results, and the page's table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from benchmarks.soak.client import Failure, Load
-from benchmarks.soak.sampler import Sample
-from benchmarks.soak.site import Event
+from dev.soak.client import Failure, Load
+from dev.soak.deployment import Event, Sample
+from dev.soak.faults import FAULTS
+from simulator.compare.text import put_between_marks
 
 ON_KILLED_TRITON = "executing or queued on a killed Triton"
 ON_CRASHED_TRITON = "executing or queued on a Triton that crashed by itself"
@@ -52,8 +53,6 @@ class Explained:
 
 @dataclass
 class Soak:
-    """Everything that was recorded, reckoned."""
-
     seed: int
     asked: int
     took_s: float
@@ -176,7 +175,7 @@ class Soak:
             "rest": self.load.rest,
             "took_s": self.took_s,
             "rate_per_s": self.load.done / self.took_s,
-            "by_worker": {name.decode(errors="replace"): count for name, count in self.load.by_worker.items()},
+            "by_worker": dict(self.load.by_worker),
             "failures": dict(causes),
             "codes": dict(Counter(f"{e.cause}: {e.failure.code}: {e.failure.details[:120]}" for e in explained)),
             "unexplained": dict(unexplained.most_common()),
@@ -270,3 +269,52 @@ def _slope(requests: npt.NDArray[np.float64], held_bytes: npt.NDArray[np.float64
 
 def _most(values: Any) -> float | None:
     return max(values, default=None)
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The table "When a part dies" of the page of that name, and what it was made of."""
+    lines = [
+        "| what happens | times | requests failed | longest request | noticed | well again |",
+        "| --- | ---: | --- | ---: | --- | --- |",
+    ]
+    found = {row["kind"]: row for row in results["by_fault"]}
+    for fault in FAULTS:
+        if row := found.get(fault.name):
+            cells = (
+                *(fault.name, f"{row['times']:,}", _cost(row), _seconds(row["longest_s"])),
+                _said(fault.noticed_by, row["noticed_s"], ": within "),
+                _said(fault.remedy, row["recovered_s"], ": after "),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    total = sum(results["failures"].values())
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in results["failures"].items()) or "none"
+    lines += [
+        "",
+        f"{results['requests']:,} requests over gRPC and REST in {results['took_s'] / 60:.0f} minutes "
+        f"(seed {results['seed']}), {sum(results['faults'].values()):,} faults; {total:,} failed: {causes}. "
+        "The worst of each kind, of those that no other fault overlapped; `make soak` makes it again.",
+    ]
+    return "\n".join(lines)
+
+
+def put(results: Mapping[str, Any], page: Path) -> None:
+    """Write the table between its marks; OperatorError where they are not there."""
+    put_between_marks(markdown(results), page, "when a part dies")
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    if not row["failed"]:
+        return "none"
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in row["causes"].items() if cause != UNEXPLAINED)
+    unexplained = row["causes"].get(UNEXPLAINED, 0)
+    return "; ".join(filter(None, [causes, f"{unexplained:,} {UNEXPLAINED}" if unexplained else ""]))
+
+
+def _said(words: str, seconds: float | None, between: str) -> str:
+    if seconds is None:
+        return words
+    return f"{words}{between}{_seconds(seconds)}" if words else f"{between.removeprefix(': ')}{_seconds(seconds)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.soak.client import Load
-from benchmarks.soak.deployment import Deployment, NotSoError
-from benchmarks.soak.faults import Fault
-from benchmarks.soak.site import Event, Site
+from balancer.stack.stack import READY_S
+from dev.soak.client import Load
+from dev.soak.deployment import Deployment, Event, NotSoError, Site
+from dev.soak.faults import Fault
 
 _PAUSE_S = (0.5, 2.0)
 _SECOND_PAUSE_S = (3.0, 12.0)
@@ -45,7 +45,6 @@ class Schedule:
         self._stopping.set()
 
     async def run(self, overlapping: bool = True) -> None:
-        """Until stopped."""
         lines = [self._line(Random(self.seed), _PAUSE_S, list(self.faults))]
         if overlapping:
             lines.append(self._line(Random(self.seed + 1), _SECOND_PAUSE_S, []))
@@ -59,7 +58,7 @@ class Schedule:
     async def _watch(self) -> None:
         """Start Tritons anew that ended though nobody ended them: some calls that are given up make this one crash."""
         while True:
-            for number, triton in enumerate(self.deployment.tritons.servers):
+            for number, triton in enumerate(self.deployment.tritons):
                 if triton.process.returncode is None or triton.name in self._busy:
                     continue
                 self._busy.add(triton.name)
@@ -71,6 +70,7 @@ class Schedule:
                 self.say(f"  {triton.called} ended by itself with status {triton.process.returncode}")
                 await triton.kill()
                 await self.deployment.start_triton(number)
+                await self.deployment.tritons[number].wait_ready(READY_S)
                 event.recovered_s = time.time()
                 self._write("recovered", event)
                 self._busy.discard(triton.name)

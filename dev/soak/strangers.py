@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 
 from balancer.files.schema import split_address
-from benchmarks.client import INFER
-from benchmarks.fuzz import messages, wire
-from benchmarks.stack import MODEL
+from balancer.proxy.messages import INFER
+from dev.fuzz import messages, wire
+from dev.stack import MODEL
 
 _UPLOADS = 10
 _UPLOADED_BYTES = 1_000_000

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from balancer.config.profile_file import Profile, load_profile
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog, DecisionLogError
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog, DecisionLogError
 from policies.base import Policy
 from simulator.commands import inputs
 from simulator.off_policy import report

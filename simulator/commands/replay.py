@@ -12,13 +12,13 @@ import click
 import numpy as np
 from rich.console import Console
 
-from balancer.operate.decision_log.reading import read_log
-from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.reading import read_log
+from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import Policy
 from simulator.commands import inputs
+from simulator.compare import text
 from simulator.replay import ReplayResult
 from simulator.replay import replay as replay_log
-from simulator.scoreboard import text
 
 _EPILOG = """\b
 Examples:
@@ -35,9 +35,6 @@ _ROLES = {
     "hash": "router's {} (keys)",
     "baseline": "{} (guard's baseline)",
     "rollout": "{} (rolled out)",
-    "published": "{} (published)",
-    "published_baseline": "{} (guard's baseline, published)",
-    "published_rollout": "{} (rolled out, published)",
 }
 
 

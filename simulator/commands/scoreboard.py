@@ -1,4 +1,4 @@
-"""`balancer scoreboard`: all policies on all scenarios, as JSON, page and Markdown."""
+"""`balancer scoreboard`: all policies on all scenarios, as JSON, CSV, page and Markdown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from simulator.commands import inputs
-from simulator.commands.simulate import SWEEP
+from simulator.commands.simulate import SWEEP, run_plan
+from simulator.compare import table
+from simulator.compare.compare import ComparisonPlan
+from simulator.compare.document import as_json
+from simulator.pages.scoreboard import page
 from simulator.scenario import long_scenario_names, scenario_names
-from simulator.scoreboard import table
-from simulator.scoreboard.compare import REFERENCE, Plan, compare
-from simulator.scoreboard.document import Report, as_json
-from tools.pages.scoreboard import page
 
 _QUICK_REQUESTS = 2000
 _QUICK_SEEDS = 3
@@ -38,11 +38,11 @@ Examples:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out/scoreboard"),
     show_default=True,
-    help="Folder for index.html, scoreboard.json and README.md.",
+    help="Folder for index.html, README.md, scoreboard.json and scoreboard.csv.",
 )
 def scoreboard(quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int, out: Path) -> None:
     """Run all installed policies on all scenarios and write the report."""
-    plan = Plan(
+    plan = ComparisonPlan(
         scenarios=inputs.load_scenarios(long_scenario_names() if minutes else scenario_names()),
         policies=inputs.all_policies(),
         seeds=tuple(range(_QUICK_SEEDS if quick else seeds)),
@@ -50,17 +50,17 @@ def scoreboard(quick: bool, minutes: bool, sweep: bool, seeds: int, jobs: int, o
         sweep=SWEEP if sweep else (),
         timelines=True,
     )
-    baseline = inputs.pick_baseline(None, list(plan.policies), REFERENCE)
     out.mkdir(parents=True, exist_ok=True)
     console = inputs.console()
-    with inputs.progress_bar(console, plan.total()) as advance:
-        boards = compare(plan, processes=jobs, advance=advance)
-    report = Report(boards, baseline, inputs.typed_command())
+    report = run_plan(plan, jobs, None, console)
     console.print(table.aggregate_table(report))
     for name, content in (
         ("scoreboard.json", json.dumps(as_json(report), indent=1) + "\n"),
         ("index.html", page(report)),
         ("README.md", table.markdown(report)),
+        ("scoreboard.csv", table.as_csv(report)),
     ):
         (out / name).write_text(content, encoding="utf-8")
-    console.print(f"Written: {out / 'index.html'} (open it), scoreboard.json, README.md", highlight=False)
+    console.print(
+        f"Written: {out / 'index.html'} (open it), scoreboard.json, scoreboard.csv, README.md", highlight=False
+    )

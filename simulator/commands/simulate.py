@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from simulator.commands import inputs
-from simulator.scoreboard import table
-from simulator.scoreboard.compare import REFERENCE, Plan, compare
-from simulator.scoreboard.document import Report, as_json
-from simulator.scoreboard.summary import FIGURES
-from tools.pages.scoreboard import page
+from simulator.compare import table
+from simulator.compare.compare import REFERENCE, ComparisonPlan, compare
+from simulator.compare.document import ComparisonReport, as_json
+from simulator.compare.summary import FIGURES
+from simulator.pages.scoreboard import page
 
 SWEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of the capacity at which a page shows p99."""
@@ -24,6 +25,14 @@ Examples:
   balancer simulate --scenario overload --scenario ./mine.yaml --load 0.9 --html board.html
 `balancer scenarios` and `balancer policies` list what there is.
 """
+
+
+def run_plan(plan: ComparisonPlan, jobs: int, baseline: str | None, console: Console) -> ComparisonReport:
+    """Run it in so many processes, with a progress bar; `baseline`: None for `REFERENCE`, or the first policy."""
+    compared_to = inputs.pick_baseline(baseline, list(plan.policies), REFERENCE)
+    with inputs.progress_bar(console, plan.total()) as advance:
+        boards = compare(plan, processes=jobs, advance=advance)
+    return ComparisonReport(boards, compared_to, inputs.typed_command())
 
 
 @click.command(epilog=_EPILOG)
@@ -63,7 +72,7 @@ def simulate(
 
     Each policy decides alone: no guard watches it here, as one does in production where it is configured.
     """
-    plan = Plan(
+    plan = ComparisonPlan(
         scenarios=inputs.load_scenarios(scenarios, load),
         policies={text: inputs.parse_policy(text) for text in policies} or inputs.all_policies(),
         seeds=tuple(range(seeds)),
@@ -75,16 +84,13 @@ def simulate(
     )
     inputs.check_folder("--json", json_path)
     inputs.check_folder("--html", html_path)
-    compared_to = inputs.pick_baseline(baseline, list(plan.policies), REFERENCE)
     console = inputs.console()
-    with inputs.progress_bar(console, plan.total()) as advance:
-        boards = compare(plan, processes=jobs, advance=advance)
-    report = Report(boards, compared_to, inputs.typed_command())
-    for board in boards:
-        console.print(table.scenario_table(board, compared_to))
+    report = run_plan(plan, jobs, baseline, console)
+    for board in report.boards:
+        console.print(table.scenario_table(board, report.baseline))
         if ladder:
             console.print(*(table.regret_table(board, figure) for figure in FIGURES))
-    if len(boards) > 1:
+    if len(report.boards) > 1:
         console.print(table.aggregate_table(report))
     if json_path:
         json_path.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +16,18 @@ from rich.console import Console
 
 from policies.learned.artifact import Artifact, write_artifact
 from simulator.commands import inputs
-from simulator.training.checkpoint import Checkpoint, read_checkpoint, write_whole
-from simulator.training.plan import Course, Plan, course, differences, make_plan
-from simulator.training.pool import Here, Processes, Ray
-from simulator.training.record import artifacts, config, cpus, git, now
-from simulator.training.settings import ALGORITHMS
-from simulator.training.trainer import Step
-from simulator.training.trainer import train as run_training
+from simulator.train.checkpoint import Checkpoint, read_checkpoint, write_whole
+from simulator.train.plan import ResolvedPlan, TrainingPlan, course, differences, make_plan
+from simulator.train.pool import LocalPool, Processes, Ray, TaskPool
+from simulator.train.record import artifacts, config, cpus, git, now
+from simulator.train.settings import ALGORITHMS
+from simulator.train.trainer import OUT_OF_TIME, Trained, TrainingStep
+from simulator.train.trainer import train as run_training
 
 _CONFIG = "config.json"
+_STOPPED = "stopped by hand"
+_TELL_EVERY_S = 20.0
+"""Of what goes on, where there is no terminal to show a bar."""
 _POLICY, _LAST = "policy.npz", "last.npz"
 
 _EPILOG = """\b
@@ -55,7 +59,8 @@ Then, in the balancer's config: policy: {name: learned, options: {file: out/mine
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0),
-    help="End after so long, all parts of the run counted; with --resume and 0: now, with the best so far.",
+    help="End after so long, all parts of the run counted, without the scoreboard; with --resume and 0: now, with the "
+    "best so far. So does Ctrl-C.",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Processes; the result does not depend on it [default: one a CPU]."
@@ -92,29 +97,50 @@ def train(out: Path, minutes: float | None, jobs: int | None, ray: str | None, r
         plan, written, found, prepared = _prepared(out, resume, _given(options), console)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    except ModuleNotFoundError as error:
-        raise _missing(error, "train") from error
     try:
         where = f"ray {ray}" if ray else f"{jobs or cpus()} processes"
-        console.print(f"Training in {out}, {where}; compiled first, which takes a minute or so.", highlight=False)
+        console.print(f"Training in {out}, {where}; compiled first: one to two minutes, once.", highlight=False)
         with _pool(ray, jobs or cpus()) as pool:
-            with _progress(console, prepared) as told:
-                trained = run_training(
-                    prepared,
-                    out,
-                    pool,
-                    found=found,
-                    limit_s=60 * minutes if minutes is not None else float("inf"),
-                    told=told,
-                )
-            console.print(f"Ended: {trained.why}. Scoreboard and ranges of inputs follow.", highlight=False)
-            best, last = artifacts(plan, prepared, written, trained, where, pool)
+            limit_s = 60 * minutes if minutes is not None else float("inf")
+            try:
+                with _progress(console, prepared, pool) as told:
+                    trained = run_training(prepared, out, pool, found=found, limit_s=limit_s, told=told)
+            except KeyboardInterrupt:
+                trained = _stopped(console, out)
+            short = trained.why in (OUT_OF_TIME, _STOPPED)
+            follows = "Ranges of inputs follow" if short else "Scoreboard and ranges of inputs follow"
+            console.print(f"Ended: {trained.why}. {follows}.", highlight=False)
+            try:
+                best, last = artifacts(plan, prepared, written, trained, where, pool, short=short)
+            except KeyboardInterrupt:
+                if short:
+                    raise
+                trained = _stopped(console, out)
+                best, last = artifacts(plan, prepared, written, trained, where, pool, short=True)
     except KeyboardInterrupt:
-        console.print(f"Stopped; go on with: balancer train --out {out} --resume", highlight=False)
-        raise click.exceptions.Exit(130) from None
+        raise _left(console, out) from None
     write_whole(out / _LAST, write_artifact(last))
     write_whole(out / _POLICY, write_artifact(best))
     _show(console, best, out)
+    if trained.why == _STOPPED:
+        raise _left(console, out)
+
+
+def _stopped(console: Console, out: Path) -> Trained:
+    """What there is so far; KeyboardInterrupt where that is nothing."""
+    found = read_checkpoint(out)
+    if found is None:
+        raise KeyboardInterrupt
+    console.print(
+        "Stopping: the best so far is written once what is being played has ended; Ctrl-C again leaves at once.",
+        highlight=False,
+    )
+    return Trained(found, _STOPPED)
+
+
+def _left(console: Console, out: Path) -> click.exceptions.Exit:
+    console.print(f"Stopped; go on with: balancer train --out {out} --resume", highlight=False)
+    return click.exceptions.Exit(130)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +161,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _prepared(
     out: Path, resume: bool, given: dict[str, Any], console: Console
-) -> tuple[Plan, dict[str, Any], Checkpoint | None, Course]:
+) -> tuple[TrainingPlan, dict[str, Any], Checkpoint | None, ResolvedPlan]:
     """The plan, `config.json`, the checkpoint to go on from, and what the plan names; the folder is ready."""
     if not resume:
         if out.is_dir() and any(out.iterdir()):
@@ -148,12 +174,12 @@ def _prepared(
     else:
         try:
             written = json.loads((out / _CONFIG).read_bytes())
-            plan = Plan.from_json(written["plan"])
+            plan = TrainingPlan.from_json(written["plan"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise click.UsageError(
                 f"--resume: {out / _CONFIG} is not there, or not of a run ({error}); leave --resume out to begin one"
             ) from error
-        if wrong := differences(plan, {**given, "schema": Plan().schema}):
+        if wrong := differences(plan, {**given, "schema": TrainingPlan().schema}):
             raise click.UsageError(
                 f"--resume with other options than those of the run in {out}: {'; '.join(wrong)}; "
                 "leave them out, or begin anew in another folder"
@@ -172,37 +198,56 @@ def _prepared(
     return plan, written, read_checkpoint(out), prepared
 
 
-def _pool(ray: str | None, jobs: int) -> Here | Processes | Ray:
+def _pool(ray: str | None, jobs: int) -> LocalPool | Processes | Ray:
     if not ray:
-        return Processes(jobs) if jobs > 1 else Here()
+        return Processes(jobs) if jobs > 1 else LocalPool()
     try:
         return Ray(ray)
-    except ModuleNotFoundError as error:
-        raise _missing(error, "ray") from error
     except ConnectionError as error:
         raise click.ClickException(
             f"--ray {ray}: no cluster answers there ({error}); start one (ray start --head), or name local"
         ) from error
 
 
-def _missing(error: ModuleNotFoundError, extra: str) -> click.ClickException:
-    return click.ClickException(f"{error.name} is not installed: pip install 'balancer[{extra}]'")
-
-
 @contextmanager
-def _progress(console: Console, prepared: Course) -> Iterator[Any]:
-    """A bar; evaluations as lines, on a terminal and elsewhere."""
+def _progress(console: Console, prepared: ResolvedPlan, pool: TaskPool) -> Iterator[Any]:
+    """A bar; evaluations as lines, on a terminal and elsewhere, and now and then what is done and how long the rest
+    will take."""
     done, total = 0, prepared.algorithm.settings.iterations
+    begun_s = told_s = time.monotonic()
+    first_s: float | None = None
+    first = 0
+
+    def left() -> str:
+        """Of all iterations; fewer are made where they do not help any more."""
+        if first_s is None or done <= first:
+            return ""
+        minutes = (time.monotonic() - first_s) / (done - first) * (total - done) / 60
+        return f", {minutes:.0f} min left at most" if minutes >= 1 else ", less than a minute left"
+
+    def part_done(part: int, parts: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s < _TELL_EVERY_S:
+            return
+        told_s = now_s
+        doing = "the start is judged" if first_s is None else f"iteration {done} of {total} is done"
+        passed = f"{now_s - begun_s:.0f} s: {doing}, part {part} of {parts} of what is next{left()}"
+        console.print(passed, highlight=False, style="dim")
+
+    pool.told = part_done
     with inputs.progress_bar(console, total, "iterations") as advance:
 
-        def told(step: Step) -> None:
-            nonlocal done
+        def told(step: TrainingStep) -> None:
+            nonlocal done, first, first_s
             advance(step.iteration - done)
             done = step.iteration
+            if first_s is None:
+                first, first_s = done, time.monotonic()
             if step.judged is None:
                 return
             best = "best, " if step.best else ""
-            line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}; {step.wall_s:.0f} s"
+            line = f"{step.iteration:>4}/{total}: {best}{step.judged.words()}; {step.wall_s:.0f} s{left()}"
             console.print(line, highlight=False)
 
         yield told

@@ -13,24 +13,30 @@ import numpy as np
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
 from simulator.arrivals import Arrivals
+from simulator.compare.metrics import RunMetrics, environments, measure
+from simulator.compare.pooled import Pooled, pooled
+from simulator.compare.social import run_social
 from simulator.result import Result
 from simulator.run import Knowledge, run
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import Metrics, environments, measure
-from simulator.scoreboard.pooled import Pooled, pooled
-from simulator.scoreboard.social import run_social
 
 REFERENCE = "expected_latency"
 """The policy, with its default options, that the references with more knowledge follow."""
 SOCIAL = "social"
-"""The clairvoyant reference that minds others, see `simulator.scoreboard.social`; as a job's policy, too."""
+"""The clairvoyant reference that minds others, see `simulator.compare.social`; as a job's policy, too."""
+_REFERENCES: dict[str, tuple[str, Knowledge]] = {
+    SOCIAL: (SOCIAL, "clairvoyant"),
+    "clairvoyant": (REFERENCE, "clairvoyant"),
+    "exact queues": (REFERENCE, "exact"),
+}
+"""Policy and knowledge of each, by the name to show."""
 
 _BURST_SHARE = 1 / 40
 _SAMPLES = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """What to run."""
 
     scenarios: tuple[Scenario, ...]
@@ -38,7 +44,6 @@ class Plan:
     """By the name to show: as the user spelled policy and options."""
     seeds: tuple[int, ...]
     requests: int | None = None
-    """Of each run; None: as the scenario says."""
     load: float | None = None
     """Share of the capacity; None: as the scenario says. A closed loop has none, nor a sweep or a timeline."""
     ladder: bool = True
@@ -65,15 +70,16 @@ class Plan:
                 if self.timelines and not closed:
                     jobs[Job(scenario.name, policy, "reports", (load,), timeline=True)] = None
             if self.ladder:
-                jobs[Job(scenario.name, REFERENCE, "exact", (load,))] = None
-                jobs[Job(scenario.name, REFERENCE, "clairvoyant", (load,))] = None
-                jobs[Job(scenario.name, SOCIAL, "clairvoyant", (load,))] = None
+                jobs |= {Job(scenario.name, *reference, (load,)): None for reference in _REFERENCES.values()}
         return list(jobs)
+
+    def scenario_of(self, job: Job) -> Scenario:
+        """At its own load."""
+        return next(scenario for scenario in self.scenarios if scenario.name == job.scenario)
 
     def requests_of_job(self, job: Job) -> int:
         """Requests of all its environments together."""
-        (scenario,) = (each for each in self.scenarios if each.name == job.scenario)
-        return self.requests_of(scenario) * (1 if job.timeline else len(self.seeds) * len(job.loads))
+        return self.requests_of(self.scenario_of(job)) * (1 if job.timeline else len(self.seeds) * len(job.loads))
 
     def total(self) -> int:
         """Requests of all jobs together."""
@@ -88,7 +94,6 @@ class Job:
     policy: str
     knowledge: Knowledge
     loads: tuple[float | None, ...]
-    """None: the scenario's own."""
     timeline: bool = False
 
 
@@ -97,7 +102,6 @@ class Timeline:
     """Queues through the largest burst of one run; `t` samples."""
 
     time_s: FloatArray
-    """From the start of the run; `(t,)`."""
     pending: FloatArray
     """Requests queued or executing at each worker; `(t, n)`."""
     arrivals_per_s: FloatArray
@@ -113,19 +117,20 @@ class Board:
     requests: int
     load: float
     """Share of the capacity; NaN in a closed loop."""
-    policies: dict[str, Metrics]
+    policies: dict[str, RunMetrics]
     """By the policy's shown name, as production knows the fleet: through reports."""
-    exact: dict[str, Metrics]
+    exact: dict[str, RunMetrics]
     """The same policies where every queue is known without delay; empty without the ladder, as are the next two."""
-    references: dict[str, Metrics]
+    references: dict[str, RunMetrics]
     """`clairvoyant` and `exact queues`: `REFERENCE` with that knowledge; and `SOCIAL`."""
     bound: Pooled | None
-    sweep: dict[str, dict[float, Metrics]]
-    """By policy and load."""
+    sweep: dict[str, dict[float, RunMetrics]]
     timelines: dict[str, Timeline]
 
 
-def compare(plan: Plan, *, processes: int = 1, advance: Callable[[int], None] = lambda _: None) -> list[Board]:
+def compare(
+    plan: ComparisonPlan, *, processes: int = 1, advance: Callable[[int], None] = lambda _: None
+) -> list[Board]:
     """Run the plan; `advance` is called with the number of requests done since the last call.
 
     Raises:
@@ -134,7 +139,7 @@ def compare(plan: Plan, *, processes: int = 1, advance: Callable[[int], None] = 
     for field in ("scenarios", "policies", "seeds"):
         if not getattr(plan, field):
             raise ValueError(f"{field} is empty: name at least one")
-    done: dict[Job, list[Metrics] | Timeline] = {}
+    done: dict[Job, list[RunMetrics] | Timeline] = {}
     if processes == 1:
         for job in plan.jobs():
             done[job] = _execute(plan, job, advance)
@@ -145,7 +150,7 @@ def compare(plan: Plan, *, processes: int = 1, advance: Callable[[int], None] = 
     return [_board(plan, scenario, done) for scenario in plan.scenarios]
 
 
-def _spread(plan: Plan, processes: int) -> Iterator[tuple[Job, list[Metrics] | Timeline]]:
+def _spread(plan: ComparisonPlan, processes: int) -> Iterator[tuple[Job, list[RunMetrics] | Timeline]]:
     # Not fork: the compiled engine's threads would not survive it.
     context = multiprocessing.get_context("forkserver")
     with contextlib.ExitStack() as stack:
@@ -156,9 +161,10 @@ def _spread(plan: Plan, processes: int) -> Iterator[tuple[Job, list[Metrics] | T
             yield waiting[future], future.result()
 
 
-def _execute(plan: Plan, job: Job, advance: Callable[[int], None] | None = None) -> list[Metrics] | Timeline:
-    """By load, or the timeline of the first seed."""
-    (scenario,) = (each for each in plan.scenarios if each.name == job.scenario)
+def _execute(
+    plan: ComparisonPlan, job: Job, advance: Callable[[int], None] | None = None
+) -> list[RunMetrics] | Timeline:
+    scenario = plan.scenario_of(job)
     seeds = plan.seeds[:1] if job.timeline else plan.seeds
     if job.policy == SOCIAL:
         actual = _at(scenario, job.loads[0])
@@ -205,26 +211,21 @@ def burst(arrivals: Arrivals) -> tuple[float, float]:
     return start_s, start_s + 4 * length_s
 
 
-def _arrivals(plan: Plan, scenario: Scenario, seeds: tuple[int, ...]) -> list[Arrivals]:
+def _arrivals(plan: ComparisonPlan, scenario: Scenario, seeds: tuple[int, ...]) -> list[Arrivals]:
     return [scenario.arrivals(seed, plan.requests_of(scenario)) for seed in seeds]
 
 
-def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, list[Metrics] | Timeline]) -> Board:
+def _board(plan: ComparisonPlan, scenario: Scenario, done: Mapping[Job, list[RunMetrics] | Timeline]) -> Board:
     closed = scenario.workload.clients > 0
     load = None if closed else plan.load
     actual = _at(scenario, load)
-    found: dict[tuple[str, Knowledge, float | None], Metrics] = {}
+    found: dict[tuple[str, Knowledge, float | None], RunMetrics] = {}
     timelines: dict[str, Timeline] = {}
     for job, results in done.items():
         if job.scenario == scenario.name and isinstance(results, Timeline):
             timelines[job.policy] = results
         elif job.scenario == scenario.name and isinstance(results, list):
             found |= {(job.policy, job.knowledge, at): each for at, each in zip(job.loads, results, strict=True)}
-    knowing: dict[str, tuple[str, Knowledge]] = {
-        SOCIAL: (SOCIAL, "clairvoyant"),
-        "clairvoyant": (REFERENCE, "clairvoyant"),
-        "exact queues": (REFERENCE, "exact"),
-    }
     return Board(
         scenario=actual,
         seeds=plan.seeds,
@@ -232,7 +233,7 @@ def _board(plan: Plan, scenario: Scenario, done: Mapping[Job, list[Metrics] | Ti
         load=float("nan") if closed else actual.workload.rate_per_s / actual.capacity_per_s,
         policies={policy: found[policy, "reports", load] for policy in plan.policies},
         exact={policy: found[policy, "exact", load] for policy in plan.policies if plan.ladder},
-        references={name: found[(*job, load)] for name, job in knowing.items() if plan.ladder},
+        references={name: found[(*job, load)] for name, job in _REFERENCES.items() if plan.ladder},
         bound=pooled(actual.fleet, _arrivals(plan, actual, plan.seeds)) if plan.ladder else None,
         sweep={
             policy: {each: found[policy, "reports", each] for each in plan.sweep}

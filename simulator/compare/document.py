@@ -1,4 +1,18 @@
-"""A scoreboard as JSON: the schema is in README.md, and its name changes when a reader would have to."""
+"""A scoreboard as JSON, whose schema changes its name when a reader would have to change.
+
+Seconds unless a name says otherwise; null for what is not a number. ESTIMATE is `value`, `low`, `high`. SEEDS is an
+ESTIMATE of the mean over seeds, and `by_seed`. METRICS is SEEDS of each figure of a policy (`metrics.RunMetrics`).
+
+- `scenarios[]`: `scenario`, `summary`, `split`, `load` (share of capacity, null in a closed loop), `requests` (a seed),
+  `workers`, `models`, `balancers`, and by policy under `policies` METRICS with:
+  - `exact_queues`: METRICS of the same policy where every queue is known; null with `--no-ladder`
+  - `against_baseline`, by `mean_s` and `p99_s`: `ratio`, `difference_s`, ESTIMATE each; below 1 and below 0 is better
+  - `regret`, by `mean_s` and `p99_s`, then by reference: ESTIMATE
+  - `sweep[]`: `load`, `mean_s`, `p99_s`; only where a page was asked for
+- `scenarios[].references`: `pooled` (`mean_s`, `p99_s`), `social`, `clairvoyant`, `exact_queues` (METRICS)
+- `aggregate`, by policy: `interquartile_mean_ratio`, `probability_of_improvement` (ESTIMATE), `performance_profile`
+  (`ratios`, `shares`), each by `mean_s` and `p99_s`
+"""
 
 from __future__ import annotations
 
@@ -12,17 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.base import FloatArray
-from simulator.scoreboard import statistics, summary
-from simulator.scoreboard.compare import Board
-from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics
-from simulator.scoreboard.statistics import Estimate
-from simulator.scoreboard.summary import FIGURES
+from simulator.compare import statistics, summary
+from simulator.compare.compare import Board
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics
+from simulator.compare.statistics import Estimate
+from simulator.compare.summary import FIGURES
 
 SCHEMA = "balancer-scoreboard/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ComparisonReport:
     """Boards, and what a reader needs to make them again."""
 
     boards: Sequence[Board]
@@ -30,7 +44,6 @@ class Report:
     baseline: str
     """The policy that others are compared to."""
     command: str
-    """As typed."""
 
     @property
     def policies(self) -> list[str]:
@@ -38,7 +51,7 @@ class Report:
         return list(self.boards[0].policies)
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: ComparisonReport) -> dict[str, Any]:
     """What the file holds; null for what is not a number."""
     aggregates = summary.aggregate(report.boards, report.baseline)
     return {
@@ -111,7 +124,7 @@ def _policy(board: Board, policy: str, baseline: str) -> dict[str, Any]:
     }
 
 
-def _metrics(metrics: Metrics) -> dict[str, Any]:
+def _metrics(metrics: RunMetrics) -> dict[str, Any]:
     return {
         **_latency(metrics.latency),
         **({"first_response": _first(metrics)} if np.isfinite(metrics.first_mean_s).any() else {}),
@@ -125,11 +138,11 @@ def _metrics(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _first(metrics: Metrics) -> dict[str, Any]:
+def _first(metrics: RunMetrics) -> dict[str, Any]:
     return {"mean_s": _by_seed(metrics.first_mean_s), "p99_s": _by_seed(metrics.first_p99_s)}
 
 
-def _latency(latency: Latency) -> dict[str, Any]:
+def _latency(latency: LatencyMetric) -> dict[str, Any]:
     return {field.name: _by_seed(getattr(latency, field.name)) for field in fields(latency)}
 
 

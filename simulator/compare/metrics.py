@@ -14,11 +14,11 @@ WARM_UP_SHARE = 0.1
 """Share of the requests, the first ones, that fill the empty fleet and are not counted."""
 
 TAIL_SHARES: FloatArray = np.logspace(0.0, -3.0, 61)
-"""Of `Metrics.tail_s`: shares of the requests that are slower."""
+"""Of `RunMetrics.tail_s`: shares of the requests that are slower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Latency:
+class LatencyMetric:
     """Latencies of the requests that were answered well, in seconds; `(e,)` each, NaN where there was none."""
 
     requests: IntArray
@@ -33,11 +33,11 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Metrics:
+class RunMetrics:
     """A run after its warm-up; `(e,)` unless said otherwise."""
 
-    latency: Latency
-    models: dict[str, Latency]
+    latency: LatencyMetric
+    models: dict[str, LatencyMetric]
     """The same within each model, by name."""
     first_mean_s: FloatArray
     """Arrival to the first response, of streams that were answered well; NaN where there are none."""
@@ -66,7 +66,7 @@ def environments(result: Result, chosen: slice) -> Result:
     return replace(result, **parts)
 
 
-def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> Metrics:
+def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> RunMetrics:
     """Reduce a run, the first `warm_up_share` of each environment's requests left out.
 
     Raises:
@@ -86,7 +86,7 @@ def measure(result: Result, warm_up_share: float = WARM_UP_SHARE) -> Metrics:
     busy_share = result.busy_s / np.maximum(result.end_s, np.finfo(float).tiny)[:, None]
     first_s = result.first_s[:, first:]
     streams = ok & np.isfinite(first_s)
-    return Metrics(
+    return RunMetrics(
         latency=_latency(latency_s, deadline_s, ok, everything),
         models={name: _latency(latency_s, deadline_s, ok, model == i) for i, name in enumerate(result.models)},
         first_mean_s=_divide(np.where(streams, first_s, 0.0).sum(axis=1), streams.sum(axis=1)),
@@ -110,11 +110,11 @@ def jain(load: FloatArray) -> FloatArray:
     return _divide(np.square(load.sum(axis=-1)), squares)
 
 
-def _latency(latency_s: FloatArray, deadline_s: FloatArray, ok: BoolArray, counted: BoolArray) -> Latency:
+def _latency(latency_s: FloatArray, deadline_s: FloatArray, ok: BoolArray, counted: BoolArray) -> LatencyMetric:
     answered = ok & counted
     due = counted & np.isfinite(deadline_s)
     p50_s, p95_s, p99_s, p999_s = _quantiles(latency_s, answered, np.array([0.5, 0.95, 0.99, 0.999])).T
-    return Latency(
+    return LatencyMetric(
         requests=counted.sum(axis=1),
         mean_s=_divide(np.where(answered, latency_s, 0.0).sum(axis=1), answered.sum(axis=1)),
         p50_s=p50_s,
@@ -142,6 +142,5 @@ def _by_worker(worker: npt.NDArray[np.int16], ok: BoolArray, workers: int) -> In
 
 
 def _divide(above: FloatArray | IntArray, below: FloatArray | IntArray) -> FloatArray:
-    """NaN where the divisor is 0."""
     quotient: FloatArray = np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
     return quotient

@@ -35,9 +35,8 @@ from scipy.optimize import linprog
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
 from simulator.capacity import sharing_gain
-from simulator.engine.tables import service_table
-from simulator.scoreboard.metrics import WARM_UP_SHARE
-from simulator.spec import FleetSpec, ModelSpec, WorkerSpec
+from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.spec import FleetSpec, ModelSpec, SimulatedWorker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,9 +169,9 @@ def _midpoints(ready_s: FloatArray, need_s: FloatArray) -> float:
     return total_s
 
 
-def _tables(model: ModelSpec, worker: WorkerSpec) -> tuple[FloatArray, FloatArray]:
+def _tables(model: ModelSpec, worker: SimulatedWorker) -> tuple[FloatArray, FloatArray]:
     """Seconds on the device and on the host by rows, the worker's speed in them."""
     service = model.service_on(worker.device)
     assert service is not None  # as for whoever asks for the fleet's capacity
-    device_s, host_s = service_table(service, model.batching.max_batch_rows)
+    device_s, host_s = service.table(model.batching.max_batch_rows)
     return device_s / worker.speed, host_s

@@ -34,9 +34,9 @@ from policies.base import FloatArray, least
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.capacity import seconds_of, sharing_gain
+from simulator.compare.metrics import measure
 from simulator.result import Result
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import measure
 from simulator.spec import FleetSpec
 
 SHARES = (0.0, 0.2, 0.5, 1.0, 2.0)

@@ -10,17 +10,16 @@ from typing import Literal
 import numpy as np
 
 from policies.base import FloatArray
-from simulator.scoreboard import statistics
-from simulator.scoreboard.compare import Board
-from simulator.scoreboard.metrics import Metrics
-from simulator.scoreboard.statistics import Estimate
+from simulator.compare import statistics
+from simulator.compare.compare import Board
+from simulator.compare.metrics import RunMetrics
+from simulator.compare.statistics import Estimate
 
 Figure = Literal["mean_s", "p99_s"]
 
 FIGURES: tuple[Figure, ...] = ("mean_s", "p99_s")
 NAMES = {"mean_s": "mean", "p99_s": "p99"}
 LEVELS: FloatArray = np.logspace(0.0, 1.5, 61)
-"""Of performance profiles: multiples of the reference."""
 
 _WORST_SCORE = 1e6
 _ANSWERED_ALIKE = 0.001
@@ -50,7 +49,7 @@ class Aggregate:
     """Share of runs with a score of at most `LEVELS`, and the ends of its interval."""
 
 
-def by_seed(metrics: Metrics, figure: Figure) -> FloatArray:
+def by_seed(metrics: RunMetrics, figure: Figure) -> FloatArray:
     """The figure in each seed, `(e,)`."""
     values: FloatArray = getattr(metrics.latency, figure)
     return values

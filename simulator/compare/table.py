@@ -1,17 +1,21 @@
-"""Scoreboards for a terminal, and as Markdown."""
+"""Scoreboards for a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.scoreboard import statistics, summary, text
-from simulator.scoreboard.compare import Board
-from simulator.scoreboard.document import Report
-from simulator.scoreboard.summary import FIGURES, NAMES, Figure
+from simulator.compare import statistics, summary, text
+from simulator.compare.compare import Board
+from simulator.compare.document import ComparisonReport
+from simulator.compare.metrics import RunMetrics
+from simulator.compare.summary import FIGURES, NAMES, Figure
 
 COLUMNS = ("policy", "mean ms", "p50", "p95", "p99", "p99.9", "in time", "not OK", "good/s", "Jain", "mean vs {}")
 """Of a scenario's table; the last names the baseline."""
@@ -88,12 +92,12 @@ def regret_lines(board: Board, figure: Figure) -> tuple[list[str], list[list[str
     ]
 
 
-def aggregate_table(report: Report) -> Table:
+def aggregate_table(report: ComparisonReport) -> Table:
     """Policies over all scenarios, the lowest mean first."""
     return _table("Over all scenarios", aggregate_caption(report), *aggregate_lines(report))
 
 
-def aggregate_caption(report: Report) -> str:
+def aggregate_caption(report: ComparisonReport) -> str:
     """What the columns of the aggregate mean."""
     reference = "the clairvoyant's" if report.boards[0].references else "the best policy's"
     return (
@@ -103,7 +107,7 @@ def aggregate_caption(report: Report) -> str:
     )
 
 
-def aggregate_lines(report: Report) -> tuple[list[str], list[list[str]]]:
+def aggregate_lines(report: ComparisonReport) -> tuple[list[str], list[list[str]]]:
     """Headings and cells."""
     head = ["policy", "mean ratio", "p99 ratio", "better in mean", "better in p99"]
     found = summary.aggregate(report.boards, report.baseline)
@@ -121,42 +125,47 @@ def aggregate_lines(report: Report) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def markdown(report: Report) -> str:
-    """Aggregate, and mean and p99 by policy and scenario, beside the best."""
+def markdown(report: ComparisonReport) -> str:
+    """The aggregate; what each scenario gave is in the CSV beside it."""
     parts = [
+        "<!-- Written by balancer scoreboard -->",
         "# Scoreboard",
-        "## Over all scenarios",
-        _markdown(*aggregate_lines(report)),
+        text.markdown(*aggregate_lines(report)),
         aggregate_caption(report),
+        "[scoreboard.csv](scoreboard.csv) has mean and p99 of every policy in every scenario, as multiples of the best "
+        "policy's there: `tied` where the interval leaves room for being as good, `answers_less` where it answered "
+        "fewer of the requests, which flatters it; and of the references, which know more than a policy can.",
+        f"`{report.command}` makes it again, with a page of plots beside it, `index.html`.",
     ]
-    for figure in FIGURES:
-        lines = [[board.scenario.name, *_ratios(board, report.policies, figure)] for board in report.boards]
-        parts += [
-            f"## {NAMES[figure]}, as a multiple of the best policy's",
-            _markdown(["scenario", *report.policies], lines),
-        ]
-    if report.boards[0].references:
-        parts += ["## The references, as a multiple of the best policy's", _markdown(*_reference_ratios(report))]
-    parts.append(
-        "Bold: not told apart from the best. †: answered fewer of the requests. "
-        f"{len(report.boards[0].seeds)} seeds; made by `{report.command}`."
-    )
     return "\n\n".join(parts) + "\n"
 
 
-def _reference_ratios(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: of each scenario the references over the policy of the lowest mean, or p99."""
-    names = list(report.boards[0].references)
-    head = ["scenario", *(f"{NAMES[figure]}: {name}" for figure in FIGURES for name in names)]
-    lines = []
+def as_csv(report: ComparisonReport) -> str:
+    """A line for each policy, and each reference, in each scenario: its latencies over the best policy's."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(["scenario", "policy", *(f"{NAMES[f]}_{of}" for f in FIGURES for of in ("ratio", *_FLAGS))])
     for board in report.boards:
-        cells = [board.scenario.name]
-        for figure in FIGURES:
-            best = summary.by_seed(board.policies[summary.ranked(board, figure)[0]], figure)
-            found = [statistics.ratio(summary.by_seed(board.references[name], figure), best) for name in names]
-            cells += [text.ratio(each.value) for each in found]
-        lines.append(cells)
-    return head, lines
+        for policy in report.policies:
+            found = [summary.cell(board, policy, figure) for figure in FIGURES]
+            cells = [[_number(each.ratio.value), int(each.tied), int(each.answers_less)] for each in found]
+            writer.writerow([board.scenario.name, policy, *itertools.chain(*cells)])
+        for name, metrics in board.references.items():
+            cells = [[_number(_over_best(board, metrics, figure)), "", ""] for figure in FIGURES]
+            writer.writerow([board.scenario.name, name, *itertools.chain(*cells)])
+    return made.getvalue()
+
+
+_FLAGS = ("tied", "answers_less")
+
+
+def _over_best(board: Board, metrics: RunMetrics, figure: Figure) -> float:
+    best = summary.by_seed(board.policies[summary.ranked(board, figure)[0]], figure)
+    return statistics.ratio(summary.by_seed(metrics, figure), best).value
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if np.isfinite(value) else ""
 
 
 def _table(title: str, caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -164,14 +173,3 @@ def _table(title: str, caption: str, head: Sequence[str], lines: Sequence[Sequen
     for line in lines:
         table.add_row(*map(escape, line))
     return table
-
-
-def _ratios(board: Board, policies: Sequence[str], figure: Figure) -> list[str]:
-    found = [summary.cell(board, policy, figure) for policy in policies]
-    marked = [text.ratio(each.ratio.value) + "†" * each.answers_less for each in found]
-    return [f"**{mark}**" if each.tied else mark for mark, each in zip(marked, found, strict=True)]
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -1,15 +1,17 @@
-"""Numbers as tables and pages show them."""
+"""Numbers and tables as terminals and pages show them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from simulator.scoreboard.statistics import Estimate
+from balancer.errors import OperatorError
+from simulator.compare.statistics import Estimate
 
 NONE = "-"
 
@@ -20,6 +22,12 @@ def table(title: str, columns: Sequence[str], caption: str = "", *, no_wrap: boo
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", no_wrap=no_wrap or place == 0)
     return made
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A table whose first columns, so many, are words."""
+    rows = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -48,3 +56,13 @@ def interval(estimate: Estimate, form: str = "ratio") -> str:
     if not math.isfinite(estimate.low):
         return write(estimate.value)
     return f"{write(estimate.value)} ({write(estimate.low)} to {write(estimate.high)})"
+
+
+def put_between_marks(text: str, page: Path, name: str) -> None:
+    """Write it between the page's `<!-- NAME -->` and `<!-- /NAME -->`; OperatorError where they are not there."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise OperatorError(f"{page}: no {begin} ... {end} to put the table between; add the two marks")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")

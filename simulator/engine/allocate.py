@@ -8,26 +8,43 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.estimators.caches import PLACES
-from balancer.core.estimators.columns import Fields, declared
-from balancer.core.holding.state import Held, lengths_of_held
-from balancer.core.kernel.books import KINDS
-from balancer.core.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
-from balancer.core.kernel.state import lengths_of
+from balancer.kernel.estimators.caches import PLACES
+from balancer.kernel.estimators.columns import Fields, declared
+from balancer.kernel.fleet_state import KINDS
+from balancer.kernel.reports import BATCH_COLUMNS, LINE_COLUMNS
+from balancer.kernel.state import lengths_of
+from balancer.scheduler.holding.state import Held, lengths_of_held
 from simulator.engine import layout as at
 from simulator.engine.check import MOST_PREFERRED
-from simulator.engine.layout import Asked, Demand, Heap, Known, Plan, Sim, Sizes, State
+from simulator.engine.layout import (
+    BalancerKnowledge,
+    EngineDemand,
+    EnginePlan,
+    EngineSizes,
+    EngineState,
+    Heap,
+    PendingRequests,
+    Sim,
+)
 from simulator.spec import FleetSpec
 
 _KINDS: dict[str, type[Any]] = {
-    **{"plan": Plan, "demand": Demand, "state": State, "asked": Asked, "heap": Heap, "known": Known, "held": Held},
+    **{
+        "plan": EnginePlan,
+        "demand": EngineDemand,
+        "state": EngineState,
+        "asked": PendingRequests,
+        "heap": Heap,
+        "known": BalancerKnowledge,
+        "held": Held,
+    },
     **KINDS,
 }
 """Of the records, by the fields of `Sim`."""
 _RECORDS = {name: declared(kind) for name, kind in _KINDS.items()}
 _TOGETHER = ("e k", "g log")
 """Axes of what is looked up one entry at a time, and lies together for it."""
-_FILLED = ("held.settings", "held.models", "held.weight", "held.notes")
+_FILLED = ("held.settings", "held.models", "held.weight", "held.undo")
 _LEAST_LOG, _MOST_LOG = 128, 4096
 _EXECUTIONS_PER_S = 2000.0
 """That a log has room for until a balancer has heard of them; more are learned of a little early."""
@@ -41,9 +58,9 @@ class TooLargeError(ValueError):
     """A fleet does not fit into the arrays."""
 
 
-def sizes(fleets: Sequence[FleetSpec], requests: int) -> Sizes:
+def sizes(fleets: Sequence[FleetSpec], requests: int) -> EngineSizes:
     """The largest of everything."""
-    return Sizes(
+    return EngineSizes(
         workers=max(len(fleet.workers) for fleet in fleets),
         models=max(len(fleet.models) for fleet in fleets),
         balancers=max(fleet.balancers for fleet in fleets),
@@ -63,7 +80,6 @@ def _snapshots(fleet: FleetSpec) -> int:
 
 
 def _log(fleet: FleetSpec) -> int:
-    """A power of two."""
     reports = fleet.reports
     executions = _EXECUTIONS_PER_S * (reports.period_s + fleet.report_delay_s + 20 * reports.jitter_s)
     return int(min(max(2 ** math.ceil(math.log2(executions)), _LEAST_LOG), _MOST_LOG))
@@ -74,7 +90,7 @@ def samples(fleet: FleetSpec) -> int:
     return max(1, math.ceil(_KEPT_S / fleet.reports.period_s))
 
 
-def _lengths(z: Sizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, int]:
+def _lengths(z: EngineSizes, fleets: Sequence[FleetSpec], timeline: int) -> dict[str, int]:
     e, n, m, b = len(fleets), z.workers, z.models, z.balancers
     faults = max(len(fleet.faults) for fleet in fleets)
     holds = any(fleet.settings.holding.models for fleet in fleets)
@@ -182,8 +198,8 @@ def reset(sim: Sim, e: int) -> None:
     parts = {axis: slice(e * length, (e + 1) * length) for axis, length in of_one.items()}
     for record in ("state", "known", "held", *KINDS):
         for name, (axes, _, start) in _RECORDS[record].items():
-            # All else of the desk is filled, or nothing of it lasts; so is what is held by.
-            if (record != "desk" or axes == "r") and f"{record}.{name}" not in _FILLED:
+            # All else of the scratch is filled, or nothing of it lasts; so is what is held by.
+            if (record != "decision" or axes == "r") and f"{record}.{name}" not in _FILLED:
                 getattr(getattr(sim, record), name)[parts[axes.split()[0]]] = start
     workers = parts["g"]
     sim.heap.size[e] = sim.heap.lasting[e] = 0

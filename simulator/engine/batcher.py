@@ -1,4 +1,7 @@
-"""Triton's dynamic batcher, and what happens when an execution starts and ends; see README.md."""
+"""Triton's dynamic batcher, and what happens when an execution starts and ends.
+
+Triton: `GetDynamicBatch` in core's `dynamic_batch_scheduler.cc`.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,6 @@ def _batch_rows(sim: Sim, e: int, g: int, m: int, now_s: float) -> int:
 
 @inlined
 def _noise(sim: Sim, e: int, g: int, m: int) -> float:
-    """The factor on the execution's device seconds."""
     spec = sim.plan.model[e * sim.sizes.models + m]
     if spec[at.M_NOISE] == 0:
         return 1.0

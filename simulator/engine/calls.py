@@ -12,8 +12,8 @@ from numba.core import cgutils
 from numba.core import types as kinds
 from numba.extending import intrinsic
 
-from balancer.native.compiling import OPTIONS
-from balancer.native.kinds import Native
+from balancer.kernel.compiled.compiling import OPTIONS
+from balancer.kernel.compiled.kinds import Native
 
 _WORD, _NUMBER = ir.IntType(64), ir.DoubleType()
 
@@ -22,13 +22,13 @@ def called_by_address(function: Any, name: str, sim: Native, options: Native) ->
     """Compile `function(sim, options, e, k, now_s)` to a worker, or load it; its `address` is what `call` takes.
 
     Args:
-        function: What is compiled.
-        name: Tells it apart in the cache, which sees neither what it closes over nor its globals.
+        function: What is compiled; it closes over nothing.
+        name: Tells it apart in the cache, which does not see its globals.
         sim: Tells the type of the first argument.
         options: Of the second.
     """
     signature = kinds.int64(sim.numba_type, options.numba_type, kinds.int64, kinds.int64, kinds.float64)
-    named = types.FunctionType(function.__code__, function.__globals__, name, None, function.__closure__)
+    named = types.FunctionType(function.__code__, function.__globals__, name)
     named.__qualname__ = name
     cfunc: Any = numba.cfunc
     return cfunc(signature, cache=True, **OPTIONS)(named)

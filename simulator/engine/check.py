@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from simulator.arrivals import Arrivals
-from simulator.spec import Fault, FleetSpec, ModelSpec, WorkerSpec
+from simulator.arrivals import Arrivals, Extras
+from simulator.spec import Fault, FleetSpec, ModelSpec
 
 MOST_PREFERRED = 8
 MOST_LEVELS = 8
@@ -25,126 +25,106 @@ def check_arrivals(fleet: FleetSpec, arrivals: Arrivals) -> None:
         raise ValueError(problem)
 
 
+def _out_of_range(above_0: Mapping[str, float], at_least_1: Mapping[str, float]) -> Iterator[str]:
+    for name, value in above_0.items():
+        if not value > 0:
+            yield f"{name} is {value}: give a number above 0"
+    for name, value in at_least_1.items():
+        if value < 1:
+            yield f"{name} is {value}: give at least 1"
+
+
 def _fleet_problems(fleet: FleetSpec) -> Iterator[str]:
-    names = [worker.name for worker in fleet.workers]
-    if not names or not fleet.models:
-        yield f"fleet has {len(names)} workers and {len(fleet.models)} models: give at least one of each"
+    names, models = [worker.name for worker in fleet.workers], [model.name for model in fleet.models]
+    if not names or not models:
+        yield f"fleet has {len(names)} workers and {len(models)} models: give at least one of each"
     if len(set(names)) != len(names):
         yield f"workers are {names}: give each a name of its own"
-    for fault in fleet.faults:
-        if fault.worker not in names:
-            yield f"fault {fault.kind} names worker {fault.worker!r}: name one of {names}"
-        yield from _load_problems(fleet, fault)
-        if fault.kind == "slow" and not fault.amount > 0:
-            yield f"amount of fault slow is {fault.amount}: give a factor above 0"
-    if fleet.balancers < 1:
-        yield f"balancers is {fleet.balancers}: give at least 1"
-    if not fleet.reports.period_s > 0:
-        yield f"reports.period_s is {fleet.reports.period_s}: give seconds above 0"
-    if not fleet.autoscale.period_s > 0:
-        yield f"autoscale.period_s is {fleet.autoscale.period_s}: give seconds above 0, infinite for off"
-    yield from _zone_problems(fleet)
-    for worker in fleet.workers:
-        yield from _worker_problems(worker, [model.name for model in fleet.models])
-    for model in fleet.models:
-        yield from _model_problems(model)
-
-
-def _load_problems(fleet: FleetSpec, fault: Fault) -> Iterator[str]:
-    models = {model.name: model for model in fleet.models}
-    if fault.kind not in ("load", "unload"):
-        if fault.model:
-            yield f"fault {fault.kind} has model {fault.model!r}: leave it out, only load and unload are of one"
-        return
-    if fault.model not in models:
-        yield f"fault {fault.kind} has model {fault.model!r}: name one of {list(models)}"
-        return
-    for worker in fleet.workers:
-        if worker.name == fault.worker and models[fault.model].service_on(worker.device) is None:
-            yield f"fault {fault.kind} of {fault.model} on {worker.name}: the model has no service on {worker.device}"
-
-
-def _zone_problems(fleet: FleetSpec) -> Iterator[str]:
+    yield from _out_of_range(
+        {"reports.period_s": fleet.reports.period_s, "autoscale.period_s": fleet.autoscale.period_s},
+        {"balancers": fleet.balancers},
+    )
     if fleet.zones and len(fleet.zones) != fleet.balancers:
         yield f"zones are {fleet.zones}: give one for each of the {fleet.balancers} balancers, or none"
     for zone, others in fleet.network.across_s.items():
         for other, seconds in others.items():
             if not seconds >= 0:
                 yield f"network.across_s from {zone!r} to {other!r} is {seconds}: give seconds of 0 or more"
+    for worker in fleet.workers:
+        for name in set(worker.models) - set(models):
+            yield f"worker {worker.name} has model {name!r}, which the fleet has not: name some of {models}"
+        own = f"of worker {worker.name}"
+        yield from _out_of_range({f"speed {own}": worker.speed}, {f"concurrency {own}": worker.sharing.concurrency})
+    for model in fleet.models:
+        yield from _model_problems(model)
+    for fault in fleet.faults:
+        yield from _fault_problems(fleet, fault)
 
 
-def _worker_problems(worker: WorkerSpec, models: list[str]) -> Iterator[str]:
-    for name in set(worker.models) - set(models):
-        yield f"worker {worker.name} has model {name!r}, which the fleet has not: name some of {models}"
-    if not worker.speed > 0:
-        yield f"speed of worker {worker.name} is {worker.speed}: give a number above 0"
-    if worker.sharing.concurrency < 1:
-        yield f"sharing.concurrency of worker {worker.name} is {worker.sharing.concurrency}: give at least 1"
+def _fault_problems(fleet: FleetSpec, fault: Fault) -> Iterator[str]:
+    workers = {worker.name: worker for worker in fleet.workers}
+    models = {model.name: model for model in fleet.models}
+    if fault.worker not in workers:
+        yield f"fault {fault.kind} names worker {fault.worker!r}: name one of {list(workers)}"
+    if fault.kind == "slow":
+        yield from _out_of_range({"amount of fault slow": fault.amount}, {})
+    if fault.kind not in ("load", "unload"):
+        if fault.model:
+            yield f"fault {fault.kind} has model {fault.model!r}: leave it out, only load and unload are of one"
+    elif fault.model not in models:
+        yield f"fault {fault.kind} has model {fault.model!r}: name one of {list(models)}"
+    elif models[fault.model].service_on(device := workers[fault.worker].device) is None:
+        yield f"fault {fault.kind} of {fault.model} on {fault.worker}: the model has no service on {device}"
 
 
 def _model_problems(model: ModelSpec) -> Iterator[str]:
     batching = model.batching
-    if batching.max_batch_rows < 1:
-        yield f"max_batch_rows of {model.name} is {batching.max_batch_rows}: give at least 1"
+    own = f"of {model.name}"
+    yield from _out_of_range(
+        {}, {f"max_batch_rows {own}": batching.max_batch_rows, f"instances {own}": model.instances}
+    )
     if len(batching.preferred_rows) > MOST_PREFERRED or not all(
         0 < rows <= batching.max_batch_rows for rows in batching.preferred_rows
     ):
         yield (
-            f"preferred_rows of {model.name} are {batching.preferred_rows}: "
+            f"preferred_rows {own} are {batching.preferred_rows}: "
             f"give at most {MOST_PREFERRED} sizes of 1 to {batching.max_batch_rows} rows"
         )
     if not 1 <= batching.default_priority <= batching.priority_levels <= MOST_LEVELS:
         yield (
-            f"priority_levels and default_priority of {model.name} are {batching.priority_levels} and "
+            f"priority_levels and default_priority {own} are {batching.priority_levels} and "
             f"{batching.default_priority}: give 1 to {MOST_LEVELS} levels and one of them"
         )
-    if model.instances < 1:
-        yield f"instances of {model.name} is {model.instances}: give at least 1"
     for device, service in model.service.items():
         lengths = {len(service.rows), len(service.device_s), len(service.host_s) or len(service.rows)}
         if len(lengths) > 1 or not service.rows or list(service.rows) != sorted(set(service.rows)):
-            yield f"rows of service of {model.name} on {device} are {service.rows}: give each once, ascending"
+            yield f"rows of service {own} on {device} are {service.rows}: give each once, ascending"
         if any(seconds < 0 for seconds in (*service.device_s, *service.host_s)):
-            yield f"service of {model.name} on {device} has negative times: give seconds of 0 or more"
+            yield f"service {own} on {device} has negative times: give seconds of 0 or more"
 
 
 def _arrival_problems(fleet: FleetSpec, arrivals: Arrivals) -> Iterator[str]:
     if not len(arrivals):
         yield "arrivals are empty: give at least one request"
         return
-    for name in ("model", "rows", "work", "key", "deadline_s", "priority", "balancer", "tenant"):
-        if len(getattr(arrivals, name)) != len(arrivals):
-            yield f"arrivals have {len(arrivals)} times and {len(getattr(arrivals, name))} of {name}: give as many"
-            return
-    for name, limit in (("model", len(fleet.models)), ("balancer", fleet.balancers)):
-        column = getattr(arrivals, name)
-        if column.min() < 0 or column.max() >= limit:
-            yield f"{name} of arrivals runs from {column.min()} to {column.max()}: give 0 to {limit - 1}"
-            return
+    yield from _lengths_problems(arrivals, len(arrivals), "model rows work key deadline_s priority balancer tenant")
+    yield from _range_problems(arrivals, {"model": (0, len(fleet.models) - 1), "balancer": (0, fleet.balancers - 1)})
     most = np.array([model.batching.max_batch_rows for model in fleet.models])[arrivals.model]
     wrong = np.flatnonzero((arrivals.rows < 1) | (arrivals.rows > most))
     if len(wrong):
         k = wrong[0]
         yield f"rows of request {k} is {arrivals.rows[k]}: its model takes 1 to {most[k]} (max_batch_rows)"
-    yield from _extras_problems(arrivals)
+    if arrivals.extras is not None:
+        yield from _extras_problems(arrivals, arrivals.extras)
     if arrivals.clients == 0 and (np.any(np.diff(arrivals.time_s) < 0) or arrivals.time_s[0] < 0):
         yield "time_s of arrivals descends or is negative: sort the requests by time, from 0"
 
 
-def _extras_problems(arrivals: Arrivals) -> Iterator[str]:
-    extras, requests = arrivals.extras, len(arrivals)
-    if extras is None:
-        return
-    for name in ("sequence", "starts", "responses", "first_share", "patience_s"):
-        if len(getattr(extras, name)) != requests:
-            yield f"arrivals have {requests} times and {len(getattr(extras, name))} of {name}: give as many"
-            return
+def _extras_problems(arrivals: Arrivals, extras: Extras) -> Iterator[str]:
+    requests = len(arrivals)
+    yield from _lengths_problems(extras, requests, "sequence starts responses first_share patience_s")
     ranges = {"sequence": (-1, requests - 1), "first_share": (np.nextafter(0, 1), 1), "responses": (0, np.inf)}
-    for name, (low, high) in ranges.items():
-        column = getattr(extras, name)
-        if not low <= column.min() <= column.max() <= high:
-            yield f"{name} of arrivals runs from {column.min()} to {column.max()}: give {low:g} to {high:g}"
-            return
+    yield from _range_problems(extras, ranges)
     own = np.flatnonzero(extras.sequence >= 0)
     if not arrivals.key[own].all():
         yield "key of a request of a sequence is 0: give each the key of its sequence"
@@ -156,3 +136,16 @@ def _extras_problems(arrivals: Arrivals) -> Iterator[str]:
             yield f"requests of one sequence differ in {name}: give all of them the same"
     if not extras.patience_s.min() > 0:
         yield f"patience_s of a request is {extras.patience_s.min()}: give seconds above 0, infinite for ever"
+
+
+def _lengths_problems(record: Arrivals | Extras, requests: int, names: str) -> Iterator[str]:
+    for name in names.split():
+        if (count := len(getattr(record, name))) != requests:
+            yield f"arrivals have {requests} times and {count} of {name}: give as many"
+
+
+def _range_problems(record: Arrivals | Extras, ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    for name, (low, high) in ranges.items():
+        column = getattr(record, name)
+        if not low <= column.min() <= column.max() <= high:
+            yield f"{name} of arrivals runs from {column.min()} to {column.max()}: give {low:g} to {high:g}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.holding.state import PLACES_BEYOND
-from balancer.core.kernel import picking
-from balancer.core.kernel.state import Ask, Options
+from balancer.kernel import picking
+from balancer.kernel.state import Options, RequestFeatures
+from balancer.scheduler.holding.state import PLACES_BEYOND
 from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.calls import call
@@ -37,14 +37,14 @@ def refuse(sim: Sim, e: int, k: int, status: int, now_s: float) -> None:
 
 
 @inlined
-def ask_of(sim: Sim, e: int, k: int, now_s: float) -> Ask:
+def request_of(sim: Sim, e: int, k: int, now_s: float) -> RequestFeatures:
     """The request as the kernel takes it: a key of 0 is none, and the deadline is what is left of it."""
     d = sim.demand
     number, key = sim.known.number[e, d.balancer[e, k]], d.key[e, k]
     keyed = 1.0 if key != 0 else 0.0
     mixed = mix(key if key != 0 else np.uint64(number))
     left_s = d.deadline_s[e, k] - (now_s - sim.state.arrived_s[e, k])
-    return Ask(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number)
+    return RequestFeatures(d.model[e, k], d.rows[e, k], mixed, keyed, left_s, d.priority[e, k], number)
 
 
 @inlined
@@ -55,7 +55,7 @@ def uniform_of(sim: Sim, e: int, b: int) -> float:
 
 @outlined
 def _within_limits(sim: Sim, e: int, k: int, b: int, now_s: float) -> int:
-    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask_of(sim, e, k, now_s), now_s)
+    return _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), request_of(sim, e, k, now_s), now_s)
 
 
 @inlined
@@ -88,7 +88,7 @@ def meet(sim: Sim, e: int, k: int, now_s: float) -> int:
     known, b = sim.known, sim.demand.balancer[e, k]
     line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
     for w in range(sim.sizes.workers):
-        sim.desk.mask[e, w] = known.eligible[line, w]
+        sim.decision.mask[e, w] = known.eligible[line, w]
     count = _within_limits(sim, e, k, b, now_s)
     if count == 0:
         known.number[e, b] += 1
@@ -98,10 +98,10 @@ def meet(sim: Sim, e: int, k: int, now_s: float) -> int:
 
 @outlined
 def meet_sequence(sim: Sim, e: int, k: int, now_s: float) -> int:
-    """The worker that a request's sequence belongs to; -1 where the request was refused. `Router._eligible` and
-    `_check_limits_of_sequence`; `Desk.mask` has all that it may belong to.
+    """The worker that a request's sequence belongs to; -1 where the request was refused; `decision.mask` has all
+    that it may belong to.
     """
-    known, b, mask = sim.known, sim.demand.balancer[e, k], sim.desk.mask[e]
+    known, b, mask = sim.known, sim.demand.balancer[e, k], sim.decision.mask[e]
     if sim.plan.env[e, at.E_EXACT]:
         knowledge.know_exactly(sim, e, b, now_s)
     w = find_worker(sim, e, k)
@@ -120,7 +120,7 @@ def meet_sequence(sim: Sim, e: int, k: int, now_s: float) -> int:
 @outlined
 def _name_those_after(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     first = knowledge.row(sim, e, sim.demand.balancer[e, k], 0)
-    _name_fallbacks(sim, e, first, w, ask_of(sim, e, k, now_s), now_s, sim.state.fallback[e, k])
+    _name_fallbacks(sim, e, first, w, request_of(sim, e, k, now_s), now_s, sim.state.fallback[e, k])
 
 
 @inlined
@@ -137,7 +137,7 @@ def assign(sim: Sim, e: int, k: int, w: int, now_s: float) -> None:
     r = knowledge.row(sim, e, d.balancer[e, k], w)
     knowledge.count_in(sim, e, r, d.model[e, k], d.rows[e, k], now_s)
     if d.key[e, k] != 0:
-        knowledge.remember(sim, e, w, r, ask_of(sim, e, k, now_s), now_s)
+        knowledge.remember(sim, e, w, r, request_of(sim, e, k, now_s), now_s)
     send(sim, e, k, w, now_s)
 
 

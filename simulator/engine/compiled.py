@@ -1,12 +1,13 @@
-"""Functions of the core that the engine calls, compiled from their own source, see `balancer.native.compiling`."""
+"""Functions of the kernel that the engine calls, compiled from their own source, see `kernel.compiled`."""
 
 from __future__ import annotations
 
 import math
 import pathlib
 
-from balancer.core.estimators import queue
-from balancer.native.compiling import compiled, from_source, inlined, keep_in_cache, outlined
+from balancer.kernel.compiled.compiling import compiled, from_source, inlined, keep_in_cache, outlined, uncached
+from balancer.kernel.estimators import queue
+from balancer.scheduler import holding
 from policies import hashing
 
 __all__ = [
@@ -19,11 +20,12 @@ __all__ = [
     "queue_reported",
     "rows_per_request",
     "take_lying",
+    "uncached",
     "unit",
 ]
 
 _HERE = pathlib.Path(__file__).parent
-keep_in_cache(_HERE, _HERE.with_name("envs"))
+keep_in_cache(_HERE, _HERE.with_name("envs"), pathlib.Path(*holding.__path__))
 
 queue_reported = from_source(queue.reported)
 take_lying, rows_per_request = from_source(queue.take_lying), from_source(queue.rows_per_request)

@@ -12,7 +12,6 @@ from simulator.engine.layout import Sim
 
 @inlined
 def _rate(sim: Sim, g: int) -> float:
-    """At which each execution on the device proceeds."""
     x = sim.state
     if x.whole[g, at.STALLED]:
         return 0.0

@@ -24,7 +24,6 @@ def _change_speed(sim: Sim, e: int, g: int, slowness: float, stalled: int, now_s
 
 @inlined
 def _lose(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """A chain of requests is lost."""
     while k >= 0:
         following = sim.state.next[e, k]
         if sim.state.status[e, k] == UNFINISHED:

@@ -8,26 +8,25 @@ from typing import get_args
 
 import numpy as np
 
-from balancer.core.holding.state import holding_row, model_rows
-from balancer.core.kernel.state import settings_row
-from balancer.core.worker import Worker, kinds_of, objections, tier_of
+from balancer.kernel.state import settings_row
+from balancer.scheduler.holding.state import holding_row, model_rows
+from balancer.scheduler.worker import Worker, kinds_of, objections, tier_of
 from policies.base import FloatArray
 from policies.hashing import key_of, mix
 from simulator.arrivals import Arrivals, Extras
 from simulator.engine import layout as at
 from simulator.engine.allocate import TooLargeError, reset, samples
-from simulator.engine.layout import Demand, Plan, Sim
-from simulator.engine.tables import service_table
-from simulator.spec import FaultKind, FleetSpec, ModelSpec, ServiceTime, WorkerSpec
+from simulator.engine.layout import EngineDemand, EnginePlan, Sim
+from simulator.spec import FaultKind, FleetSpec, ModelSpec, ServiceTime, SimulatedWorker
 
 _VERSION = "1"
 """Of every model, as reports tell it."""
 
 
-class Tables:
+class EngineTables:
     """Service tables, each stored once however many workers and environments share it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
         self._rows: dict[ServiceTime, int] = {}
         self._free = list(reversed(range(len(plan.device_s))))
@@ -39,7 +38,7 @@ class Tables:
                 self._drop_unused()
             row = self._free.pop()
             self._rows[service] = row
-            device_s, host_s = service_table(service, self._plan.device_s.shape[1] - 1)
+            device_s, host_s = service.table(self._plan.device_s.shape[1] - 1)
             self._plan.device_s[row], self._plan.host_s[row] = device_s, host_s
         return self._rows[service]
 
@@ -55,13 +54,13 @@ class Tables:
             raise TooLargeError(f"more than the {count} service times that the environments were made for: reuse those")
 
 
-def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
+def fill(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec, arrivals: Arrivals, seed: int) -> None:
     """Set environment `e` to the start of a run."""
     _fill_environment(sim.plan.env[e], fleet)
     sim.plan.env[e, at.E_CLIENTS] = arrivals.clients
     # Balancers differ in nothing but where they stand; the row says by it whether zones matter at all. To whom they do
     # not, all workers are near.
-    sim.desk.settings[e] = np.max([settings_row(fleet.settings_of(b)) for b in range(fleet.balancers)], axis=0)
+    sim.decision.settings[e] = np.max([settings_row(fleet.settings_of(b)) for b in range(fleet.balancers)], axis=0)
     _fill_models(sim, e, fleet)
     _fill_holding(sim, e, fleet)
     _fill_workers(sim, tables, e, fleet)
@@ -76,7 +75,7 @@ def fill(sim: Sim, tables: Tables, e: int, fleet: FleetSpec, arrivals: Arrivals,
     sim.plan.router_seed[e] = [mix((seed << 8) + b) for b in range(sim.sizes.balancers)]
     extras = arrivals.extras or Extras.none(len(arrivals))
     sim.plan.env[e, at.E_EXTRAS] = arrivals.extras is not None
-    for name in Demand._fields:
+    for name in EngineDemand._fields:
         getattr(sim.demand, name)[e] = getattr(extras if hasattr(extras, name) else arrivals, name)
     reset(sim, e)
     _fill_profiles(sim, e, fleet)
@@ -151,7 +150,7 @@ def _fill_holding(sim: Sim, e: int, fleet: FleetSpec) -> None:
         held.weight[e, i] = holding.weights.get(fleet.tenants[i], 1.0)
 
 
-def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
+def _fill_workers(sim: Sim, tables: EngineTables, e: int, fleet: FleetSpec) -> None:
     n, plan = sim.sizes.workers, sim.plan
     plan.table[e * n : (e + 1) * n] = -1
     plan.loaded[e * n : (e + 1) * n] = at.NEVER_LOADED
@@ -160,8 +159,8 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         plan.worker[g, at.W_SPEED] = worker.speed
         plan.worker[g, at.W_CONCURRENCY] = worker.sharing.concurrency
         plan.worker[g, at.W_INTERFERENCE] = worker.sharing.interference
-        sim.desk.weight[e, w] = worker.weight
-        sim.desk.name_hash[e, w] = key_of(worker.name)
+        sim.decision.weight[e, w] = worker.weight
+        sim.decision.name_hash[e, w] = key_of(worker.name)
         for m, model in enumerate(fleet.models):
             service_time = model.service_on(worker.device)
             plan.permitted[g, m] = _permitted(fleet, worker, model)
@@ -175,7 +174,7 @@ def _fill_workers(sim: Sim, tables: Tables, e: int, fleet: FleetSpec) -> None:
         sim.plan.worker[e * n + w, at.W_EXISTS] = w < len(fleet.workers)
 
 
-def _permitted(fleet: FleetSpec, worker: WorkerSpec, model: ModelSpec) -> tuple[bool, bool]:
+def _permitted(fleet: FleetSpec, worker: SimulatedWorker, model: ModelSpec) -> tuple[bool, bool]:
     """Whether the model table permits the model there: to a worker that never reported, and to one that has."""
     silent = Worker(worker.name, device=_told(worker))
     versions = {model.name: frozenset({_VERSION})}
@@ -185,18 +184,16 @@ def _permitted(fleet: FleetSpec, worker: WorkerSpec, model: ModelSpec) -> tuple[
     return before, not any(objections(heard, fleet.settings, model.name, ""))
 
 
-def _told(worker: WorkerSpec) -> str:
-    """The device kind as reports tell it."""
+def _told(worker: SimulatedWorker) -> str:
     return "" if worker.device == "*" else worker.device
 
 
 def _fill_profiles(sim: Sim, e: int, fleet: FleetSpec) -> None:
-    """`Fleet._take_profiles`, and `_take_kinds`."""
     z = sim.sizes
     kinds = kinds_of(_told(worker) for worker in fleet.workers)
     for b in range(z.balancers):
         first = (e * z.balancers + b) * z.workers
-        sim.desk.kind[first : first + len(kinds)] = kinds
+        sim.decision.kind[first : first + len(kinds)] = kinds
     for w, worker in enumerate(fleet.workers):
         for m, model in enumerate(fleet.models):
             profile = fleet.settings.estimators.profiles.get((_told(worker), model.name), (np.nan, np.nan))
@@ -212,5 +209,5 @@ def _fill_zones(sim: Sim, e: int, fleet: FleetSpec) -> None:
         zones = fleet.settings_of(b).zones
         for w, worker in enumerate(fleet.workers):
             r = (e * z.balancers + b) * z.workers + w
-            sim.desk.tier[r] = tier_of(worker.zone, zones)
+            sim.decision.tier[r] = tier_of(worker.zone, zones)
             sim.plan.across_s[r] = fleet.across_s(b, worker)

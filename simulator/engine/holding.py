@@ -1,4 +1,4 @@
-"""Requests that wait at their balancers: the core's line and turns, over the engine's arrays."""
+"""Requests that wait at their balancers: the scheduler's wait queue and dispatch, over the engine's arrays."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.holding import line
-from balancer.core.holding.state import MOST_S, NOBODY, SHEDS
-from balancer.core.holding.turn import turning
-from balancer.core.kernel import of_worker, picking
-from balancer.core.kernel.answers import Compiler
-from balancer.core.kernel.state import Ask, Options
-from balancer.native.kinds import Native
+from balancer.kernel import of_worker, picking
+from balancer.kernel.answers import Compiler
+from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.state import Options, RequestFeatures
+from balancer.scheduler.holding import wait_queue
+from balancer.scheduler.holding.dispatch import dispatching
+from balancer.scheduler.holding.state import MOST_S, NOBODY, SHEDS
 from policies.base import FloatArray
 from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.calls import call, called_by_address
-from simulator.engine.coming import NO_WORKER, SHED, ask_of, assign, overflow, refuse
+from simulator.engine.coming import NO_WORKER, SHED, assign, overflow, refuse, request_of
 from simulator.engine.compiled import from_source, inlined, outlined
 from simulator.engine.heap import push
 from simulator.engine.layout import Sim
 
 _keep_within_limits, _among = from_source(picking.keep_within_limits), from_source(picking.among)
-_enter, _leave = from_source(line.enter, outlined), from_source(line.leave, outlined)
-_position_of, _is_crowded = from_source(line.position_of), from_source(line.is_crowded)
-_crowd_out = from_source(line.crowd_out, outlined)
+_enter, _leave = from_source(wait_queue.enter, outlined), from_source(wait_queue.leave, outlined)
+_position_of, _is_crowded = from_source(wait_queue.position_of), from_source(wait_queue.is_crowded)
+_crowd_out = from_source(wait_queue.crowd_out, outlined)
 _service_s = from_source(of_worker.service_s)
 
 
 @outlined
-def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) -> int:
-    """See `balancer.core.holding.turn.See`."""
+def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s: float) -> int:
     if now_s > sim.known.fresh_until_s[e, b]:
         knowledge.look_who_is_eligible(sim, e, b, now_s)
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + sim.demand.model[e, k]
     if sim.known.eligible_count[of_line] == 0:
         return NOBODY
     for w in range(sim.sizes.workers):
-        sim.desk.mask[e, w] = sim.known.eligible[of_line, w]
+        sim.decision.mask[e, w] = sim.known.eligible[of_line, w]
     count = _keep_within_limits(sim, e, knowledge.row(sim, e, b, 0), ask, now_s)
     if count == 0 and _among(sim, e) > 0:
         return SHEDS
@@ -47,7 +46,7 @@ def _see(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) -> 
 
 
 @outlined
-def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) -> int:
+def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: RequestFeatures, now_s: float) -> int:
     number = sim.known.number[e, b]
     sim.known.number[e, b] = ask.number
     w = call(how[0], sim, how[1], e, k, now_s)
@@ -55,20 +54,20 @@ def _choose(sim: Sim, how: Any, e: int, b: int, k: int, ask: Ask, now_s: float) 
     return w
 
 
-_take_turn = turning(Compiler(partial(from_source, made=outlined), outlined), _see, _choose)
-"""See `balancer.core.holding.turn.Turn`; `how` is the decider's address and its options."""
+_dispatch_held = dispatching(Compiler(partial(from_source, made=outlined), outlined), _see, _choose)
+"""See `balancer.scheduler.holding.dispatch.Dispatch`; `how` is the decider's address and its options."""
 
 
 @outlined
 def _hold(sim: Sim, e: int, k: int, now_s: float) -> None:
-    """The request, for which a worker is eligible, comes into its balancer's line."""
+    """The request, for which a worker is eligible, comes into its balancer's wait queue."""
     held, d = sim.held, sim.demand
     b = d.balancer[e, k]
     held.model[e, k], held.rows[e, k], held.deadline_s[e, k] = d.model[e, k], d.rows[e, k], d.deadline_s[e, k]
     held.priority[e, k], held.tenant[e, k] = d.priority[e, k], d.tenant[e, k]
     held.key[e, k], held.keyed[e, k] = d.key[e, k], d.key[e, k] != 0
     of_line = (e * sim.sizes.balancers + b) * sim.sizes.models + d.model[e, k]
-    ask = Ask(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0)
+    ask = RequestFeatures(d.model[e, k], float(d.rows[e, k]), 0, 0.0, 0.0, 0.0, 0)
     service_s = np.inf
     for w in range(sim.sizes.workers):
         if sim.known.eligible[of_line, w]:
@@ -80,7 +79,7 @@ def _hold(sim: Sim, e: int, k: int, now_s: float) -> None:
 
 @outlined
 def _release(sim: Sim, e: int, k: int) -> bool:
-    """The request leaves its balancer's line, wherever it stands; whether it was there."""
+    """The request leaves its balancer's wait queue, wherever it stands; whether it was there."""
     if not sim.held.is_held[e, k]:
         return False
     b = sim.demand.balancer[e, k]
@@ -89,17 +88,17 @@ def _release(sim: Sim, e: int, k: int) -> bool:
 
 
 @outlined
-def _turn(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float) -> None:
+def _dispatch(sim: Sim, e: int, b: int, decider: int, options: Options, now_s: float) -> None:
     """Ask again for those that balancer `b` holds, and send who leaves."""
     if sim.held.length[e, b] == 0:
         return
     if sim.plan.env[e, at.E_EXACT]:
         knowledge.know_exactly(sim, e, b, now_s)
     held, number, first = sim.held, sim.known.number[e, b], knowledge.row(sim, e, b, 0)
-    for i in range(_take_turn(sim, held, (decider, options), e, b, first, number, now_s)):
+    for i in range(_dispatch_held(sim, held, (decider, options), e, b, first, number, now_s)):
         k, w = held.leaves[e, i], held.goes_to[e, i]
         if w >= 0:
-            _see(sim, (decider, options), e, b, k, ask_of(sim, e, k, now_s), now_s)
+            _see(sim, (decider, options), e, b, k, request_of(sim, e, k, now_s), now_s)
             assign(sim, e, k, w, now_s)
         else:
             sim.known.number[e, b] += 1
@@ -136,7 +135,7 @@ def _attend(sim: Sim, options: Options, e: int, event: int, now_s: float) -> int
         first = (subject >> at.REPORT_BITS) % end
         end = first + 1
     for b in range(first, end):
-        _turn(sim, e, b, decider, options, now_s)
+        _dispatch(sim, e, b, decider, options, now_s)
     return 0
 
 

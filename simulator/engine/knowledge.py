@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.kernel import counting, eligibility
-from balancer.core.kernel.state import REPORTS_REQUIRED, Ask
+from balancer.kernel import counting, eligibility
+from balancer.kernel.state import REPORTS_REQUIRED, RequestFeatures
 from simulator.engine import layout as at
 from simulator.engine.compiled import (
     from_source,
@@ -46,7 +46,7 @@ def observe_outcome(sim: Sim, e: int, k: int, latency_s: float, ok: bool, now_s:
     model, rows, key = sim.demand.model[e, k], sim.demand.rows[e, k], sim.demand.key[e, k]
     finish(sim, e, picked, model, rows, served, latency_s, ok, now_s)
     if key != 0:
-        ask = Ask(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0)
+        ask = RequestFeatures(model, float(rows), mix(key), 1.0, 0.0, 0.0, 0)
         _remember_outcome(sim, e, row(sim, e, b, 0), x.picked[e, k], x.server[e, k], ask, ok, now_s)
 
 
@@ -80,7 +80,7 @@ def lose_reports(sim: Sim, e: int, w: int) -> None:
     """`ReportsLost` at every balancer; what is on the way is lost too."""
     sim.state.whole[e * sim.sizes.workers + w, at.EPOCH] += 1
     for b in range(balancers(sim, e)):
-        sim.desk.reported_s[row(sim, e, b, w)] = -np.inf
+        sim.decision.reported_s[row(sim, e, b, w)] = -np.inf
         forget_eligible(sim, e, b)
 
 
@@ -111,7 +111,7 @@ def is_member(sim: Sim, e: int, r: int, w: int, m: int) -> bool:
     if not known.added[r]:
         return False
     if not known.ready[r]:
-        return not sim.desk.settings[e, REPORTS_REQUIRED] and sim.plan.permitted[g, m, 0]
+        return not sim.decision.settings[e, REPORTS_REQUIRED] and sim.plan.permitted[g, m, 0]
     return known.loaded[r, m] == at.LOADED and sim.plan.permitted[g, m, 1]
 
 

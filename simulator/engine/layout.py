@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.estimators.caches import Caches
-from balancer.core.estimators.columns import array
-from balancer.core.estimators.latency import Latency
-from balancer.core.estimators.queue import Queue
-from balancer.core.estimators.service import Service
-from balancer.core.estimators.tokens import Tokens
-from balancer.core.holding.state import Held
-from balancer.core.kernel.state import Desk
+from balancer.kernel.estimators.caches import Caches
+from balancer.kernel.estimators.columns import array
+from balancer.kernel.estimators.latency import Latency
+from balancer.kernel.estimators.queue import Queue
+from balancer.kernel.estimators.service import Service
+from balancer.kernel.estimators.tokens import Tokens
+from balancer.kernel.state import DecisionScratch
+from balancer.scheduler.holding.state import Held
 from policies.base import FloatArray
 from simulator.result import Status
 
 AnyArray = npt.NDArray[Any]
 
-# Kinds of events, in the order in which they happen at equal times; see README.md.
+# Kinds of events, in the order in which they happen at equal times.
 (
     TICK, FAULT, FAULT_END, HOST_DONE, DEVICE_DONE, REACH, TIMER, OUTCOME, GIVE_UP, LEFT, HELD_LONG, SAMPLE, REPORT,
     SCALE, TIMELINE, ANSWER, ARRIVAL,
@@ -39,7 +39,7 @@ REPORT_BITS = 16
 # Kinds of faults, in the order of `FaultKind`.
 SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT, LOAD, UNLOAD = range(9)
 
-# Columns of `Plan.env`.
+# Columns of `EnginePlan.env`.
 (
     E_PERIOD, E_DELAY, E_JITTER, E_LOSS, E_TO_WORKER, E_TO_CLIENT, E_NET_JITTER, E_OUTCOME, E_RETRIES, E_COLD,
     E_COLD_FACTOR, E_SCALE_PERIOD, E_SCALE_UP, E_SCALE_DOWN, E_SCALE_LOAD, E_SCALE_LEAST, E_CACHE, E_SAVING,
@@ -47,26 +47,26 @@ SLOW, STALL, CRASH, ERRORS, JOIN, LEAVE, SILENT, LOAD, UNLOAD = range(9)
     E_UNEQUAL_WAYS, E_HOLDS, E_HOLDER, E_DECIDER, E_EXTRAS, E_SEQUENCES_OUTSIDE, ENV_COLUMNS,
 ) = range(33)  # fmt: skip
 
-# Columns of `Plan.model`, by environment and model.
+# Columns of `EnginePlan.model`, by environment and model.
 (
     M_MAX_ROWS, M_DELAY, M_LEVELS, M_DEFAULT_LEVEL, M_MAX_QUEUE, M_TIMEOUT, M_DELAY_LATE, M_NOISE, M_SIGMA,
     M_HALF_VARIANCE, M_PREFERRED, MODEL_COLUMNS,
 ) = range(12)  # fmt: skip
 NO_NOISE, LOGNORMAL, EXPONENTIAL = range(3)
 
-# Columns of `Plan.worker`.
+# Columns of `EnginePlan.worker`.
 W_SPEED, W_CONCURRENCY, W_INTERFERENCE, W_EXISTS, W_PRESENT, WORKER_COLUMNS = range(6)
 
-# Columns of `State.real`, by worker.
+# Columns of `EngineState.real`, by worker.
 AT, DEVICE_END, BUSY, SLOWNESS, ERROR_SHARE, NEXT_SAMPLE, REAL_COLUMNS = range(7)
 
-# Columns of `State.whole`, by worker.
+# Columns of `EngineState.whole`, by worker.
 (
     ACTIVE, WAITING, NEXT_SLOT, UP, JOINED, READY, DRAINING, IS_SILENT, STALLED, STARTED, STARTED_UP, EPOCH,
     INCARNATION, REPORT_NUMBER, LOGGED, ORDER, SAMPLED, QUEUED, EXECUTING, WHOLE_COLUMNS,
 ) = range(20)  # fmt: skip
 
-# Columns of `State.clock` and `State.counts`, by environment.
+# Columns of `EngineState.clock` and `EngineState.counts`, by environment.
 NOW, INTEGRAL, INTEGRAL_AT, CLOCK_COLUMNS = range(4)
 (
     NEXT_ARRIVAL, NEXT_ANSWERED, IN_SYSTEM, REACH_HEAD, REACH_TAIL, OUTCOME_HEAD, OUTCOME_TAIL, DECIDING, ENDED,
@@ -87,7 +87,7 @@ LOST, REFUSED = 100, 101
 FREE, ON_HOST, WAITS, RUNS = range(4)
 
 
-class Sizes(NamedTuple):
+class EngineSizes(NamedTuple):
     """Lengths of axes."""
 
     workers: int
@@ -100,28 +100,24 @@ class Sizes(NamedTuple):
     snapshots: int
 
 
-class Plan(NamedTuple):
+class EnginePlan(NamedTuple):
     """What does not change in a run."""
 
     env: FloatArray = array("e env")
     model: FloatArray = array("em model")
     preferred: AnyArray = array("em preferred", int)
-    """`(e * m, 8)`, ascending, padded with 0."""
     worker: FloatArray = array("g worker", start=1)
     table: AnyArray = array("g m", int, -1)
     """Row of the service tables; `(e * n, m)`, -1 where the model is never loaded."""
     loaded: AnyArray = array("g m", np.int8)
-    """At the start, `(e * n, m)`."""
     permitted: AnyArray = array("g m two", bool, True)
     """Whether the settings' model table permits it, `(e * n, m, 2)`: before the worker's first report, and after."""
     instances: AnyArray = array("g m", int)
     across_s: FloatArray = array("r")
     """What the way from a balancer to a worker takes longer than within a zone."""
     device_s: FloatArray = array("tables rows")
-    """`(tables, most rows + 1)`."""
     host_s: FloatArray = array("tables rows")
     fault_kind: AnyArray = array("e faults", int)
-    """`(e, faults)`."""
     fault_worker: AnyArray = array("e faults", int)
     fault_at_s: FloatArray = array("e faults")
     fault_until_s: FloatArray = array("e faults")
@@ -133,7 +129,7 @@ class Plan(NamedTuple):
     """`mix(router's seed)`, `(e, balancers)`."""
 
 
-class Demand(NamedTuple):
+class EngineDemand(NamedTuple):
     """The arrivals, `(e, k)` each; extras, which are seldom looked at, lie apart."""
 
     time_s: FloatArray = array("e k")
@@ -152,7 +148,7 @@ class Demand(NamedTuple):
     patience_s: FloatArray = array("e x", start=np.inf)
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """What the workers and the requests are at."""
 
     clock: FloatArray = array("e clock")
@@ -160,7 +156,6 @@ class State(NamedTuple):
     real: FloatArray = array("g real")
     whole: AnyArray = array("g whole", int)
     slot_state: AnyArray = array("g slots", np.int8, FREE)
-    """`(e * n, slots)`, as all of a slot."""
     slot_model: AnyArray = array("g slots", int)
     slot_rows: AnyArray = array("g slots", int)
     slot_head: AnyArray = array("g slots", int)
@@ -170,13 +165,11 @@ class State(NamedTuple):
     """When the host phase ends."""
     slot_left_s: FloatArray = array("g slots")
     slot_began_s: FloatArray = array("g slots")
-    """When it came onto the device."""
     queue_head: AnyArray = array("g m levels", int)
     """`(e * n, m, levels + 1)`: the last level is that of delayed requests."""
     queue_tail: AnyArray = array("g m levels", int)
     queue_count: AnyArray = array("g m levels", int)
     queued: AnyArray = array("g m", int)
-    """`(e * n, m)`."""
     executing: AnyArray = array("g m", int)
     busy_instances: AnyArray = array("g m", int)
     coming_rows: FloatArray = array("g m")
@@ -184,17 +177,14 @@ class State(NamedTuple):
     coming_work: FloatArray = array("g m")
     timer_s: FloatArray = array("g m", start=np.inf)
     loaded: AnyArray = array("g m", np.int8)
-    """`(e * n, m)`."""
     model_epoch: AnyArray = array("g m", int)
     """How often the worker lost the model's sequences."""
     cache: AnyArray = array("g entries", np.uint64)
-    """`(e * n, entries)`."""
     compute_s: FloatArray = array("g m")
     """Compute seconds of all requests, cumulative; `(e * n, m)`."""
     sample_s: FloatArray = array("g samples")
     """`(e * n, samples)`: a ring of the last samples' times."""
     sample_compute_s: FloatArray = array("g samples m")
-    """`(e * n, samples, m)`."""
     log_model: AnyArray = array("g log", np.int16)
     """`(e * n, log)`: a ring of the executions that ended."""
     log_rows: AnyArray = array("g log", np.int32)
@@ -203,7 +193,6 @@ class State(NamedTuple):
     snapshot: AnyArray = array("g snapshots four", int)
     """`(e * n, snapshots, 4)`: a ring of reports taken: log position, epoch, incarnation, number."""
     snapshot_pending: FloatArray = array("g snapshots m")
-    """`(e * n, snapshots, m)`."""
     snapshot_in_flight: FloatArray = array("g snapshots b m")
     """What each balancer had in flight there, `(e * n, snapshots, balancers, m)`."""
     snapshot_executing: FloatArray = array("g snapshots m")
@@ -221,10 +210,10 @@ class State(NamedTuple):
     picked: AnyArray = array("e k", np.int16, -1)
     attempts: AnyArray = array("e k", np.int8)
     stage: AnyArray = array("e k", np.int8, NOT_PLACED)
-    fallback: AnyArray = array("e k fallbacks", np.int16, -1)
-    """`(e, k, fallbacks)`."""
+    fallback: AnyArray = array("e x fallbacks", np.int16, -1)
+    """`(e, k, fallbacks)`; by itself: as a field it would be of another type where a fleet has no retries, or there is
+    one request, and all would be compiled once more."""
     timeline: FloatArray = array("e t n")
-    """`(e, t, n)`."""
     first_s: FloatArray = array("e x", start=np.nan)
     """When the first response of a stream was sent; `(e, k)`."""
     sequence_worker: AnyArray = array("e x", np.int16, -1)
@@ -232,7 +221,7 @@ class State(NamedTuple):
     sequence_epoch: AnyArray = array("e x", int)
 
 
-class Asked(NamedTuple):
+class PendingRequests(NamedTuple):
     """The request that waits for a decision in each environment; `(e,)` each, as policies take them."""
 
     model: AnyArray = array("e", int)
@@ -243,7 +232,6 @@ class Asked(NamedTuple):
     priority: FloatArray = array("e")
     number: AnyArray = array("e", np.uint64)
     uniform: FloatArray = array("e")
-    """The router's draw."""
     now_s: FloatArray = array("e")
     sequence: AnyArray = array("e", np.bool_)
 
@@ -252,15 +240,13 @@ class Heap(NamedTuple):
     """Events to come."""
 
     at_s: FloatArray = array("e heap")
-    """`(e, events)`."""
     payload: AnyArray = array("e heap", int)
     size: AnyArray = array("e", int)
-    """`(e,)`."""
     lasting: AnyArray = array("e", int)
     """How many are not of a kind that comes again and again; `(e,)`."""
 
 
-class Known(NamedTuple):
+class BalancerKnowledge(NamedTuple):
     """What balancers know beside the estimators' arrays."""
 
     number: AnyArray = array("e b", int)
@@ -268,10 +254,8 @@ class Known(NamedTuple):
     fresh_until_s: FloatArray = array("e b", start=-np.inf)
     """Until when `eligible` holds, `(e, balancers)`."""
     eligible: AnyArray = array("ebm n", np.bool_, False)
-    """`((e * balancers + b) * m + model, n)`."""
     eligible_count: AnyArray = array("ebm", int)
     added: AnyArray = array("r", np.bool_, False)
-    """By `r`, as all that follow."""
     draining: AnyArray = array("r", np.bool_, False)
     ready: AnyArray = array("r", np.bool_, False)
     report_number: AnyArray = array("r", int, -1)
@@ -284,30 +268,27 @@ class Known(NamedTuple):
     executions_seen: FloatArray = array("r m rows")
     seconds_seen: FloatArray = array("r m rows")
     executions_all: FloatArray = array("r m")
-    """`(r, m)`, as those that follow."""
     executed_rows: FloatArray = array("r m")
     answered: FloatArray = array("r m")
-    """Requests of those executions."""
     loaded: AnyArray = array("r m", np.int8)
     """As the last report says."""
     lines: FloatArray = array("e m line")
-    """Of the report that is being taken in, as `balancer.core.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
+    """Of the report that is being taken in, as `balancer.kernel.reports` has them; `(e, m, LINE_COLUMNS)`."""
     batches: FloatArray = array("e executed batch")
-    """`(e, m * most rows, BATCH_COLUMNS)`."""
 
 
 class Sim(NamedTuple):
-    """All of it; `held` and what follows are the core's: those who wait, and `balancer.core.kernel.state.Books`."""
+    """All of it; `held` and what follows are the core's: those who wait, and `balancer.kernel.state.FleetState`."""
 
-    sizes: Sizes
-    plan: Plan
-    demand: Demand
-    state: State
-    asked: Asked
+    sizes: EngineSizes
+    plan: EnginePlan
+    demand: EngineDemand
+    state: EngineState
+    asked: PendingRequests
     heap: Heap
-    known: Known
+    known: BalancerKnowledge
     held: Held
-    desk: Desk
+    decision: DecisionScratch
     queue: Queue
     service: Service
     latency: Latency

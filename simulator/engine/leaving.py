@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.core.kernel import counting
+from balancer.kernel import counting
 from simulator.engine import knowledge
 from simulator.engine import layout as at
 from simulator.engine.batcher import take_out

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from balancer.core.holding import line
-from balancer.core.kernel import picking
-from balancer.core.kernel.state import Options
+from balancer.kernel import picking
+from balancer.kernel.state import Options
+from balancer.scheduler.holding import wait_queue
 from simulator.engine import batcher, device, faults, knowledge, reports, sequences
 from simulator.engine import layout as at
 from simulator.engine.calls import call
@@ -21,7 +21,7 @@ from simulator.engine.requests import UNAVAILABLE, UNFINISHED, count_coming, end
 from simulator.engine.sequences import in_sequence
 from simulator.result import Status
 
-_draw, _is_held_model = from_source(picking.draw), from_source(line.is_held_model)
+_draw, _is_held_model = from_source(picking.draw), from_source(wait_queue.is_held_model)
 _HEARD = (at.TICK, at.FAULT, at.FAULT_END, at.OUTCOME, at.GIVE_UP, at.LEFT, at.HELD_LONG, at.REPORT, at.SCALE)
 """Events by which balancers learn something, or somebody has waited for long."""
 _OK, _ERROR = int(Status.OK), int(Status.ERROR)
@@ -140,7 +140,8 @@ def _handle(sim: Sim, e: int, kind: int, subject: int, now_s: float) -> int:
 
 @inlined
 def _next(sim: Sim, e: int) -> tuple[float, int, int]:
-    """Take the next event: time, kind and subject; an arrival's subject is the request."""
+    """Take the next event: time, kind and subject. Of an arrival that is the request, and of an answer in a closed loop
+    the request that follows: the number of requests where none is left."""
     x, env = sim.state, sim.plan.env
     requests = sim.sizes.requests
     if env[e, at.E_CLIENTS] > 0:
@@ -163,6 +164,9 @@ def _next(sim: Sim, e: int) -> tuple[float, int, int]:
             at_s, kind, subject, from_heap = then_s, at.REACH, head, False
     if from_heap:
         pop(sim.heap, e)
+        if kind == at.ANSWER:
+            subject = x.counts[e, at.NEXT_ANSWERED]
+            x.counts[e, at.NEXT_ANSWERED] = min(subject + 1, sim.sizes.requests)
     elif kind == at.OUTCOME:
         x.counts[e, at.OUTCOME_HEAD] = x.next[e, subject]
     elif kind == at.REACH:
@@ -235,39 +239,9 @@ def _come(sim: Sim, e: int, k: int, decider: int, options: Options, now_s: float
     return False
 
 
-@inlined
-def _advance(sim: Sim, e: int, decider: int, options: Options) -> bool:
-    """Go on to the next decision (True; never where the engine decides itself), or to the end (False)."""
-    x, models = sim.state, sim.sizes.models
-    counts = x.counts[e]
-    while counts[at.ENDED] < sim.sizes.requests or counts[at.OUTCOME_HEAD] >= 0 or counts[at.LEAVING] > 0:
-        now_s, kind, subject = _next(sim, e)
-        x.clock[e, at.NOW] = now_s
-        if kind == at.ANSWER:
-            if x.counts[e, at.NEXT_ANSWERED] == sim.sizes.requests:
-                continue
-            subject = x.counts[e, at.NEXT_ANSWERED]
-            x.counts[e, at.NEXT_ANSWERED] = subject + 1
-        if kind >= at.ANSWER:
-            if _come(sim, e, subject, decider, options, now_s):
-                return True
-        elif kind == at.OUTCOME:
-            _hear(sim, e, subject, now_s)
-        elif kind in (at.TICK, at.SAMPLE, at.REPORT, at.SCALE, at.TIMELINE) and _is_stuck(sim, e):
-            break
-        else:
-            place = _handle(sim, e, kind, subject, now_s)
-            if place >= 0:
-                batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
-        if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _HEARD:
-            _attend(sim, e, kind, subject, options, now_s)
-    x.counts[e, at.DECIDING] = -1
-    return False
-
-
 @compiled
 def begin(sim: Sim, e: int) -> None:
-    """Time 0: balancers know the present workers, tick, and hear their reports; see README.md."""
+    """Time 0: balancers know the present workers, tick, and hear their reports."""
     x, n = sim.state, sim.sizes.workers
     for w in range(n):
         for b in range(knowledge.balancers(sim, e)):
@@ -296,14 +270,33 @@ def advance(sim: Sim, workers: np.ndarray, waiting: np.ndarray, decider: int, op
 
     Sets `waiting` to those that wait for a decision now, and returns how many they are.
     """
-    deciding = 0
+    deciding, models = 0, sim.sizes.models
     for e in range(waiting.size):
-        if waiting[e]:
-            k = sim.state.counts[e, at.DECIDING]
-            if k >= 0:
-                assign(sim, e, k, workers[e], sim.state.clock[e, at.NOW])
-            waiting[e] = _advance(sim, e, decider, options)
-            deciding += waiting[e]
+        if not waiting[e]:
+            continue
+        x, counts = sim.state, sim.state.counts[e]
+        if counts[at.DECIDING] >= 0:
+            assign(sim, e, counts[at.DECIDING], workers[e], x.clock[e, at.NOW])
+        counts[at.DECIDING] = -1
+        waiting[e] = False
+        while counts[at.ENDED] < sim.sizes.requests or counts[at.OUTCOME_HEAD] >= 0 or counts[at.LEAVING] > 0:
+            now_s, kind, subject = _next(sim, e)
+            x.clock[e, at.NOW] = now_s
+            if kind >= at.ANSWER:
+                if subject < sim.sizes.requests and _come(sim, e, subject, decider, options, now_s):
+                    waiting[e] = True
+                    deciding += 1
+                    break
+            elif kind == at.OUTCOME:
+                _hear(sim, e, subject, now_s)
+            elif kind in (at.TICK, at.SAMPLE, at.REPORT, at.SCALE, at.TIMELINE) and _is_stuck(sim, e):
+                break
+            else:
+                place = _handle(sim, e, kind, subject, now_s)
+                if place >= 0:
+                    batcher.look(sim, e, e * sim.sizes.workers + place // models, place % models, now_s)
+            if sim.plan.env[e, at.E_HOLDER] > 0 and kind in _HEARD:
+                _attend(sim, e, kind, subject, options, now_s)
     return deciding
 
 

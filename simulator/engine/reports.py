@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 
-from balancer.core.estimators.caches import lose_all
-from balancer.core.kernel import eligibility, reports
-from balancer.core.kernel.reports import (
+from balancer.kernel import reports
+from balancer.kernel.reports import (
+    BEGINS,
     EXECUTED_ROWS,
     EXECUTING,
     EXECUTIONS,
     INSTANCES,
+    LATE,
     LINE,
     MAX_BATCH_ROWS,
     MODEL,
-    OTHERS,
+    PEER_IN_FLIGHT,
     PENDING,
     ROWS,
     SECONDS,
     SUCCEEDED,
+    TOTAL_EXECUTIONS,
 )
-from balancer.core.kernel.state import KEY_MEMORY
 from simulator.engine import layout as at
 from simulator.engine.compiled import exponential, from_source, inlined, outlined
 from simulator.engine.heap import push
@@ -28,9 +29,7 @@ from simulator.engine.knowledge import balancers, forget_eligible, row
 from simulator.engine.layout import Sim
 from simulator.engine.requests import uniform
 
-take_report, is_warm = map(from_source, (reports.take_report, reports.is_warm))
-is_fresh, heard = map(from_source, (eligibility.is_fresh, eligibility.heard))
-_lose_all = from_source(lose_all)
+_order_of, _take_report = from_source(reports.order_of), from_source(reports.take_report)
 
 
 @inlined
@@ -130,18 +129,16 @@ def find_snapshot(sim: Sim, e: int, w: int, low_number: int) -> int:
 
 
 @outlined
-def _note_executed(sim: Sim, e: int, r: int, m: int, begins: bool, line: int, noted: int) -> int:
+def _note_executed(sim: Sim, e: int, r: int, m: int, line: int, noted: int) -> int:
     """Write what was executed since the last report, as `kernel.reports` takes it; returns how many there are now."""
     known = sim.known
-    warm = is_warm(begins, known.executions_all[r, m])
     for size in range(1, known.executions.shape[2]):
         new = known.executions[r, m, size] - known.executions_seen[r, m, size]
         if new > 0:
-            if warm:
-                batch = known.batches[e, noted]
-                batch[LINE], batch[ROWS], batch[EXECUTIONS] = line, size, new
-                batch[SECONDS] = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
-                noted += 1
+            batch = known.batches[e, noted]
+            batch[LINE], batch[ROWS], batch[EXECUTIONS] = line, size, new
+            batch[SECONDS] = known.seconds[r, m, size] - known.seconds_seen[r, m, size]
+            noted += 1
             known.executions_seen[r, m, size] = known.executions[r, m, size]
             known.seconds_seen[r, m, size] = known.seconds[r, m, size]
     return noted
@@ -178,8 +175,8 @@ def _count_execution(sim: Sim, r: int, g: int, place: int) -> None:
 
 
 @inlined
-def _others(sim: Sim, e: int, b: int, g: int, place: int, m: int) -> float:
-    """What all balancers but `b` had in flight when the report was taken, as they told the agent."""
+def _peer_in_flight(sim: Sim, e: int, b: int, g: int, place: int, m: int) -> float:
+    """What all balancers but `b` had in flight when the report was taken."""
     requests = 0.0
     for c in range(balancers(sim, e)):
         if c != b:
@@ -193,16 +190,17 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
     x, known = sim.state, sim.known
     g, r = e * sim.sizes.workers + w, row(sim, e, b, w)
     position, epoch, incarnation, number = x.snapshot[g, place]
-    if epoch != x.whole[g, at.EPOCH] or number <= known.report_number[r]:
+    if epoch != x.whole[g, at.EPOCH]:
         return
-    begins = incarnation != known.incarnation[r]
-    if begins:
+    order = _order_of((epoch, incarnation, number), (epoch, known.incarnation[r], known.report_number[r]))
+    if order == LATE:
+        return
+    if order == BEGINS:
         known.incarnation[r] = incarnation
         known.position[r] = 0
         known.executions[r], known.seconds[r] = 0.0, 0.0
         known.executions_seen[r], known.seconds_seen[r] = 0.0, 0.0
         known.executions_all[r] = known.executed_rows[r] = known.answered[r] = 0.0
-        _lose_all(sim.caches, r, sim.desk.settings[e, KEY_MEMORY])
     known.report_number[r] = number
     for entry in range(max(known.position[r], x.whole[g, at.LOGGED] - sim.sizes.log), position):
         _count_execution(sim, r, g, entry % sim.sizes.log)
@@ -220,17 +218,17 @@ def receive(sim: Sim, e: int, b: int, w: int, place: int, now_s: float) -> None:
         if loaded == at.NEVER_LOADED:
             continue
         if some:
-            noted = _note_executed(sim, e, r, m, begins, lines, noted)
+            noted = _note_executed(sim, e, r, m, lines, noted)
         line = known.lines[e, lines]
         line[MODEL], line[MAX_BATCH_ROWS], line[INSTANCES] = m, 1, 1
         if loaded == at.LOADED:
             line[MAX_BATCH_ROWS] = sim.plan.model[e * sim.sizes.models + m, at.M_MAX_ROWS]
             line[INSTANCES] = sim.plan.instances[g, m]
         line[PENDING], line[EXECUTING] = x.snapshot_pending[g, place, m], x.snapshot_executing[g, place, m]
-        line[OTHERS] = _others(sim, e, b, g, place, m) if loaded == at.LOADED else math.nan
+        line[PEER_IN_FLIGHT] = _peer_in_flight(sim, e, b, g, place, m) if loaded == at.LOADED else math.nan
+        line[TOTAL_EXECUTIONS] = known.executions_all[r, m]
         line[EXECUTED_ROWS], line[SUCCEEDED] = known.executed_rows[r, m], known.answered[r, m]
         lines += 1
-    take_report(sim, e, r, known.lines[e], lines, known.batches[e], noted, balancers(sim, e), now_s)
-    if not is_fresh(sim, e, r, now_s):
+    batches, begins = known.batches[e], order == BEGINS
+    if _take_report(sim, e, r, begins, known.lines[e], lines, batches, noted, balancers(sim, e), now_s):
         forget_eligible(sim, e, b)
-    heard(sim, r, now_s)

@@ -15,7 +15,7 @@ UNAVAILABLE, UNFINISHED = int(Status.UNAVAILABLE), int(Status.UNFINISHED)
 
 @inlined
 def uniform(sim: Sim, e: int, stream: int, k: int) -> float:
-    """The draw `k` of a stream; see README.md."""
+    """The draw `k` of a stream; no draw depends on the order of others."""
     return unit(mix(mix(sim.plan.seed[e] ^ np.uint64(stream)) ^ np.uint64(k)))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.core.kernel.answers import is_shipped
-from balancer.core.kernel.state import Options
-from balancer.native.kinds import Native
+from balancer.kernel.answers import is_shipped
+from balancer.kernel.compiled.kinds import Native
+from balancer.kernel.state import Options
 from policies.base import BoolArray, FleetView, FloatArray, Policy, Request
 from policies.choices import SCRATCH
 from policies.costs import CostPolicy
@@ -21,7 +21,7 @@ from policies.learned.loops import READS, fill_learned, scratch_size, weights_of
 from policies.rows import Rows
 from policies.traced import traced
 from policies.traced.program import answered, fill_rows
-from simulator.engine.compiled import from_source, outlined
+from simulator.engine.compiled import from_source, uncached
 
 
 class _Compiled(Rows):
@@ -87,7 +87,7 @@ def _fill_all(fill: Callable[..., int]) -> Any:
         for row in range(len(cost)):
             one(cost[row], eligible[row], option, scratch, shares[row])
 
-    return outlined(fill_all)
+    return uncached(fill_all)
 
 
 @functools.cache
@@ -100,17 +100,16 @@ def _find_all(of_one: Callable[..., float]) -> Any:
         for row in range(len(column)):
             found[row] = one(column[row], eligible[row], option, scratch)
 
-    return outlined(find_all)
+    return uncached(find_all)
 
 
 @functools.cache
 def _fill_programs() -> Any:
-    return outlined(from_source(fill_rows).py_func)
+    return uncached(from_source(fill_rows).py_func)
 
 
 @functools.lru_cache(maxsize=16)
 def _options_of_learned(artifact: Artifact, workers: int) -> Native:
-    """Takes longer to make than many an answer."""
     weights = weights_of(artifact.network)
     return Native(Options(np.zeros(1), weights, np.zeros(scratch_size(workers, weights))))
 
@@ -124,4 +123,4 @@ def _fill_all_learned() -> Any:
             asked = rows[row], deadline_s[row]
             one(columns[row], eligible[row], *asked, options.weights, options.scratch, shares[row])
 
-    return outlined(fill_all)
+    return uncached(fill_all)

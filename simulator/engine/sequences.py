@@ -10,7 +10,7 @@ from simulator.engine import layout as at
 from simulator.engine.compiled import from_source, inlined, mix, outlined
 from simulator.engine.layout import Sim
 
-_lot_of, _rendezvous_cost = from_source(hashing.lot_of), from_source(hashing.rendezvous_cost)
+_hash_draw, _rendezvous_cost = from_source(hashing.hash_draw), from_source(hashing.rendezvous_cost)
 
 
 @inlined
@@ -21,16 +21,16 @@ def in_sequence(sim: Sim, e: int, k: int) -> bool:
 
 @outlined
 def find_worker(sim: Sim, e: int, k: int) -> int:
-    """Set `Desk.mask` to the workers that the request's sequence may belong to, and return the one that it belongs to;
-    -1: there is none.
+    """Set `decision.mask` to the workers that the request's sequence may belong to, and return the one that it belongs
+    to; -1: there is none.
     """
     b, best, best_bid = sim.demand.balancer[e, k], -1, np.inf
     mixed_key = mix(sim.demand.key[e, k])
     for w in range(sim.sizes.workers):
         member = knowledge.is_member(sim, e, knowledge.row(sim, e, b, w), w, sim.demand.model[e, k])
-        sim.desk.mask[e, w] = member
+        sim.decision.mask[e, w] = member
         if member:
-            bid = _rendezvous_cost(_lot_of(sim.desk.name_hash[e, w], mixed_key), sim.desk.weight[e, w])
+            bid = _rendezvous_cost(_hash_draw(sim.decision.name_hash[e, w], mixed_key), sim.decision.weight[e, w])
             if bid < best_bid:
                 best, best_bid = w, bid
     return best

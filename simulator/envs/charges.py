@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from balancer.native.kinds import Native
+from balancer.kernel.compiled.kinds import Native
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
 from simulator.engine.compiled import compiled, inlined
@@ -18,11 +18,11 @@ from simulator.engine.layout import DECIDING, IN_SYSTEM, INTEGRAL, NOW, Sim
 from simulator.result import Status
 
 _OK = int(Status.OK)
-# Columns of `Ledger.terms`.
+# Columns of `ChargeTable.terms`.
 _REWARD_SCALE, _DEADLINE_CHARGE, _TAIL_CHARGE, _TAIL_FROM, _MAX_IN_SYSTEM = range(5)
 
 
-class Terms(NamedTuple):
+class ChargeTerms(NamedTuple):
     """What is charged, see README.md; `tail_from_s` below 0: a request's own deadline."""
 
     reward_scale: float
@@ -32,7 +32,7 @@ class Terms(NamedTuple):
     max_in_system: float
 
 
-class Ledger(NamedTuple):
+class ChargeTable(NamedTuple):
     """What is charged, and up to where it has been."""
 
     terms: FloatArray
@@ -56,11 +56,11 @@ class Charges:
     that is None.
     """
 
-    def __init__(self, batch: Batch, requests: int, terms: Terms) -> None:
+    def __init__(self, batch: Batch, requests: int, terms: ChargeTerms) -> None:
         """Of all environments of the batch, in episodes of so many requests."""
         e, k = batch.sim.demand.time_s.shape
         self._batch = batch
-        self._ledger = Ledger(
+        self._ledger = ChargeTable(
             np.array(terms),
             requests,
             np.zeros(e),
@@ -90,7 +90,7 @@ class Charges:
 @compiled
 def _conclude(
     sim: Sim,
-    ledger: Ledger,
+    ledger: ChargeTable,
     waiting: BoolArray,
     active: BoolArray,
     running: BoolArray,
@@ -124,7 +124,7 @@ def _conclude(
 
 
 @inlined
-def _settle(sim: Sim, ledger: Ledger, e: int, arrived: int) -> float:
+def _settle(sim: Sim, ledger: ChargeTable, e: int, arrived: int) -> float:
     """Take up what has arrived, drop what has ended, and return the seconds that are charged for it."""
     x, live, terms = sim.state, ledger.live[e], ledger.terms
     count = ledger.live_count[e]

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ResetNeeded
 
-from balancer.core.kernel.of_worker import pending
+from balancer.kernel.of_worker import pending
 from policies.base import BoolArray, FloatArray, IntArray
 from simulator.batch import Batch
-from simulator.engine.coming import ask_of
+from simulator.engine.coming import request_of
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import DECIDING, NOW, Sim
-from simulator.envs.charges import Charges, Terms
+from simulator.envs.charges import Charges, ChargeTerms
 from simulator.envs.observation import Shown, Window
 from simulator.envs.sampling import Load, Sampler, Scenarios
 from simulator.scenario import Scenario
@@ -28,7 +28,7 @@ _REMEDY = (
 )
 
 
-class Settings(TypedDict, total=False):
+class EpisodeSettings(TypedDict, total=False):
     """Keyword arguments of both environments; see `Episodes`."""
 
     requests: int
@@ -40,7 +40,7 @@ class Settings(TypedDict, total=False):
     max_in_system: int | None
 
 
-class Step(NamedTuple):
+class EpisodeStep(NamedTuple):
     """What a step brought, `(e,)` each."""
 
     reward: FloatArray
@@ -109,7 +109,7 @@ class Episodes:
         self.last_pick: IntArray = np.full(environments, -1)
         self.running: BoolArray = np.zeros(environments, np.bool_)
         self.window = Window(self.batch)
-        terms = Terms(
+        terms = ChargeTerms(
             reward_scale,
             deadline_charge_s,
             tail_charge,
@@ -135,7 +135,7 @@ class Episodes:
         self.running[e] = True
         self._charges.reset(e)
 
-    def step(self, actions: npt.NDArray[np.integer[Any]], active: BoolArray) -> Step:
+    def step(self, actions: npt.NDArray[np.integer[Any]], active: BoolArray) -> EpisodeStep:
         """Send what waits in the environments `active` to the workers `actions`, `(e,)` each, and go on.
 
         Raises:
@@ -153,11 +153,11 @@ class Episodes:
             raise ValueError(f"actions are {actions}: give each environment a worker from 0 to {self.workers - 1}")
         self.batch.step(chosen)
         reward, ends, ended = self._charges.conclude(active, self.running)
-        return Step(reward, ends[0], ends[1], ends[2], ended, invalid)
+        return EpisodeStep(reward, ends[0], ends[1], ends[2], ended, invalid)
 
     def action_masks(self) -> BoolArray:
         """Workers that may be picked, `(e, n)`, a new array; all where no request waits, since nothing is decided."""
-        masks: BoolArray = self.batch.sim.desk.mask | ~self.batch.waiting[:, None]
+        masks: BoolArray = self.batch.sim.decision.mask | ~self.batch.waiting[:, None]
         return masks
 
 
@@ -210,7 +210,7 @@ def _choose(
         chosen[e], invalid[e] = 0, False
         if active[e]:
             chosen[e] = actions[e]
-            if not sim.desk.mask[e, actions[e]]:
+            if not sim.decision.mask[e, actions[e]]:
                 chosen[e], invalid[e] = _least_pending(sim, e), True
             last_pick[e] = chosen[e]
     return 0
@@ -220,11 +220,11 @@ def _choose(
 def _least_pending(sim: Sim, e: int) -> int:
     """The first of the eligible workers with the least pending; 0 where none is eligible."""
     now_s = sim.state.clock[e, NOW]
-    ask = ask_of(sim, e, sim.state.counts[e, DECIDING], now_s)
+    ask = request_of(sim, e, sim.state.counts[e, DECIDING], now_s)
     first = row(sim, e, sim.asked.balancer[e], 0)
     found, least = 0, np.inf
     for w in range(sim.sizes.workers):
-        if sim.desk.mask[e, w]:
+        if sim.decision.mask[e, w]:
             there = _pending(sim, e, w, first + w, ask, now_s)
             if there < least:
                 found, least = w, there

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from policies.base import BoolArray
-from simulator.envs.episodes import Episodes, Settings, info
+from simulator.envs.episodes import Episodes, EpisodeSettings, info
 from simulator.envs.observation import Observation, Shown, observation_space
 from simulator.envs.rendering import RENDER_MODES, Frame, render
 from simulator.envs.sampling import Scenarios
@@ -30,7 +30,11 @@ class FleetEnv(gymnasium.Env[Observation, SupportsInt]):
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 20}  # noqa: RUF012 - as the base has it
 
     def __init__(
-        self, scenario: Scenarios = DEFAULT_SCENARIO, *, render_mode: str | None = None, **settings: Unpack[Settings]
+        self,
+        scenario: Scenarios = DEFAULT_SCENARIO,
+        *,
+        render_mode: str | None = None,
+        **settings: Unpack[EpisodeSettings],
     ) -> None:
         self._episodes = Episodes(1, scenario, **settings)
         self.render_mode = render_mode

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from balancer.core.kernel import of_worker
-from balancer.core.kernel.state import Ask
+from balancer.kernel import of_worker
+from balancer.kernel.state import RequestFeatures
 from policies.base import BoolArray, FloatArray, IntArray
 from policies.choices import LEAST
 from policies.columns import DECLARED, QUANTITIES, Unit
 from policies.consistent_hash import ConsistentHash
 from simulator.batch import Batch
-from simulator.engine.coming import ask_of
+from simulator.engine.coming import request_of
 from simulator.engine.compiled import compiled, from_source, inlined
 from simulator.engine.knowledge import row
 from simulator.engine.layout import DECIDING, E_BALANCERS, IN_SYSTEM, NOW, Sim
@@ -109,26 +109,26 @@ def observation_space(workers: int, models: int) -> spaces.Dict:
 
 # What is compiled and shared with other files would not be compiled anew when it changes: all of it stays here.
 _bid, _fill_least = from_source(ConsistentHash.cost), from_source(LEAST.fill)
-_lot = from_source(of_worker.lot)
+_draw = from_source(of_worker.draw)
 
 
 @inlined
-def _find_home(sim: Sim, e: int, first: int, ask: Ask, now_s: float) -> None:
-    """In `Desk.shares`: 1 at the worker that the request's key hashes to; 0 for all where it has none."""
-    x = sim.desk
+def _find_home(sim: Sim, e: int, first: int, ask: RequestFeatures, now_s: float) -> None:
+    """In `decision.shares`: 1 at the worker that the request's key hashes to; 0 for all where it has none."""
+    x = sim.decision
     if ask.keyed == 0:
         for w in range(sim.sizes.workers):
             x.shares[e, w] = 0.0
         return
     for w in range(sim.sizes.workers):
-        x.cost[e, w] = _bid(_lot(sim, e, w, first + w, ask, now_s), x.weight[e, w])
+        x.cost[e, w] = _bid(_draw(sim, e, w, first + w, ask, now_s), x.weight[e, w])
     _fill_least(x.cost[e], x.mask[e], 0.0, x.scratch[e], x.shares[e])
 
 
 _OF_WORKER = {
     **{name: from_source(function) for name, function in of_worker.OF_WORKER.items()},
-    "eligible": inlined(lambda sim, e, w, r, ask, now_s: 1.0 if sim.desk.mask[e, w] else 0.0),
-    "home": inlined(lambda sim, e, w, r, ask, now_s: sim.desk.shares[e, w]),
+    "eligible": inlined(lambda sim, e, w, r, ask, now_s: 1.0 if sim.decision.mask[e, w] else 0.0),
+    "home": inlined(lambda sim, e, w, r, ask, now_s: sim.decision.shares[e, w]),
 }
 
 
@@ -171,7 +171,7 @@ def _look(
         if waiting[e]:
             last[e] = sim.state.counts[e, DECIDING]
         then_s, first = asked.now_s[e], row(sim, e, asked.balancer[e], 0)
-        ask = ask_of(sim, e, last[e], then_s)
+        ask = request_of(sim, e, last[e], then_s)
         of_request = (asked.rows[e], asked.deadline_s[e], asked.priority[e], sim.plan.env[e, E_BALANCERS])
         for i in range(_OF_REQUEST):
             request[e, i] = _clipped(of_request[i], request_high[i]) if waiting[e] else 0.0
@@ -179,7 +179,7 @@ def _look(
             request[e, _OF_REQUEST + m] = waiting[e] and m == asked.model[e]
         _find_home(sim, e, first, ask, then_s)
         for w in range(n):
-            mask[e, w] = sim.desk.mask[e, w] or not waiting[e]
+            mask[e, w] = sim.decision.mask[e, w] or not waiting[e]
             out = workers[e, w]
             if sim.known.added[row(sim, e, 0, w)]:
                 values = _columns(sim, e, w, first + w, ask, then_s)

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from policies.base import BoolArray, FloatArray
 from simulator.engine import layout as at
 from simulator.scenario import Scenario
-from simulator.spec import WorkerSpec
+from simulator.spec import SimulatedWorker
 
 if TYPE_CHECKING:
     from simulator.envs.episodes import Episodes
@@ -128,7 +128,7 @@ def _draw_bars(
     axes.tick_params(length=0, colors=_SOFT)
 
 
-def _name_workers(axes: Axes, workers: tuple[WorkerSpec, ...], states: list[str]) -> None:
+def _name_workers(axes: Axes, workers: tuple[SimulatedWorker, ...], states: list[str]) -> None:
     """Name, device, speed and state beneath each bar, as far as there is room; the state as the colour, too."""
     upright, named = len(workers) <= _MOST_UPRIGHT, len(workers) <= _MOST_NAMED
     names = []

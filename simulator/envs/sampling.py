@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.arrivals import Arrivals
 from simulator.scenario import Scenario, load_scenario
-from simulator.spec import Batching, Cache, Fault, FleetSpec, ModelSpec, Reports, WorkerSpec
+from simulator.spec import BatchingSpec, CacheSpec, Fault, FleetSpec, ModelSpec, Reports, SimulatedWorker
 
 Given = str | Path | Scenario
 """A scenario, or the name or file of one."""
@@ -102,7 +102,7 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
     model = ModelSpec(
         "model-0",
         {str(i): service for i, service in enumerate(services)},
-        batching=Batching(
+        batching=BatchingSpec(
             max_batch_rows=max(model.batching.max_batch_rows for model in models),
             priority_levels=max(model.batching.priority_levels for model in models),
         ),
@@ -110,7 +110,7 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
     )
     return FleetSpec(
         models=(model, *(dataclasses.replace(model, name=f"model-{i}", instances=1) for i in range(1, count))),
-        workers=tuple(WorkerSpec(f"worker-{i}") for i in range(max(len(fleet.workers) for fleet in fleets))),
+        workers=tuple(SimulatedWorker(f"worker-{i}") for i in range(max(len(fleet.workers) for fleet in fleets))),
         balancers=max(fleet.balancers for fleet in fleets),
         reports=Reports(
             period_s=min(fleet.reports.period_s for fleet in fleets),
@@ -118,7 +118,7 @@ def covering(fleets: Sequence[FleetSpec]) -> FleetSpec:
             jitter_s=max(fleet.reports.jitter_s for fleet in fleets),
         ),
         faults=(Fault("silent", "worker-0", 0.0),) * max(len(fleet.faults) for fleet in fleets),
-        cache=Cache(entries=max(fleet.cache.entries for fleet in fleets)),
+        cache=CacheSpec(entries=max(fleet.cache.entries for fleet in fleets)),
         retries=max(fleet.retries for fleet in fleets),
         settings=dataclasses.replace(
             fleets[0].settings,

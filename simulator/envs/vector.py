@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from policies.base import BoolArray, FloatArray
-from simulator.envs.episodes import Episodes, Settings, info, infos
+from simulator.envs.episodes import Episodes, EpisodeSettings, info, infos
 from simulator.envs.fleet import DEFAULT_SCENARIO
 from simulator.envs.observation import Observation, observation_space
 from simulator.envs.rendering import RENDER_MODES, Frame, render
@@ -45,7 +45,7 @@ class FleetVectorEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         *,
         render_mode: str | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        **settings: Unpack[Settings],
+        **settings: Unpack[EpisodeSettings],
     ) -> None:
         self._episodes = Episodes(num_envs, scenario, **settings)
         self._mode = AutoresetMode(autoreset_mode)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from balancer.config.profile_file import Profile
-from balancer.core.settings import Settings
-from balancer.operate.decision_log.lines import COLUMNS
-from balancer.operate.decision_log.recorded import DecisionLog, Joined, Workers
+from balancer.kernel.settings import Settings
+from balancer.server.decision_log.lines import COLUMNS
+from balancer.server.decision_log.recorded import DecisionLog, DecisionsWithOutcomes, Workers
 from policies.base import BoolArray, FloatArray
 from simulator.arrivals import Arrivals
 from simulator.log.service import Executions, estimated, pooled, service_time, speed, without_waiting, worked
@@ -27,15 +27,15 @@ from simulator.log.workload import models_of, recorded_from, unix_s
 from simulator.scenario import Scenario
 from simulator.service import from_profile
 from simulator.spec import (
-    Batching,
+    BatchingSpec,
     Fault,
     FleetSpec,
     ModelSpec,
-    Network,
+    NetworkSpec,
     Noise,
     Reports,
     ServiceTime,
-    WorkerSpec,
+    SimulatedWorker,
 )
 from simulator.workload.workload import ModelTraffic, Workload
 
@@ -54,7 +54,6 @@ _FEW = 20
 """Requests to idle workers below which nothing is concluded from them."""
 _MOST_CV = 1.5
 _LEAST_CV = 0.01
-"""Noise below this is none."""
 _SETTLED_S = 1.0
 """A worker seen later than this after the first decision has joined, and not been there from the start."""
 
@@ -143,7 +142,7 @@ class _Calibration:
             tuple(self._workers()),
             balancers=self._balancers(),
             reports=Reports(_report_period_s(self._log, settings), delay_s=0.0),
-            network=Network(),
+            network=NetworkSpec(),
             faults=tuple(self._faults()),
             settings=settings,
         )
@@ -177,11 +176,9 @@ class _Calibration:
         )
 
     def _known(self, model: str) -> list[Executions]:
-        """What workers told of the model."""
         return [one.models[model] for one in self._seen.values() if model in one.models]
 
     def _service_times(self) -> dict[str, dict[str, ServiceTime]]:
-        """By model and device kind."""
         own, kinds = self._own, self._kinds
         measured = {profile.device: from_profile(profile) for profile in self._profiles}
         wanted = sorted({(model, kinds[name]) for name, held in self._held.items() for model in held if name in kinds})
@@ -202,17 +199,17 @@ class _Calibration:
 
     def _model(self, model: str) -> ModelSpec:
         times = self._times[model]
-        told = [one.models[model] for name, one in self._seen.items() if name in self._held and model in one.models]
+        reported = [one.models[model] for name, one in self._seen.items() if name in self._held and model in one.models]
         profiled = [each for profile in self._profiles for each in profile.models if each.model == model]
         largest = max(rows for table in times.values() for rows in table.rows)
         return ModelSpec(
             model,
             times,
-            batching=Batching(max((each.max_batch_rows for each in (told or profiled)), default=largest)),
-            instances=max((each.instances for each in (told or profiled)), default=1),
+            batching=BatchingSpec(max((each.max_batch_rows for each in (reported or profiled)), default=largest)),
+            instances=max((each.instances for each in (reported or profiled)), default=1),
         )
 
-    def _workers(self) -> Iterator[WorkerSpec]:
+    def _workers(self) -> Iterator[SimulatedWorker]:
         profiled = {(model.model, profile.device) for profile in self._profiles for model in profile.models}
         start_s = min(listed.first_s for listed in self._roster.values())
         for name, listed in self._roster.items():
@@ -225,7 +222,7 @@ class _Calibration:
                 for model, each in self._own.get(name, {}).items()
                 if model in held and (model, kind) not in profiled
             }
-            yield WorkerSpec(
+            yield SimulatedWorker(
                 name,
                 kind,
                 speed=speed(executed, {model: self._times[model][kind] for model in executed}),
@@ -256,7 +253,6 @@ class _Calibration:
 
 
 def _roster(log: DecisionLog) -> dict[str, _Listed]:
-    """By worker."""
     spans: dict[int, tuple[Workers, float, float]] = {}
     for decision in log:
         at_s = unix_s(log, decision.run, decision.at_s)
@@ -308,15 +304,15 @@ def _with_answers(log: DecisionLog, fleet: FleetSpec, notes: list[str]) -> Fleet
         )
     way_s = max(float(np.median(surplus_s)), 0.0) if len(surplus_s) >= _FEW else 0.0
     # The worker's latency ends where the client's does; the outcome is heard later than the execution ends by both.
-    outcome_s = max(float(np.median(unheard_s)), 0.0) + way_s / 2 if unheard_s else Network().outcome_s
+    outcome_s = max(float(np.median(unheard_s)), 0.0) + way_s / 2 if unheard_s else NetworkSpec().outcome_s
     return dataclasses.replace(
         fleet,
-        network=Network(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=outcome_s),
+        network=NetworkSpec(to_worker_s=way_s / 2, to_client_s=way_s / 2, outcome_s=outcome_s),
         models=tuple(dataclasses.replace(model, noise=_noise(idle[model.name], way_s)) for model in fleet.models),
     )
 
 
-def _met_idle(log: DecisionLog, joined: Joined) -> BoolArray:
+def _met_idle(log: DecisionLog, joined: DecisionsWithOutcomes) -> BoolArray:
     """Whether no other request that the log has lay at the worker picked; `(k,)`.
 
     Balancers believe what reports say, which is old; the log knows of all requests when each of them ended.

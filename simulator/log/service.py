@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import brentq
 
-from balancer.core.estimators.service import ROW_SHARE
-from balancer.operate.decision_log.lines import COLUMNS
-from balancer.operate.decision_log.recorded import DecisionLog, RecordedService
+from balancer.kernel.estimators.service import ROW_SHARE
+from balancer.server.decision_log.lines import COLUMNS
+from balancer.server.decision_log.recorded import DecisionLog, RecordedService
 from policies.base import FloatArray
 from simulator.log.workload import unix_s
 from simulator.service import fit
@@ -54,7 +54,7 @@ class Executions:
 
 
 @dataclass(slots=True)
-class Worked:
+class WorkerExecutions:
     """What one worker executed while the log was written."""
 
     span_s: float = 0.0
@@ -64,7 +64,7 @@ class Worked:
     """Those that it has, executed or not."""
 
 
-def worked(log: DecisionLog) -> dict[str, Worked]:
+def worked(log: DecisionLog) -> dict[str, WorkerExecutions]:
     """By worker, the growth of its counters from the first to the last time they were recorded, restarts included.
 
     Counters that were recorded once are taken as they are: then the first executions, which are slow, are in them.
@@ -75,8 +75,8 @@ def worked(log: DecisionLog) -> dict[str, Worked]:
     return {worker: _sum_of(log, list(own.values())) for worker, own in lives.items()}
 
 
-def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> Worked:
-    found = Worked()
+def _sum_of(log: DecisionLog, lives: Iterable[list[RecordedService]]) -> WorkerExecutions:
+    found = WorkerExecutions()
     # Of several processes each may have recorded the same worker; what is earlier is what has executed less.
     ordered = [sorted(records, key=_executed) for records in lives]
     lasting = [records for records in ordered if _executed(records[-1]) > _executed(records[0])]
@@ -104,7 +104,7 @@ def estimated(log: DecisionLog, largest: Mapping[str, int]) -> dict[str, dict[st
     """By worker and model, what balancers took the service time of each size to be, as one execution of that size.
 
     Medians over the last half of the decisions. They err on the short side where executions vary
-    (`balancer.core.estimators.service`), and for a worker that never executed the model they are what was assumed.
+    (`balancer.kernel.estimators.service`), and for a worker that never executed the model they are what was assumed.
 
     Args:
         log: From `read_log`.
@@ -124,7 +124,7 @@ def estimated(log: DecisionLog, largest: Mapping[str, int]) -> dict[str, dict[st
     return dict(found)
 
 
-def without_waiting(one: Worked) -> dict[str, Executions]:
+def without_waiting(one: WorkerExecutions) -> dict[str, Executions]:
     """The same executions with the seconds that each had the device for itself.
 
     With N executions under way in the mean and at most K (instances of all models), the share of time in which any is,
@@ -190,7 +190,7 @@ def service_time(executions: Executions) -> ServiceTime:
     """Isotonic through the means of the sizes seen (`service.fit`); a straight line to 1 row and to the largest batch.
 
     The less the sizes differ that were seen, the more the line has the share of rows that the estimator assumes, as
-    there (`balancer.core.estimators.service.fit`).
+    there (`balancer.kernel.estimators.service.fit`).
     """
     sizes = sorted(executions.batches)
     count = np.array([executions.batches[rows][0] for rows in sizes], np.float64)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.operate.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
+from balancer.load.arrivals import rescaled
+from balancer.server.decision_log.recorded import DecisionLog, RecordedDecision, Refusal
 from policies.base import FloatArray, Request
 from simulator.arrivals import Arrivals
 from simulator.workload.trace import Recorded
-from tools.load.arrivals import rescaled
 
 _UNKNOWN = "unknown_model"
 

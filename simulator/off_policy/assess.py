@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.operate.decision_log.lines import COLUMNS
-from balancer.operate.decision_log.recorded import DecisionLog, RecordedPolicy
+from balancer.server.decision_log.lines import COLUMNS
+from balancer.server.decision_log.recorded import DecisionLog, RecordedPolicy
 from policies.base import BoolArray, FloatArray, IntArray, Policy
+from simulator.compare.statistics import Estimate
 from simulator.log.workload import unix_s
 from simulator.off_policy.estimators import (
     Blocks,
@@ -26,7 +27,6 @@ from simulator.off_policy.estimators import (
 )
 from simulator.off_policy.outcome_model import Isotonic, folds
 from simulator.replay import answers
-from simulator.scoreboard.statistics import Estimate
 
 LITTLE = 0.01
 """A pick that the logging policy made less often than this is taken to have no support."""
@@ -38,7 +38,7 @@ _MOST_BLOCKS = 2000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decisions:
+class LoggedDecisions:
     """The decisions of a log that tell of policies, in order of time; `(k,)` each.
 
     Those of the policy in force, which picked, and whose outcome is known: neither keys nor sequences, which the router
@@ -71,7 +71,7 @@ class Decisions:
         return len(self.index)
 
 
-def decisions_of(log: DecisionLog) -> Decisions:
+def decisions_of(log: DecisionLog) -> LoggedDecisions:
     """The decisions that tell of policies.
 
     Raises:
@@ -96,7 +96,7 @@ def decisions_of(log: DecisionLog) -> Decisions:
     if len(known) < _LEAST_DECISIONS:
         raise ValueError(
             f"the log has outcomes of {len(known)} of {len(asked)} decisions, {_LEAST_DECISIONS} are the least: "
-            "Envoy's access log must reach the balancer that records (balancer envoy prints the bootstrap)"
+            "record more requests; where outcomes are missing, Envoy's access log must reach the balancer that records"
         )
     made = [log.decisions[i] for i in known]
     at_s = np.array([unix_s(log, d.run, d.at_s) for d in made])
@@ -104,7 +104,7 @@ def decisions_of(log: DecisionLog) -> Decisions:
     index = np.array(known, np.int64)[order]
     completion = COLUMNS.index("completion_s")
     latency_s, ok = joined.latency_s[index], joined.ok[index]
-    return Decisions(
+    return LoggedDecisions(
         index=index,
         at_s=at_s[order],
         propensity=joined.propensity[index],
@@ -124,11 +124,11 @@ class _Outcome:
     """One kind of outcome, of those decisions that have it, with its model fitted on other blocks."""
 
     rows: IntArray
-    """Into `Decisions`."""
+    """Into `LoggedDecisions`."""
     outcome: FloatArray
     blocks: Blocks
     fold: IntArray
-    """Of each of `Decisions`; -1: it has no such outcome."""
+    """Of each of `LoggedDecisions`; -1: it has no such outcome."""
     models: list[Isotonic]
     late: bool
     """Whether the model's number is the negative of the expected completion over the deadline."""
@@ -142,7 +142,7 @@ class _Outcome:
         return expected
 
 
-def _outcome(d: Decisions, has: BoolArray, values: FloatArray, length_s: float, late: bool) -> _Outcome:
+def _outcome(d: LoggedDecisions, has: BoolArray, values: FloatArray, length_s: float, late: bool) -> _Outcome:
     rows = np.flatnonzero(has)
     blocks = Blocks(d.at_s[rows], length_s)
     feature = -d.completion_s[rows] / d.deadline_s[rows] if late else d.completion_s[rows]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from balancer.config.profile_file import Profile
-from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.recorded import DecisionLog
 from policies.base import FloatArray, Policy
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, measure
+from simulator.compare.statistics import Estimate, mean, ratio
 from simulator.log.fleet import calibrate, capped
 from simulator.log.workload import arrivals_from_log, unix_s
-from simulator.off_policy.assess import TAIL, Decisions
+from simulator.off_policy.assess import TAIL, LoggedDecisions
 from simulator.run import run
-from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, measure
-from simulator.scoreboard.statistics import Estimate, mean, ratio
 
 LOGGING = "(as logged)"
 """Stands for the policy that decided, beside the targets."""
@@ -61,7 +61,7 @@ class Calibrated:
 
 def simulate(
     log: DecisionLog,
-    decisions: Decisions,
+    decisions: LoggedDecisions,
     targets: Mapping[str, Policy],
     *,
     seeds: int,
@@ -83,7 +83,7 @@ def simulate(
         notes.append(f"{share:.0%} of the decisions are of {recorded.name}, which stands for all in the simulation")
     if any(refusal.reason == "shed" for refusal in log.refusals):
         notes.append("the log has requests shed by limits, which the simulation has not")
-    latencies: dict[str, Latency] = {}
+    latencies: dict[str, LatencyMetric] = {}
     for name, policy in {LOGGING: recorded.build(), **targets}.items():
         result = run(fleet, [arrivals] * seeds, policy, progress=progress)
         latencies[name] = measure(result).latency
@@ -103,7 +103,7 @@ def simulate(
     )
 
 
-def _logged_s(log: DecisionLog, decisions: Decisions, from_s: float) -> FloatArray:
+def _logged_s(log: DecisionLog, decisions: LoggedDecisions, from_s: float) -> FloatArray:
     """Latencies of what came after the warm-up."""
     came_s = [unix_s(log, decision.run, decision.at_s) for decision in log.decisions]
     came_s += [unix_s(log, refusal.run, refusal.at_s) for refusal in log.refusals]
@@ -112,7 +112,7 @@ def _logged_s(log: DecisionLog, decisions: Decisions, from_s: float) -> FloatArr
     return decisions.latency_s[np.isfinite(decisions.latency_s) & after]
 
 
-def _simulated(name: str, latency: Latency, base: Latency) -> Simulated:
+def _simulated(name: str, latency: LatencyMetric, base: LatencyMetric) -> Simulated:
     return Simulated(
         name,
         mean(latency.mean_s),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.base import FloatArray, IntArray
-from simulator.scoreboard.statistics import CONFIDENCE, Estimate
+from simulator.compare.statistics import CONFIDENCE, Estimate
 
 RESAMPLES = 1000
 FEW_BLOCKS = 10

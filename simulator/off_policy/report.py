@@ -11,15 +11,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from balancer.operate.decision_log.recorded import DecisionLog
+from balancer.server.decision_log.recorded import DecisionLog
+from simulator.compare import text
+from simulator.compare.statistics import CONFIDENCE, Estimate
+from simulator.compare.text import NONE, interval, milliseconds, share
 from simulator.log.fleet import ASSUMPTIONS
 from simulator.off_policy.assess import LITTLE, Assessed, Assessor
 from simulator.off_policy.calibrated import LOGGING, Calibrated
 from simulator.off_policy.estimators import RESAMPLES, Value
-from simulator.off_policy.verdict import MEANING, Verdict
-from simulator.scoreboard import text
-from simulator.scoreboard.statistics import CONFIDENCE, Estimate
-from simulator.scoreboard.text import NONE, interval, milliseconds, share
+from simulator.off_policy.verdict import MEANING, PolicyVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Evaluation:
     calibrated: Calibrated | None
     not_simulated: str
     """Why, in words; empty where it is."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PolicyVerdict, ...]
     command: str
 
 
@@ -139,7 +139,7 @@ def _table(title: str, *columns: str) -> Table:
     return text.table(title, columns, title_style="bold", pad_edge=False)
 
 
-def verdict_lines(verdict: Verdict) -> Iterator[str]:
+def verdict_lines(verdict: PolicyVerdict) -> Iterator[str]:
     """In words, and what they rest on."""
     yield f"{verdict.policy}: {verdict.says}"
     for why in verdict.one_step_why:

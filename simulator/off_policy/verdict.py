@@ -39,7 +39,7 @@ MEANING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PolicyVerdict:
     """On one policy."""
 
     policy: str
@@ -52,14 +52,14 @@ class Verdict:
     """Both in a sentence or two."""
 
 
-def verdict(assessed: Assessed, assessor: Assessor, calibrated: Calibrated | None) -> Verdict:
+def verdict(assessed: Assessed, assessor: Assessor, calibrated: Calibrated | None) -> PolicyVerdict:
     """What to think of the numbers of a policy."""
     one_step, why = _one_step(assessed, assessor)
     simulation, simulation_why = (None, ()) if calibrated is None else _simulation(calibrated)
     run = None
     if calibrated is not None:
         run = next(each for each in calibrated.runs if each.policy == assessed.policy)
-    return Verdict(
+    return PolicyVerdict(
         assessed.policy, one_step, why, simulation, simulation_why, _says(assessed, one_step, run, simulation)
     )
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from simulator.scoreboard import statistics, summary, table, text
-from simulator.scoreboard.compare import Board
-from simulator.scoreboard.document import Report
-from simulator.scoreboard.metrics import WARM_UP_SHARE
-from simulator.scoreboard.summary import FIGURES, NAMES, Figure
-from tools.pages import plots
-from tools.pages.html import LineStyles, definitions, document
-from tools.pages.html import table as html_table
+from simulator.compare import statistics, summary, table, text
+from simulator.compare.compare import Board
+from simulator.compare.document import ComparisonReport
+from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.compare.summary import FIGURES, NAMES, Figure
+from simulator.pages import plots
+from simulator.pages.html import LineStyles, definitions, document
+from simulator.pages.html import table as html_table
 
 _MANY_WORKERS = 16
 _WORST_SHOWN = 4
@@ -33,7 +33,7 @@ _TIMELINE = (
 )
 
 
-def page(report: Report) -> str:
+def page(report: ComparisonReport) -> str:
     """The page."""
     boards = report.boards
     style = plots.styles(report.policies)
@@ -50,7 +50,7 @@ policy. Latency is that of requests answered well; less is better everywhere but
     return document(f"Scoreboard: {title}", body)
 
 
-def _overall(report: Report, style: LineStyles) -> str:
+def _overall(report: ComparisonReport, style: LineStyles) -> str:
     head, lines = table.aggregate_lines(report)
     reference = "clairvoyant" if report.boards[0].references else "best of the seed"
     drawn = _figure(
@@ -71,7 +71,7 @@ the best, which flatters its latencies.</p>
 """
 
 
-def _heat(report: Report, figure: Figure) -> str:
+def _heat(report: ComparisonReport, figure: Figure) -> str:
     body = []
     for split, boards in _split_names(report.boards).items():
         kind = "training" if split == "train" else "held out"
@@ -100,7 +100,7 @@ def _heat_cell(board: Board, policy: str, figure: Figure) -> str:
     )
 
 
-def _wins_and_losses(report: Report) -> str:
+def _wins_and_losses(report: ComparisonReport) -> str:
     lines = []
     for policy in report.policies:
         cells = [html.escape(policy)]
@@ -122,7 +122,7 @@ def _wins_and_losses(report: Report) -> str:
     return html_table(head, lines, "words")
 
 
-def _section(board: Board, report: Report, style: LineStyles, *, folded: bool) -> str:
+def _section(board: Board, report: ComparisonReport, style: LineStyles, *, folded: bool) -> str:
     name, about = html.escape(board.scenario.name), html.escape(board.scenario.summary)
     content = "".join(_content(board, report, style))
     if not folded:
@@ -134,7 +134,7 @@ def _section(board: Board, report: Report, style: LineStyles, *, folded: bool) -
     )
 
 
-def _content(board: Board, report: Report, style: LineStyles) -> Iterator[str]:
+def _content(board: Board, report: ComparisonReport, style: LineStyles) -> Iterator[str]:
     fleet = board.scenario.fleet
     load = f"at {board.load:.0%} of capacity" if math.isfinite(board.load) else "a closed loop"
     yield (
@@ -190,7 +190,7 @@ def _busy(board: Board) -> str:
     return html_table(["policy", *(("least", "quarter", "median", "three quarters", "most") if many else names)], lines)
 
 
-def _setting(report: Report) -> str:
+def _setting(report: ComparisonReport) -> str:
     seeds = report.boards[0].seeds
     entries = {
         "Again": f"<code>{html.escape(report.command)}</code>",
@@ -212,7 +212,6 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _split_names(boards: Sequence[Board]) -> Mapping[str, list[Board]]:
-    """Boards by split, the training ones first."""
     return {
         split: chosen
         for split in ("train", "held-out")

@@ -12,22 +12,22 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from balancer.core.settings import Settings
 from balancer.files.schema import Positive, StrictModel, did_you_mean, field_error
+from balancer.kernel.settings import Settings
 from simulator.spec import (
     Autoscale,
-    Batching,
-    Cache,
-    Cold,
-    Device,
+    BatchingSpec,
+    CacheSpec,
+    ColdStart,
+    DeviceSpec,
     Fault,
     FleetSpec,
     ModelSpec,
-    Network,
+    NetworkSpec,
     Noise,
     Reports,
     ServiceTime,
-    WorkerSpec,
+    SimulatedWorker,
 )
 
 Zone = Annotated[str, StringConstraints(max_length=63)]
@@ -46,7 +46,7 @@ _AT_LEAST = {
 _AT_MOST = {"loss": 1, "saving": 1, "priority_levels": 8, "max_fallbacks": 16}
 
 
-class ModelSection(StrictModel):
+class ScenarioModelSection(StrictModel):
     """A model as workers hold it. Its service time comes from `measured` or from `device_ms`."""
 
     measured: str | None = None
@@ -57,7 +57,7 @@ class ModelSection(StrictModel):
     """By device kind, for the same rows: milliseconds on the instance before the device; nothing: none."""
     noise: Noise = Noise()
     """A random factor on each execution."""
-    batching: Batching = Batching()
+    batching: BatchingSpec = BatchingSpec()
     """Triton's dynamic batcher."""
     instances: int = Field(default=1, ge=1)
     """Executions at once on one worker."""
@@ -111,7 +111,7 @@ class WorkerGroup(StrictModel):
     """Models loaded; empty: all."""
     present: bool = True
     """Whether they are there at the start; else a `join` or the autoscaler brings them."""
-    sharing: Device = Device()
+    sharing: DeviceSpec = DeviceSpec()
     """How executions share the device."""
     zone: Zone = ""
     """Where they stand, as discovery tells balancers; empty: unknown, which counts as near."""
@@ -121,16 +121,15 @@ class WorkerGroup(StrictModel):
         """The name without its number."""
         return self.name or ("worker" if self.device == "*" else self.device.lower())
 
-    def spec(self, name: str) -> WorkerSpec:
+    def spec(self, name: str) -> SimulatedWorker:
         """One of them."""
-        told = (self.device, self.speed, self.weight, self.models, self.present, self.sharing, self.zone)
-        return WorkerSpec(name, *told)
+        return SimulatedWorker(name, **{field: value for field, value in self if field not in ("count", "name")})
 
 
-class FleetSection(StrictModel):
+class ScenarioFleetSection(StrictModel):
     """All that does not depend on the requests."""
 
-    models: Annotated[Mapping[str, ModelSection], Field(min_length=1)]
+    models: Annotated[Mapping[str, ScenarioModelSection], Field(min_length=1)]
     """By name."""
     workers: Annotated[tuple[WorkerGroup, ...], Field(min_length=1)]
     """In groups of equal ones; those whose groups share a name are numbered on."""
@@ -138,15 +137,15 @@ class FleetSection(StrictModel):
     """Requests fall to them at random."""
     reports: Reports = Reports()
     """The agents' report streams."""
-    network: Network = Network()
+    network: NetworkSpec = NetworkSpec()
     """Delays between the parts."""
     faults: tuple[Fault, ...] = ()
     """What happens to workers."""
-    cold: Cold = Cold()
+    cold: ColdStart = ColdStart()
     """A worker that has just joined or restarted."""
     autoscale: Autoscale = Autoscale()
     """Adds and drains workers."""
-    cache: Cache = Cache()
+    cache: CacheSpec = CacheSpec()
     """Keys are cheaper where they were seen."""
     retries: int = Field(default=2, ge=0, le=16)
     """Attempts after the first where nothing was executed."""
@@ -204,9 +203,9 @@ class FleetSection(StrictModel):
             for other in ways_s.keys() - others:
                 yield ("network", "across_s", own, other), other, f"no worker is there; {did_you_mean(other, others)}"
 
-    def worker_specs(self) -> tuple[WorkerSpec, ...]:
+    def worker_specs(self) -> tuple[SimulatedWorker, ...]:
         """The workers one by one, named."""
-        workers: list[WorkerSpec] = []
+        workers: list[SimulatedWorker] = []
         numbers: dict[str, int] = {}
         for group in self.workers:
             for _ in range(group.count):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from balancer.errors import OperatorError
-from balancer.files.schema import ConfigError, did_you_mean, validate
-from balancer.files.yaml_document import Document, read_document
+from balancer.files.schema import did_you_mean, validate
+from balancer.files.yaml_document import ConfigError, Document, read_document
 from simulator.arrivals import Arrivals
 from simulator.capacity import capacity_per_s
 from simulator.scenario.schema import ScenarioFile
@@ -32,7 +32,6 @@ class Scenario:
 
     name: str
     summary: str
-    """One line."""
     split: Split
     fleet: FleetSpec
     workload: Workload

@@ -10,19 +10,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from balancer.files.schema import Count, Fraction, NotNegative, Positive, StrictModel, did_you_mean, field_error
-from balancer.operate.decision_log.reading import read_log
+from balancer.load.arrivals import Bursts
+from balancer.server.decision_log.reading import read_log
 from simulator.log.workload import recorded_from
-from simulator.scenario.fleet import FleetSection
+from simulator.scenario.fleet import ScenarioFleetSection
 from simulator.spec import FleetSpec
 from simulator.workload.draws import (
     ONE,
-    Between,
     Distribution,
     Exponential,
     Lognormal,
     Pareto,
     Sessions,
     Shares,
+    UniformInt,
     UniformKeys,
     ZipfKeys,
 )
@@ -30,7 +31,6 @@ from simulator.workload.extras import Patience, Sequences, Stream
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Uniform
 from simulator.workload.trace import Recorded, TraceColumns, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
-from tools.load.arrivals import Bursts
 
 
 class OneOf(StrictModel):
@@ -57,7 +57,7 @@ class TraceSection(StrictModel):
     """Columns in other units that become rows and work."""
 
 
-class DecisionLogSection(StrictModel):
+class ScenarioLogSection(StrictModel):
     """Requests that a balancer recorded (`decision_log.folder` of its config), repeated as a trace is; their models,
     rows, keys, deadlines, priorities and tenants go before the rest."""
 
@@ -80,7 +80,7 @@ class ArrivalsSection(OneOf):
     """The rate jumps and decays."""
     trace: TraceSection | None = None
     """As recorded in a table."""
-    log: DecisionLogSection | None = None
+    log: ScenarioLogSection | None = None
     """As a balancer recorded them."""
 
 
@@ -89,7 +89,7 @@ class WholeSection(OneOf):
 
     fixed: Count | None = None
     """Always so many."""
-    uniform: Between | None = None
+    uniform: UniformInt | None = None
     """Each size equally often."""
     shares: Mapping[Count, NotNegative] | None = None
     """Weight by size."""
@@ -284,7 +284,7 @@ class ScenarioFile(StrictModel):
     """Whether policies may be tuned on it, or are judged by it."""
     requests: int = Field(default=20_000, ge=1)
     """How many a run has unless said otherwise."""
-    fleet: FleetSection
+    fleet: ScenarioFleetSection
     """The workers, and what is between them and the requests."""
     workload: WorkloadSection
     """The requests."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from policies.base import FloatArray
 from policies.learned.features import FEATURES
 from policies.learned.network import Network
-from simulator.training.collect import QUEUE, STATE
+from simulator.train.collect import QUEUE, STATE
 
 torch.set_num_threads(1)  # what is multiplied here is small, and other processes are at work
 

@@ -25,7 +25,7 @@ from policies.learned.features import FEATURES, TERMS, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
 from simulator.result import Result
-from simulator.training.arena import Arena, Draw, Episode, arena, counted_latency_s
+from simulator.train.arena import Arena, Draw, Episode, arena, counted_latency_s
 from simulator.view import BatchView
 
 FloatsArray = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ _MOST_PENDING = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CollectTask:
     """Episodes to play, in one process."""
 
     draw: Draw
@@ -73,7 +73,7 @@ class Task:
     seed: tuple[int, ...]
 
 
-class Decisions(NamedTuple):
+class CollectedDecisions(NamedTuple):
     """Row `t` is the `t`-th decision of each of `e` episodes; where an episode had fewer, `taken` is false."""
 
     features: FloatsArray
@@ -97,7 +97,7 @@ class Decisions(NamedTuple):
     """The control variate: of `expected_latency`, between the same arrivals."""
 
 
-def collect(task: Task) -> Decisions:
+def collect(task: CollectTask) -> CollectedDecisions:
     """Play the episodes; equal tasks give equal decisions."""
     generator = np.random.default_rng(task.seed)
     here = arena(task.draw, task.episodes, task.requests)
@@ -107,9 +107,9 @@ def collect(task: Task) -> Decisions:
     return decisions_of(*play(here, task.network, expected), expected, task)
 
 
-def joined(parts: Sequence[Decisions]) -> Decisions:
+def joined(parts: Sequence[CollectedDecisions]) -> CollectedDecisions:
     """Side by side."""
-    return Decisions(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
+    return CollectedDecisions(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
 
 
 def load(here: Arena, episodes: Sequence[Episode]) -> None:
@@ -126,12 +126,12 @@ def play_expected(here: Arena) -> Result:
     return batch.result()
 
 
-class Seen:
+class DecisionRecord:
     """What is written down at each decision."""
 
     def __init__(self, batch: Batch, requests: int, mean_s: FloatArray) -> None:
         """Room for as many decisions as there are requests; `mean_s`: the unit of time of each episode, `(e,)`."""
-        e, n = batch.sim.desk.mask.shape
+        e, n = batch.sim.decision.mask.shape
         self._mean_s = mean_s[:, None]
         self._written = 0
         self.request = np.zeros((requests, e), np.int64)
@@ -160,9 +160,9 @@ class Seen:
         self.probabilities[t] = probabilities
 
 
-def play(here: Arena, network: Network, expected: Result) -> tuple[Seen, Result]:
+def play(here: Arena, network: Network, expected: Result) -> tuple[DecisionRecord, Result]:
     """Route all that is loaded, and write down what was seen."""
-    seen = Seen(here.batch, here.requests, mean_latency_s(expected))
+    seen = DecisionRecord(here.batch, here.requests, mean_latency_s(expected))
     return seen, here.play(network, seen.write)
 
 
@@ -172,7 +172,7 @@ def mean_latency_s(result: Result) -> FloatArray:
     return mean_s
 
 
-def decisions_of(seen: Seen, result: Result, expected: Result, task: Task) -> Decisions:
+def decisions_of(seen: DecisionRecord, result: Result, expected: Result, task: CollectTask) -> CollectedDecisions:
     """Add to what was seen what came of it."""
     requests, episodes = seen.request.shape
     mean_s = mean_latency_s(expected)
@@ -188,7 +188,7 @@ def decisions_of(seen: Seen, result: Result, expected: Result, task: Task) -> De
         cost[:count, e], number[:count, e] = _costs(result, e, chosen, mean_s[e], limits, task)
         expected_cost[:count, e], expected_number[:count, e] = _costs(expected, e, chosen, mean_s[e], limits, task)
     picked = np.take_along_axis(seen.probabilities, np.maximum(worker, 0)[..., None], axis=-1)[..., 0]
-    return Decisions(
+    return CollectedDecisions(
         seen.features,
         seen.terms,
         seen.relative_cost,
@@ -224,7 +224,7 @@ def _limits(expected: Result, e: int) -> _Limits:
 
 
 def _costs(
-    result: Result, e: int, chosen: IntArray, mean_s: float, limits: _Limits, task: Task
+    result: Result, e: int, chosen: IntArray, mean_s: float, limits: _Limits, task: CollectTask
 ) -> tuple[FloatArray, FloatArray]:
     """Of one episode: the cost from each of the `chosen` requests' arrivals to the next, and the number in the system
     that each of them meets."""
@@ -259,7 +259,7 @@ def in_system(
     return (came - went).astype(np.float64), integral_s, first(charges[order])[went]
 
 
-def _state(seen: Seen, excess: FloatArray, expected_number: FloatArray) -> FloatsArray:
+def _state(seen: DecisionRecord, excess: FloatArray, expected_number: FloatArray) -> FloatsArray:
     """See `STATE`."""
     backlog, weight = np.expm1(seen.queue[..., 0]), np.expm1(seen.queue[..., 1]).sum(axis=-1)
     eligible = np.maximum(seen.eligible.sum(axis=-1), 1)
@@ -275,7 +275,7 @@ def _state(seen: Seen, excess: FloatArray, expected_number: FloatArray) -> Float
     return np.stack(columns, axis=-1).astype(np.float32)
 
 
-def relative_cost(found: Decisions) -> FloatArray:
+def relative_cost(found: CollectedDecisions) -> FloatArray:
     """What each decision cost less the control variate, `(t, e)`, cut off."""
     return np.clip(found.cost - found.expected_cost, -_MOST_COST, _MOST_COST)
 

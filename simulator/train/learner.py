@@ -14,9 +14,9 @@ from torch import nn
 
 from policies.base import FloatArray
 from policies.learned.network import Network
-from simulator.training.actor import FASTER, Actor, parameter_groups
-from simulator.training.arena import Draw
-from simulator.training.weights import initial
+from simulator.train.actor import FASTER, Actor, parameter_groups
+from simulator.train.arena import Draw
+from simulator.train.weights import initial
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _LEAST_RATE = 0.05

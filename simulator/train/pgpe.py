@@ -27,9 +27,9 @@ from policies.expected_latency import ExpectedLatency
 from policies.learned.network import Network
 from simulator.result import Result
 from simulator.run import run
-from simulator.training.arena import CostWeights, Draw, Episode, arena, episodes_cost
-from simulator.training.pool import Pool, parts_of
-from simulator.training.weights import flat, from_flat, initial, scale_by_part
+from simulator.train.arena import CostWeights, Draw, Episode, arena, episodes_cost
+from simulator.train.pool import TaskPool, parts_of
+from simulator.train.weights import flat, from_flat, initial, scale_by_part
 
 
 @pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
@@ -70,7 +70,7 @@ MOST_DIFFERENCE = 0.4
 class Pgpe:
     """The algorithm: state, and one iteration after the other. See `trainer.Algorithm`."""
 
-    sampled: Callable[[Task], tuple[FloatArray, FloatArray]]
+    sampled: Callable[[PgpeTask], tuple[FloatArray, FloatArray]]
     """Plays a task: the noise of each pair, `(pairs, d)`, and the difference of their costs, `(pairs,)`."""
 
     def __init__(self, settings: PgpeSettings, draw: Draw, seed: int, start: Network | None = None) -> None:
@@ -100,7 +100,7 @@ class Pgpe:
         self._vector, self._momentum = state["vector"].copy(), state["momentum"].copy()
         self.iteration = int(state["iteration"])
 
-    def iterate(self, pool: Pool) -> dict[str, float]:
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
         """One step; returns what to plot."""
         s = self.settings
         self.iteration += 1
@@ -135,16 +135,16 @@ class Pgpe:
     def _begin(self, generator: np.random.Generator) -> FloatArray:
         return flat(initial(generator, self.settings.hidden, self.settings.beta))
 
-    def tasks(self) -> Iterator[Task]:
+    def tasks(self) -> Iterator[PgpeTask]:
         """What the present iteration plays."""
         # As many tasks whatever the pool, so that the result does not depend on how many processes there are.
         for part, pairs in enumerate(parts_of(self.settings.pairs, self.settings.tasks)):
             seed = (self._seed, self.iteration, part)
-            yield Task(self.settings, self._draw, self._vector, self._deviation, pairs, seed)
+            yield PgpeTask(self.settings, self._draw, self._vector, self._deviation, pairs, seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PgpeTask:
     """Pairs of episodes to play."""
 
     settings: PgpeSettings
@@ -155,7 +155,7 @@ class Task:
     seed: tuple[int, ...]
 
 
-def sampled_differences(task: Task) -> tuple[FloatArray, FloatArray]:
+def sampled_differences(task: PgpeTask) -> tuple[FloatArray, FloatArray]:
     """The noise of each pair, `(pairs, d)`, and the cost with it less the cost with its opposite, `(pairs,)`."""
     s, generator = task.settings, np.random.default_rng(task.seed)
     here = arena(task.draw, 2 * task.pairs, s.requests)

@@ -13,7 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from balancer.config.profile_file import load_profile
-from balancer.operate.decision_log.reading import read_log
+from balancer.load.arrivals import rescaled
+from balancer.server.decision_log.reading import read_log
 from policies.base import FloatArray
 from policies.learned.artifact import Artifact, read_artifact
 from policies.learned.features import SCHEMA
@@ -22,16 +23,20 @@ from policies.learned.policy import SHIPPED, shipped
 from simulator.envs.sampling import covering
 from simulator.log.fleet import scenario_from_log
 from simulator.scenario import Scenario, load_scenario, scenario_names
-from simulator.training.scenarios import Randomised, random_scenario
-from simulator.training.settings import RunSettings, algorithm_parts, changed, flat_settings
-from simulator.training.validation import REPORT_SEED, Case, cases, validation_cases
+from simulator.train.scenarios import Randomised, random_scenario
+from simulator.train.settings import RunSettings, algorithm_parts, changed, flat_settings
+from simulator.train.validation import REPORT_SEED, ValidationEpisode, cases, validation_cases
 from simulator.workload.trace import Recorded
-from tools.load.arrivals import rescaled
 
 NOT_TRAINED_ON = ("autoscale", "cache-affinity", "overload")
 """Of the train split, what the default leaves out: keys decide there, or nothing that routing does helps much."""
-_FINE_TUNING = {"iterations": 60, "step": 1.0}
-"""Defaults of the algorithm, where it has such settings, when a trained policy goes on with a log."""
+_FINE_TUNING = {
+    **{"iterations": 30, "step": 1.0, "pairs": 32, "tasks": 1},
+    **{"evaluate_every": 5, "validation_episodes": 64, "report_seeds": 5, "range_episodes": 64},
+}
+"""Defaults, where the algorithm has such settings, when a trained policy goes on with a log: some two minutes of one
+core, since one fleet tells less than many. All episodes of an iteration are one task, half the work of four: in
+NumPy a decision of 64 takes less than twice as long as one of 16."""
 _LOG_RANDOM_SHARE = 0.3
 _TRAINED_ON = 0.75
 """Share of a log that training sees; the rest is for validation."""
@@ -39,7 +44,7 @@ _LEAST_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """Equal plans, versions and inputs give equal weights; see `course`."""
 
     algorithm: str = "pgpe"
@@ -56,22 +61,22 @@ class Plan:
     """Of the policy's inputs."""
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Plan:
+    def from_json(found: Mapping[str, Any]) -> TrainingPlan:
         """What `dataclasses.asdict` gave, from a file."""
         lists = {name: tuple(found[name]) for name in ("scenarios", "profile")}
-        return Plan(**{**found, **lists})
+        return TrainingPlan(**{**found, **lists})
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ResolvedPlan:
     """A plan with all that it names at hand."""
 
     algorithm: Any
     """Made; a `trainer.Algorithm`."""
     run: RunSettings
     draw: Randomised
-    validation: tuple[Case, ...]
-    report: tuple[Case, ...]
+    validation: tuple[ValidationEpisode, ...]
+    report: tuple[ValidationEpisode, ...]
 
     @property
     def inputs(self) -> str:
@@ -79,14 +84,14 @@ class Course:
         return hashlib.sha256(pickle.dumps((self.draw, self.validation))).hexdigest()[:16]
 
 
-def make_plan(given: Mapping[str, Any]) -> Plan:
+def make_plan(given: Mapping[str, Any]) -> TrainingPlan:
     """The plan of the fields that are given, with defaults for all others.
 
     Raises:
         ValueError: a setting or file does not fit; named, with the remedy.
         ModuleNotFoundError: the algorithm needs what is not installed.
     """
-    plan = Plan(**{**given, "settings": {}})
+    plan = TrainingPlan(**{**given, "settings": {}})
     if plan.from_log and not plan.init:
         plan = dataclasses.replace(plan, init=SHIPPED)
     if not plan.from_log and not plan.scenarios:
@@ -107,7 +112,7 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
     return dataclasses.replace(plan, settings={**flat_settings(own), **flat_settings(run)})
 
 
-def differences(plan: Plan, given: Mapping[str, Any]) -> list[str]:
+def differences(plan: TrainingPlan, given: Mapping[str, Any]) -> list[str]:
     """Where the fields that are given are not those of the plan, in words."""
     pairs = [(name, value, getattr(plan, name)) for name, value in given.items() if name != "settings"]
     pairs += [(name, value, plan.settings.get(name)) for name, value in given.get("settings", {}).items()]
@@ -129,7 +134,7 @@ def start_of(init: str) -> Artifact:
     return read_artifact(content, init)
 
 
-def course(plan: Plan) -> Course:
+def course(plan: TrainingPlan) -> ResolvedPlan:
     """Read what the plan names.
 
     Raises:
@@ -152,7 +157,7 @@ def course(plan: Plan) -> Course:
     judged = judged if run.random_share < 1 else []
     algorithm, _ = algorithm_parts(plan.algorithm)
     start: dict[str, Network] = {"start": start_of(plan.init).network} if plan.init else {}
-    return Course(
+    return ResolvedPlan(
         algorithm(own, draw, plan.seed, **start),
         run,
         draw,
@@ -170,7 +175,7 @@ def _split(algorithm: str, settings: Mapping[str, Any]) -> tuple[RunSettings, An
     return changed(run, of_run), changed(own, rest)
 
 
-def log_scenarios(plan: Plan) -> tuple[Scenario, Scenario]:
+def log_scenarios(plan: TrainingPlan) -> tuple[Scenario, Scenario]:
     """The fleet of the plan's log under the requests of its first part, and under those of its last."""
     log = read_log(Path(plan.from_log))
     try:

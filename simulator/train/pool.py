@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
@@ -17,12 +17,23 @@ Task = TypeVar("Task")
 Found = TypeVar("Found")
 
 
-class Pool(AbstractContextManager["Pool"]):
+class TaskPool(AbstractContextManager["TaskPool"]):
     """Calls a function for each task; a context manager, which ends what it began."""
+
+    told: Callable[[int, int], None] = staticmethod(lambda done, total: None)
+    """Called after each task of a `map`: how many of how many are done."""
 
     @abstractmethod
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
         """What the function returns for each, in their order."""
+
+    def _each(self, found: Iterable[Found], total: int) -> list[Found]:
+        """What is found, told of one by one."""
+        all_found = []
+        for one in found:
+            all_found.append(one)
+            self.told(len(all_found), total)
+        return all_found
 
     def __exit__(self, *_: object) -> None:
         """End what was begun."""
@@ -34,15 +45,15 @@ def parts_of(total: int, most: int) -> list[int]:
     return [total * (part + 1) // count - total * part // count for part in range(count)]
 
 
-class Here(Pool):
+class LocalPool(TaskPool):
     """In this process, one after the other."""
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `Pool`."""
-        return [function(task) for task in tasks]
+        """See `TaskPool`."""
+        return self._each(map(function, tasks), len(tasks))
 
 
-class Processes(Pool):
+class Processes(TaskPool):
     """In `count` processes of this machine."""
 
     def __init__(self, count: int) -> None:
@@ -51,8 +62,8 @@ class Processes(Pool):
         self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_obey_the_parent)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `Pool`."""
-        return list(self._executor.map(function, tasks))
+        """See `TaskPool`."""
+        return self._each(self._executor.map(function, tasks), len(tasks))
 
     def __exit__(self, *_: object) -> None:
         """Stop the processes."""
@@ -72,7 +83,7 @@ def _obey_the_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class Ray(Pool):
+class Ray(TaskPool):
     """On a Ray cluster, a task a CPU; needs `pip install 'balancer[ray]'`."""
 
     def __init__(self, address: str) -> None:
@@ -89,10 +100,10 @@ class Ray(Pool):
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
 
     def map(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> list[Found]:
-        """See `Pool`."""
+        """See `TaskPool`."""
         remote = self._ray.remote(lambda task: function(task))  # noqa: PLW0108 - Ray takes no partial
-        found: list[Found] = self._ray.get([remote.remote(task) for task in tasks])
-        return found
+        begun = [remote.remote(task) for task in tasks]
+        return self._each(map(self._ray.get, begun), len(tasks))
 
     def __exit__(self, *_: object) -> None:
         """Disconnect."""

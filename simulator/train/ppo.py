@@ -3,10 +3,10 @@
 Costs as in `collect.py`, less the control variate; advantages by generalised advantage estimation; clipped steps. Time
 passes between decisions as it will, so the discount is one of time (a semi-Markov decision process): after
 `horizon` mean latencies of `expected_latency` a cost counts for 1/e. That is a bias: a queue made longer is worked off
-in a few latencies, and what comes later is noise (measured: docs/learned/ablations.md).
+in a few latencies, and what comes later is noise.
 
-It needs more time for each decision than `pgpe.py`, which trained what is shipped; docs/learned/optimizers.md compares
-them.
+It needs more time for each decision than `pgpe.py`, which trained what is shipped; docs/results.md
+compares them.
 
 Sources: Schulman et al. 2017, Proximal policy optimization algorithms, arXiv:1707.06347; Schulman et al. 2016,
 High-dimensional continuous control using generalized advantage estimation, ICLR; Bradtke and Duff 1994, Reinforcement
@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from balancer.files.schema import CHECKED, Count, NotNegative, Positive
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
-from simulator.training.actor import Critic
-from simulator.training.arena import Draw
-from simulator.training.collect import Decisions, Task, collect, joined, normalised, relative_cost
-from simulator.training.learner import Learner
-from simulator.training.pool import Pool, parts_of
-from simulator.training.settings import DecisionSettings
+from simulator.train.actor import Critic
+from simulator.train.arena import Draw
+from simulator.train.collect import CollectedDecisions, CollectTask, collect, joined, normalised, relative_cost
+from simulator.train.learner import Learner
+from simulator.train.pool import TaskPool, parts_of
+from simulator.train.settings import DecisionSettings
 
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Ppo(Learner):
             self.critic = Critic(settings.critic_hidden).to(settings.device)
         super().__init__(settings, draw, seed, start, {"critic": self.critic}, settings.device)
 
-    def iterate(self, pool: Pool) -> dict[str, float]:
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
         """Collect and learn; returns what to plot."""
         self.iteration += 1
         found = joined(pool.map(collect, list(self._tasks())))
@@ -87,13 +87,13 @@ class Ppo(Learner):
         mean = found.cost.sum() / found.expected_cost.sum()
         return told | {"explained": float(explained), "cost": float(mean), "beta": float(self.network.beta)}
 
-    def _tasks(self) -> Iterator[Task]:
+    def _tasks(self) -> Iterator[CollectTask]:
         s = self.settings
         for part, episodes in enumerate(parts_of(s.episodes, s.tasks)):
             seed = (self._seed, self.iteration, part)
-            yield Task(self._draw, self.network, episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
+            yield CollectTask(self._draw, self.network, episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
 
-    def _estimates(self, found: Decisions) -> FloatArray:
+    def _estimates(self, found: CollectedDecisions) -> FloatArray:
         """The critic's, `(t, e)`."""
         columns = (found.features, found.queue, found.state, found.eligible)
         parts = zip(*(torch.split(torch.from_numpy(column), 64) for column in columns), strict=True)
@@ -136,7 +136,7 @@ class Ppo(Learner):
         return policy_loss + _VALUE_WEIGHT * critic_loss, told
 
 
-def _columns(found: Decisions, advantage: FloatArray, target: FloatArray, device: str) -> dict[str, Tensor]:
+def _columns(found: CollectedDecisions, advantage: FloatArray, target: FloatArray, device: str) -> dict[str, Tensor]:
     """The decisions that were taken, one after the other, as tensors by name."""
 
     def column(values: npt.NDArray[Any]) -> Tensor:

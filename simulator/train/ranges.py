@@ -10,8 +10,8 @@ from policies.base import FloatArray
 from policies.learned.features import FEATURES, Inputs
 from policies.learned.network import Network
 from simulator.batch import Batch
-from simulator.training.arena import Draw, arena
-from simulator.training.pool import Pool, parts_of
+from simulator.train.arena import Draw, arena
+from simulator.train.pool import TaskPool, parts_of
 from simulator.view import BatchView
 
 OUTERMOST = 1e-5
@@ -28,7 +28,7 @@ _SEED = 1 << 31
 
 
 def ranges(
-    network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: Pool
+    network: Network, draw: Draw, seed: int, episodes: int, requests: int, pool: TaskPool
 ) -> tuple[FloatArray, FloatArray]:
     """Lowest and highest value of each input but for `OUTERMOST`, `(f,)` each, in episodes that the network plays; of
     an input that is a share, 0 and 1."""

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from policies.learned.artifact import Artifact, make_artifact
-from simulator.training.plan import Course, Plan
-from simulator.training.pool import Pool
-from simulator.training.ranges import ranges
-from simulator.training.trainer import Trained
-from simulator.training.validation import scoreboard
+from simulator.train.plan import ResolvedPlan, TrainingPlan
+from simulator.train.pool import TaskPool
+from simulator.train.ranges import ranges
+from simulator.train.trainer import Trained
+from simulator.train.validation import scoreboard
 
 UNKNOWN = "unknown"
+_FEW_EPISODES = 16
 _PACKAGES = ("balancer", "numpy", "numba", "scipy", "torch", "ray")
 _CODE = ("balancer", "policies", "simulator")
 
@@ -62,7 +63,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def config(plan: Plan, course: Course, command: str) -> dict[str, Any]:
+def config(plan: TrainingPlan, course: ResolvedPlan, command: str) -> dict[str, Any]:
     """`config.json`: with it and the versions it names, the run can be had again."""
     return {
         "plan": dataclasses.asdict(plan),
@@ -77,15 +78,24 @@ def config(plan: Plan, course: Course, command: str) -> dict[str, Any]:
 
 
 def artifacts(
-    plan: Plan, course: Course, written: dict[str, Any], trained: Trained, jobs: str, pool: Pool
+    plan: TrainingPlan,
+    course: ResolvedPlan,
+    written: dict[str, Any],
+    trained: Trained,
+    jobs: str,
+    pool: TaskPool,
+    *,
+    short: bool,
 ) -> tuple[Artifact, Artifact]:
-    """The best policy and the last, with ranges and record; the best also with a scoreboard of its own.
+    """The best policy and the last, with ranges and record; the best also with a scoreboard of its own. `short`: soon,
+    with ranges of a few episodes and without a scoreboard.
 
     What the clock and the machine have a part in is under `made`: the rest is equal for equal plans and code.
     """
     run, kept = course.run, trained.checkpoint
     network = kept.best
-    lowest, highest = ranges(network, course.draw, plan.seed, run.range_episodes, run.episode_requests, pool)
+    episodes = min(run.range_episodes, _FEW_EPISODES) if short else run.range_episodes
+    lowest, highest = ranges(network, course.draw, plan.seed, episodes, run.episode_requests, pool)
     record = {
         **dataclasses.asdict(plan),
         "git": written["git"],
@@ -104,7 +114,7 @@ def artifacts(
         },
     }
     del record["schema"]  # the file has it, in full
-    board = scoreboard(network, course.report, run.episode_requests, pool)
+    board = {} if short else scoreboard(network, course.report, run.episode_requests, pool)
     best = {**record, "iteration": kept.best_iteration, "scoreboard": board}
     last = {**record, "iteration": course.algorithm.iteration}
     return make_artifact(network, lowest, highest, best), make_artifact(kept.last, lowest, highest, last)

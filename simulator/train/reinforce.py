@@ -27,12 +27,12 @@ from pydantic.dataclasses import dataclass
 from balancer.files.schema import CHECKED, Positive
 from policies.base import BoolArray, FloatArray
 from policies.learned.network import Network
-from simulator.training.actor import Actor
-from simulator.training.arena import Draw
-from simulator.training.collect import STATE, Decisions, Task, collect, normalised, relative_cost
-from simulator.training.learner import Learner
-from simulator.training.pool import Pool
-from simulator.training.settings import DecisionSettings
+from simulator.train.actor import Actor
+from simulator.train.arena import Draw
+from simulator.train.collect import STATE, CollectedDecisions, CollectTask, collect, normalised, relative_cost
+from simulator.train.learner import Learner
+from simulator.train.pool import TaskPool
+from simulator.train.settings import DecisionSettings
 
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Reinforce(Learner):
         super().restore(state)
         self._baseline = state["baseline"].copy()
 
-    def iterate(self, pool: Pool) -> dict[str, float]:
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
         """One step; returns what to plot."""
         self.iteration += 1
         s, seed = self.settings, (self._seed, self.iteration)
-        task = Task(self._draw, self.network, s.episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
+        task = CollectTask(self._draw, self.network, s.episodes, s.requests, s.tail_weight, s.deadline_weight, seed)
         (found,) = pool.map(collect, [task])
         coming = returns_to_go(relative_cost(found), found.passed, found.taken, s.horizon)
         known = np.concatenate([np.ones((*found.taken.shape, 1)), found.state], axis=-1)
@@ -75,7 +75,7 @@ class Reinforce(Learner):
         told = {"cost": float(found.cost.sum() / found.expected_cost.sum()), "beta": float(self.network.beta)}
         return told | {"spread": float(coming[found.taken].std()), "surprise": float(surprise[found.taken].std())}
 
-    def _step(self, found: Decisions, surprise: FloatArray) -> None:
+    def _step(self, found: CollectedDecisions, surprise: FloatArray) -> None:
         self._shrink_steps()
         self._optimiser.zero_grad()
         loss(self._actor, found, surprise).backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
@@ -91,7 +91,7 @@ def returns_to_go(cost: FloatArray, passed: FloatArray, taken: BoolArray, horizo
     return found
 
 
-def loss(actor: Actor, found: Decisions, weight: FloatArray) -> torch.Tensor:
+def loss(actor: Actor, found: CollectedDecisions, weight: FloatArray) -> torch.Tensor:
     """Mean of weight times log probability; its gradient is the policy gradient where the weight is a return."""
     rows = torch.from_numpy(np.stack(np.nonzero(found.taken)))
     columns = (found.features, found.terms, found.relative_cost, found.eligible)

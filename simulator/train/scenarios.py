@@ -13,32 +13,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from balancer.load.arrivals import Bursts
 from simulator.scenario import Scenario
 from simulator.spec import (
-    Batching,
-    Cold,
+    BatchingSpec,
+    ColdStart,
     Fault,
     FaultKind,
     FleetSpec,
     ModelSpec,
-    Network,
+    NetworkSpec,
     Noise,
     Reports,
     ServiceTime,
-    WorkerSpec,
+    SimulatedWorker,
 )
-from simulator.training.written import NEVER_SEALED, WRITTEN, scenario
+from simulator.train.written import NEVER_SEALED, WRITTEN, scenario
 from simulator.workload.draws import ONE, Distribution, Exponential, Lognormal, Pareto, Shares
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
 from simulator.workload.workload import ModelTraffic, Workload
-from tools.load.arrivals import Bursts
 
 WORKERS = (4, 16)
 """Least and most workers of a random fleet."""
 _WRITTEN_SHARE = 0.5
 """Of random scenarios."""
 _TRAINED = dataclasses.replace(WRITTEN, requests=2000)
-_NETWORK = Network(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
+_NETWORK = NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _single(generator: np.random.Generator, workers: tuple[int, int]) -> Scenari
         reports=_reports(generator),
         network=_NETWORK,
         faults=_faults(generator, members) if generator.random() < 0.25 else (),
-        cold=Cold(20, 2.0),
+        cold=ColdStart(20, 2.0),
     )
     process, peak = _process(generator)
     traffic = tuple(_traffic(generator, spec, members) for spec in specs)
@@ -115,12 +115,14 @@ def _model(generator: np.random.Generator, name: str) -> ModelSpec:
         name,
         {"*": ServiceTime(rows, device_s)},
         noise=Noise("lognormal", float(generator.choice([0.02, 0.05, 0.1, 0.3]))),
-        batching=Batching(max_batch_rows=most),
+        batching=BatchingSpec(max_batch_rows=most),
         instances=int(generator.integers(1, 3)),
     )
 
 
-def _workers(generator: np.random.Generator, models: list[str], between: tuple[int, int]) -> tuple[WorkerSpec, ...]:
+def _workers(
+    generator: np.random.Generator, models: list[str], between: tuple[int, int]
+) -> tuple[SimulatedWorker, ...]:
     count = int(generator.integers(between[0], between[1] + 1))
     kinds = int(generator.choice([1, 2, 3, 4], p=[0.25, 0.3, 0.25, 0.2]))
     speeds = [_log_uniform(generator, 0.8, 5.0) for _ in range(kinds)]
@@ -129,7 +131,7 @@ def _workers(generator: np.random.Generator, models: list[str], between: tuple[i
         # Everybody has the first model or all; every model is somewhere.
         few = len(models) > 1 and i >= 2 and generator.random() < 0.4
         held = tuple(sorted({models[int(j)] for j in generator.integers(len(models), size=2)})) if few else ()
-        workers.append(WorkerSpec(f"worker-{i}", speed=speeds[int(generator.integers(kinds))], models=held))
+        workers.append(SimulatedWorker(f"worker-{i}", speed=speeds[int(generator.integers(kinds))], models=held))
     return tuple(workers)
 
 
@@ -157,7 +159,7 @@ def _process(generator: np.random.Generator) -> tuple[Process, float]:
     return FlashCrowd(float(generator.uniform(2, 5)), 0.5, 8.0, float(generator.uniform(0, 3))), 1.2
 
 
-def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence[WorkerSpec]) -> ModelTraffic:
+def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence[SimulatedWorker]) -> ModelTraffic:
     most = model.batching.max_batch_rows
     rows: Distribution = ONE
     if generator.random() < 0.5 and most >= 4:
@@ -179,7 +181,7 @@ def _traffic(generator: np.random.Generator, model: ModelSpec, workers: Sequence
     return ModelTraffic(model.name, float(generator.uniform(0.3, 1)), rows, work, deadline_s)
 
 
-def _faults(generator: np.random.Generator, workers: Sequence[WorkerSpec]) -> tuple[Fault, ...]:
+def _faults(generator: np.random.Generator, workers: Sequence[SimulatedWorker]) -> tuple[Fault, ...]:
     kinds: tuple[FaultKind, ...] = ("slow", "slow", "stall", "crash", "errors", "silent", "leave")
     chosen = generator.permutation(len(workers))[: int(generator.integers(1, 1 + max(1, len(workers) // 4)))]
     faults = []

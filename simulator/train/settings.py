@@ -13,9 +13,9 @@ from pydantic.dataclasses import dataclass
 from balancer.files.schema import CHECKED, Count, Fraction, NotNegative, Positive, did_you_mean
 
 ALGORITHMS = {
-    "pgpe": ("simulator.training.pgpe", "Pgpe", "PgpeSettings"),
-    "ppo": ("simulator.training.ppo", "Ppo", "PpoSettings"),
-    "reinforce": ("simulator.training.reinforce", "Reinforce", "ReinforceSettings"),
+    "pgpe": ("simulator.train.pgpe", "Pgpe", "PgpeSettings"),
+    "ppo": ("simulator.train.ppo", "Ppo", "PpoSettings"),
+    "reinforce": ("simulator.train.reinforce", "Reinforce", "ReinforceSettings"),
 }
 """By name: where it is, the class (a `trainer.Algorithm`), its settings; imported when used, for some need torch."""
 

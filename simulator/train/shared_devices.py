@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.spec import Batching, Device, ModelSpec, Network, Noise, ServiceTime, WorkerSpec
+from simulator.spec import BatchingSpec, DeviceSpec, ModelSpec, NetworkSpec, Noise, ServiceTime, SimulatedWorker
 from simulator.workload.draws import ONE, Shares
 from simulator.workload.workload import ModelTraffic
 
-NETWORK = Network(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
+NETWORK = NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001)
 
 
 def drawn(default: Any, how: str, what: str) -> Any:
@@ -54,7 +54,7 @@ class Parts:
 
     models: tuple[ModelSpec, ...]
     traffic: tuple[ModelTraffic, ...]
-    workers: tuple[WorkerSpec, ...]
+    workers: tuple[SimulatedWorker, ...]
 
 
 def log_uniform(dice: np.random.Generator, between: tuple[float, float]) -> float:
@@ -75,12 +75,14 @@ def random_parts(dice: np.random.Generator, ranges: Ranges) -> Parts:
         one, traffic_of_one = _model(dice, ranges, f"m{i}", kinds)
         models.append(one)
         traffic.append(traffic_of_one)
-    workers: list[WorkerSpec] = []
+    workers: list[SimulatedWorker] = []
     for kind, _ in kinds:
         at_once, interference = whole(dice, ranges.at_once), float(dice.choice(ranges.interference))
-        sharing = Device(at_once, interference) if dice.random() < ranges.overlapping else Device()
+        sharing = DeviceSpec(at_once, interference) if dice.random() < ranges.overlapping else DeviceSpec()
         least, most = (count // len(kinds) for count in ranges.workers)
-        workers += [WorkerSpec(f"{kind}-{i}", device=kind, sharing=sharing) for i in range(whole(dice, (least, most)))]
+        workers += [
+            SimulatedWorker(f"{kind}-{i}", device=kind, sharing=sharing) for i in range(whole(dice, (least, most)))
+        ]
     return Parts(tuple(models), tuple(traffic), tuple(workers))
 
 
@@ -98,4 +100,6 @@ def _model(
     rows = Shares({1: 0.6, min(4, most): 0.4}) if dice.random() >= 1 - ranges.several_rows else ONE
     share = float(np.exp(dice.normal(0, ranges.work_sigma)) / one_row_s)
     instances = whole(dice, ranges.instances)
-    return ModelSpec(name, service, noise, Batching(max_batch_rows=most), instances), ModelTraffic(name, share, rows)
+    return ModelSpec(name, service, noise, BatchingSpec(max_batch_rows=most), instances), ModelTraffic(
+        name, share, rows
+    )

@@ -17,10 +17,12 @@ from tensorboard.summary import Writer
 
 from policies.base import FloatArray
 from policies.learned.network import Network
-from simulator.training.checkpoint import Checkpoint
-from simulator.training.plan import Course
-from simulator.training.pool import Pool
-from simulator.training.validation import Judged, Validation
+from simulator.train.checkpoint import Checkpoint
+from simulator.train.plan import ResolvedPlan
+from simulator.train.pool import TaskPool
+from simulator.train.validation import NetworkVerdict, Validation
+
+OUT_OF_TIME = "the time is over"
 
 
 class Algorithm(Protocol):
@@ -45,18 +47,18 @@ class Algorithm(Protocol):
     def restore(self, state: dict[str, FloatArray]) -> None:
         """Go on from a state."""
 
-    def iterate(self, pool: Pool) -> dict[str, float]:
+    def iterate(self, pool: TaskPool) -> dict[str, float]:
         """One step; returns what to plot. The same whatever the pool."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """What there is to tell after an iteration."""
 
     iteration: int
     wall_s: float
     """Of the run so far."""
-    judged: Judged | None
+    judged: NetworkVerdict | None
     """Where it was evaluated."""
     best: bool
     """Whether that is the best so far."""
@@ -72,13 +74,13 @@ class Trained:
 
 
 def train(
-    course: Course,
+    course: ResolvedPlan,
     folder: Path,
-    pool: Pool,
+    pool: TaskPool,
     *,
     found: Checkpoint | None = None,
     limit_s: float = np.inf,
-    told: Callable[[Step], None] = lambda step: None,
+    told: Callable[[TrainingStep], None] = lambda step: None,
 ) -> Trained:
     """Run to the end.
 
@@ -109,7 +111,7 @@ def train(
             kept.algorithm, kept.last = algorithm.state(), algorithm.network
             kept.wall_s = time.monotonic() - begun_s
             kept.write(folder)
-            told(Step(algorithm.iteration, kept.wall_s, judged, kept.best_iteration == algorithm.iteration))
+            told(TrainingStep(algorithm.iteration, kept.wall_s, judged, kept.best_iteration == algorithm.iteration))
             if why:
                 return Trained(kept, why)
             _plot(writer, "training", algorithm.iterate(pool), algorithm.iteration)
@@ -120,24 +122,24 @@ def train(
 def _ended(algorithm: Algorithm, kept: Checkpoint, limit_s: float) -> str:
     if algorithm.iteration >= algorithm.settings.iterations:
         return "all iterations are done"
-    return "the time is over" if kept.wall_s >= limit_s else ""
+    return OUT_OF_TIME if kept.wall_s >= limit_s else ""
 
 
-def _due(algorithm: Algorithm, course: Course, kept: Checkpoint, ending: str) -> bool:
+def _due(algorithm: Algorithm, course: ResolvedPlan, kept: Checkpoint, ending: str) -> bool:
     """Whether to evaluate now; what a checkpoint has is not evaluated again."""
     if kept.curve and kept.curve[-1]["iteration"] == algorithm.iteration:
         return False
     return bool(ending) or algorithm.iteration % course.run.evaluate_every == 0
 
 
-def _take_in(kept: Checkpoint, algorithm: Algorithm, judged: Judged) -> None:
+def _take_in(kept: Checkpoint, algorithm: Algorithm, judged: NetworkVerdict) -> None:
     best = min((each["cost"] for each in kept.curve if np.isfinite(each["cost"])), default=np.inf)
     if judged.cost < best:
         kept.best, kept.best_iteration = algorithm.network, algorithm.iteration
     kept.curve.append({"iteration": algorithm.iteration, **judged._asdict()})
 
 
-def _no_better(course: Course, kept: Checkpoint) -> str:
+def _no_better(course: ResolvedPlan, kept: Checkpoint) -> str:
     since = sum(each["iteration"] > kept.best_iteration for each in kept.curve)
     return f"no better in {since} evaluations" if since >= course.run.patience else ""
 

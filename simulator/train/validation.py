@@ -15,13 +15,13 @@ from policies.learned.artifact import make_artifact
 from policies.learned.features import FEATURES
 from policies.learned.network import Network
 from policies.wlpr import WeightedLeastPending
+from simulator.compare.metrics import WARM_UP_SHARE
+from simulator.compare.statistics import Estimate, ratio
 from simulator.run import run
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import WARM_UP_SHARE
-from simulator.scoreboard.statistics import Estimate, ratio
-from simulator.training.arena import counted_latency_s
-from simulator.training.pool import Pool
-from simulator.training.scenarios import random_scenario
+from simulator.train.arena import counted_latency_s
+from simulator.train.pool import TaskPool
+from simulator.train.scenarios import random_scenario
 
 VALIDATION_SEED = 1 << 31
 """The first seed of validation: training draws seeds below, so no episode is in both."""
@@ -34,7 +34,7 @@ TAIL_WEIGHT = 0.5
 _TASKS = 4
 
 
-class Case(NamedTuple):
+class ValidationEpisode(NamedTuple):
     """An episode to play."""
 
     group: str
@@ -43,22 +43,22 @@ class Case(NamedTuple):
     seed: int
 
 
-def cases(named: Sequence[Scenario], each: int, random: int, first_seed: int) -> tuple[Case, ...]:
+def cases(named: Sequence[Scenario], each: int, random: int, first_seed: int) -> tuple[ValidationEpisode, ...]:
     """`each` episodes of every named scenario, and `random` random scenarios."""
-    found = [Case(one.name, one, first_seed + k) for one in named for k in range(each)]
+    found = [ValidationEpisode(one.name, one, first_seed + k) for one in named for k in range(each)]
     for k in range(random):
         generator = np.random.default_rng(first_seed + k)
-        found.append(Case(RANDOM, random_scenario(generator), first_seed + k))
+        found.append(ValidationEpisode(RANDOM, random_scenario(generator), first_seed + k))
     return tuple(found)
 
 
-def validation_cases(named: Sequence[Scenario], random_share: float, episodes: int) -> tuple[Case, ...]:
+def validation_cases(named: Sequence[Scenario], random_share: float, episodes: int) -> tuple[ValidationEpisode, ...]:
     """Some `episodes` of them, mixed as in training."""
     each = max(1, round((1 - random_share) * episodes / len(named))) if named and random_share < 1 else 0
     return cases(named, each, round(random_share * episodes), VALIDATION_SEED)
 
 
-class Judged(NamedTuple):
+class NetworkVerdict(NamedTuple):
     """A network against `expected_latency`; ratios are geometric means, below 1 is better."""
 
     cost: float
@@ -78,7 +78,7 @@ class Judged(NamedTuple):
         )
 
 
-class Latencies(NamedTuple):
+class MeanAndTail(NamedTuple):
     """Mean and p99 in seconds of each case, failures as `arena.counted_latency_s` counts them; `(e,)` each."""
 
     mean_s: FloatArray
@@ -88,7 +88,7 @@ class Latencies(NamedTuple):
 class Validation:
     """Cases with what `expected_latency` makes of them."""
 
-    def __init__(self, chosen: Sequence[Case], requests: int, random_share: float, pool: Pool) -> None:
+    def __init__(self, chosen: Sequence[ValidationEpisode], requests: int, random_share: float, pool: TaskPool) -> None:
         """Play them by `expected_latency`."""
         self._cases, self._requests, self._random_share = tuple(chosen), requests, random_share
         self._expected = latencies(self._cases, requests, ExpectedLatency(), pool)
@@ -97,7 +97,7 @@ class Validation:
         self._members = [np.flatnonzero(groups == name) for name in named]
         self._random = np.flatnonzero(groups == RANDOM)
 
-    def judge(self, network: Network, pool: Pool) -> Judged:
+    def judge(self, network: Network, pool: TaskPool) -> NetworkVerdict:
         """Play them by the network.
 
         Of each scenario the loss is log(mean ratio) + `TAIL_WEIGHT` * log(p99 ratio), and again what of either is above
@@ -120,7 +120,7 @@ class Validation:
         total = np.exp(np.average(all_of_them, axis=0, weights=weights))
         scenarios = [*named, several.mean(axis=0)] if len(several) else list(named)
         worst = np.exp(np.max(scenarios, axis=0))
-        return Judged(float(np.average(loss, weights=weights)), *map(float, (*total, *worst)))
+        return NetworkVerdict(float(np.average(loss, weights=weights)), *map(float, (*total, *worst)))
 
 
 def learned(network: Network) -> Policy:
@@ -129,17 +129,17 @@ def learned(network: Network) -> Policy:
     return Learned(artifact=make_artifact(network, unknown, unknown, {}))
 
 
-def latencies(chosen: Sequence[Case], requests: int, policy: Policy, pool: Pool) -> Latencies:
+def latencies(chosen: Sequence[ValidationEpisode], requests: int, policy: Policy, pool: TaskPool) -> MeanAndTail:
     """Play the cases by the policy."""
     count = min(_TASKS, len(chosen))
     parts = pool.map(partial(_play, requests, policy), [chosen[part::count] for part in range(count)])
     found = np.empty((len(chosen), 2))
     for part, each in enumerate(parts):
         found[part::count] = each
-    return Latencies(found[:, 0], found[:, 1])
+    return MeanAndTail(found[:, 0], found[:, 1])
 
 
-def _play(requests: int, policy: Policy, chosen: Sequence[Case]) -> FloatArray:
+def _play(requests: int, policy: Policy, chosen: Sequence[ValidationEpisode]) -> FloatArray:
     """Cases side by side: mean and p99 of each, `(e, 2)`."""
     fleets = [case.scenario.fleet for case in chosen]
     arrivals = [case.scenario.arrivals(case.seed, requests) for case in chosen]
@@ -148,10 +148,10 @@ def _play(requests: int, policy: Policy, chosen: Sequence[Case]) -> FloatArray:
     return np.stack([latency_s.mean(axis=1), np.quantile(latency_s, 0.99, axis=1)], axis=1)
 
 
-def scoreboard(network: Network, chosen: Sequence[Case], requests: int, pool: Pool) -> dict[str, Any]:
+def scoreboard(network: Network, chosen: Sequence[ValidationEpisode], requests: int, pool: TaskPool) -> dict[str, Any]:
     """For the record: by scenario and policy, the ratios of mean and p99 to that policy's, each with its interval.
 
-    Intervals are over seeds of a scenario, or over random scenarios; see `simulator.scoreboard.statistics`.
+    Intervals are over seeds of a scenario, or over random scenarios; see `simulator.compare.statistics`.
     """
     own = latencies(chosen, requests, learned(network), pool)
     board: dict[str, Any] = {}

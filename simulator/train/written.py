@@ -9,14 +9,24 @@ from pathlib import Path
 import numpy as np
 
 import simulator
+from balancer.load.arrivals import Bursts
 from simulator.scenario import Scenario
-from simulator.spec import Batching, Cache, Cold, Fault, FaultKind, FleetSpec, ModelSpec, Reports, WorkerSpec
-from simulator.training.shared_devices import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
+from simulator.spec import (
+    BatchingSpec,
+    CacheSpec,
+    ColdStart,
+    Fault,
+    FaultKind,
+    FleetSpec,
+    ModelSpec,
+    Reports,
+    SimulatedWorker,
+)
+from simulator.train.shared_devices import NETWORK, Parts, Ranges, drawn, log_uniform, random_parts, whole
 from simulator.workload.draws import Distribution, Lognormal, Sessions, Shares
 from simulator.workload.times import Diurnal, Poisson, Process
 from simulator.workload.trace import Recorded, read_recorded
 from simulator.workload.workload import ModelTraffic, Workload
-from tools.load.arrivals import Bursts
 
 TRACES = ("azure_llm_2023_code.csv.gz", "azure_llm_2023_conv.csv.gz")
 _DATA = Path(simulator.__file__).parent / "data"
@@ -110,8 +120,8 @@ def scenario(seed: int, number: int, written: Written = WRITTEN) -> Scenario:
         balancers=int(_named(dice, written.balancers)),
         reports=Reports(float(dice.choice(written.report_s)), loss=float(dice.choice(written.report_loss))),
         network=NETWORK,
-        cold=Cold(20, 2.0) if _happens(dice, written.cold) else Cold(),
-        cache=Cache(whole(dice, written.entries), float(dice.uniform(*written.saving))) if keyed else Cache(),
+        cold=ColdStart(20, 2.0) if _happens(dice, written.cold) else ColdStart(),
+        cache=CacheSpec(whole(dice, written.entries), float(dice.uniform(*written.saving))) if keyed else CacheSpec(),
     )
     # Policies place keys, rather than the router's hash, which is the same under all of them.
     fleet = replace(fleet, settings=replace(fleet.settings, sticky_keys=not keyed))
@@ -156,7 +166,7 @@ def _due(
     return tuple(found)
 
 
-def _placed(dice: np.random.Generator, written: Written, parts: Parts) -> tuple[WorkerSpec, ...]:
+def _placed(dice: np.random.Generator, written: Written, parts: Parts) -> tuple[SimulatedWorker, ...]:
     """The workers with the models that they hold; who was left without any holds all."""
     if not _happens(dice, written.placed) or len(parts.models) == 1:
         return parts.workers
@@ -190,7 +200,7 @@ def _trace(name: str) -> Recorded:
 
 
 def _faults(
-    dice: np.random.Generator, written: Written, workers: tuple[WorkerSpec, ...], length_s: float
+    dice: np.random.Generator, written: Written, workers: tuple[SimulatedWorker, ...], length_s: float
 ) -> tuple[Fault, ...]:
     chosen = dice.permutation(len(workers))[: whole(dice, (1, max(1, len(workers) // 4)))]
     faults = []
@@ -218,10 +228,10 @@ PLACES = (SHARED, LONG, KEYED, DUE)
 def kinds(one: Scenario) -> tuple[str, ...]:
     """What is in the scenario."""
     fleet, traffic = one.fleet, one.workload.traffic
-    batching: set[Batching] = {model.batching for model in fleet.models}
+    batching: set[BatchingSpec] = {model.batching for model in fleet.models}
     found = {
         SHARED: len(fleet.models) > 1,
-        LONG: batching == {Batching(max_batch_rows=1)} and all(_varies(each) for each in traffic),
+        LONG: batching == {BatchingSpec(max_batch_rows=1)} and all(_varies(each) for each in traffic),
         KEYED: fleet.cache.entries > 0,
         DUE: any(isinstance(each.deadline_s, Shares) or each.deadline_s < np.inf for each in traffic),
     }

@@ -16,9 +16,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from balancer.files.schema import CHECKED, NotNegative, Positive
+from balancer.load.arrivals import FloatArray
 from policies.base import UintArray
 from policies.hashing import mix_array
-from tools.load.arrivals import FloatArray
 
 _MIDPOINTS = (np.arange(1 << 16) + 0.5) / (1 << 16)
 KeyCount = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -36,7 +36,7 @@ class Distribution(Protocol):
 
 
 @dataclass(config=CHECKED, frozen=True, slots=True)
-class Between:
+class UniformInt:
     """Whole numbers, each equally often."""
 
     low: int = 1

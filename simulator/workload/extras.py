@@ -13,10 +13,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from balancer.files.schema import CHECKED, Fraction, Positive
+from balancer.load.arrivals import FloatArray
 from policies.base import UintArray
 from policies.hashing import key_of, mix_array, unit_array
 from simulator.workload.draws import Distribution, KeyCount, ends_before, whole_rows
-from tools.load.arrivals import FloatArray
 
 _POINTS: FloatArray = (np.arange(256) + 0.5) / 256
 
@@ -67,9 +67,7 @@ class Stream:
     follows: Literal["rows", "key"] | None = None
     """What the balancer sees and the number goes with."""
     correlation: float = 0.8
-    """Of their normal scores."""
     at_most: int = 4096
-    """Responses."""
 
     def count(self, u: FloatArray, shown: FloatArray | None = None) -> npt.NDArray[np.int32]:
         """Responses for uniform numbers, and for the place of what the balancer sees among its like, 0 to 1."""

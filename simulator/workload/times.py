@@ -2,7 +2,7 @@
 
 All random processes are made by time change: a unit Poisson process read through the inverse of the cumulated
 intensity. Source: Cinlar, "Introduction to Stochastic Processes", 1975, chapter 4, section 7. As
-`tools.load.arrivals`, but for a number of requests rather than for a duration, and a longer run begins as a shorter
+`balancer.load.arrivals`, but for a number of requests rather than for a duration, and a longer run begins as a shorter
 one.
 """
 
@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from balancer.files.schema import CHECKED, Fraction, Positive
-from tools.load.arrivals import Bursts, FloatArray
+from balancer.load.arrivals import Bursts, FloatArray
 
 _KNOTS_PER_PERIOD = 256
 _CYCLES_AT_FIRST = 64

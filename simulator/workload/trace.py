@@ -11,9 +11,9 @@ import numpy.typing as npt
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from balancer.files.schema import CHECKED, Positive
+from balancer.load.arrivals import FloatArray, rescaled
+from balancer.load.trace import read_trace
 from policies.hashing import key_of
-from tools.load.arrivals import FloatArray, rescaled
-from tools.load.trace import read_trace
 
 
 @pydantic_dataclass(config=CHECKED, frozen=True, slots=True)
@@ -37,18 +37,15 @@ class Recorded:
     time_s: FloatArray
     """From the first, ascending; mean rate 1."""
     models: tuple[str, ...] | None
-    """Name of each one's model."""
     rows: FloatArray | None
     """Sizes, not yet rounded up nor capped by the model."""
     work: FloatArray | None
-    """Of mean 1."""
     keys: npt.NDArray[np.uint64] | None
     """Hashes; 0: none."""
     deadline_s: FloatArray | None = None
     """From arrival; infinite: none."""
     priorities: npt.NDArray[np.int16] | None = None
     tenants: npt.NDArray[np.int16] | None = None
-    """Indices."""
 
     def window(self, rate_per_s: float, count: int, start: float) -> tuple[FloatArray, npt.NDArray[np.int64]]:
         """Times of `count` requests in a row, and the position of each in the trace; shape `(count,)` each.
@@ -66,7 +63,7 @@ class Recorded:
 
 @lru_cache(maxsize=8)
 def read_recorded(path: pathlib.Path, columns: TraceColumns = TraceColumns()) -> Recorded:
-    """Read a CSV trace, see `tools.load.trace.read_trace`.
+    """Read a CSV trace, see `balancer.load.trace.read_trace`.
 
     Raises:
         OSError: the file cannot be read.

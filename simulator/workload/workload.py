@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from balancer.load.arrivals import FloatArray
+from balancer.load.workload import streams
 from policies.base import IntArray, UintArray
 from simulator.arrivals import Arrivals, Extras
 from simulator.spec import FleetSpec
@@ -20,8 +22,6 @@ from simulator.workload.draws import ONE, Distribution, Keys, Shares, mean_rows,
 from simulator.workload.extras import Patience, Sequences, Stream, numbered, place_of_key
 from simulator.workload.times import Poisson, Process, draw_times
 from simulator.workload.trace import Recorded
-from tools.load.arrivals import FloatArray
-from tools.load.workload import streams
 
 _PARTS = 12
 _STEADY = Poisson()
@@ -59,9 +59,7 @@ class Demand:
     """What the workload asks of one model."""
 
     share: float
-    """Share of the requests, 0 to 1."""
     rows: float
-    """Mean rows of a request."""
     row_work: float
     """Mean of rows times work: more than `rows` where the large requests are the long ones."""
 
@@ -77,13 +75,11 @@ class Workload:
     process: Process = _STEADY
     """When they arrive, where no trace tells."""
     recorded: Recorded | None = None
-    """A trace."""
     keys: Keys | None = None
     """Routing keys; None: no request has one."""
     priorities: Shares = _ALL_ZERO
     """Shares of priority numbers; 0 is the model's default."""
     tenants: Shares = _ALL_ZERO
-    """Shares of tenant indices."""
     balancers: tuple[float, ...] = ()
     """Weight of each balancer, by which requests fall to it; empty: to all alike."""
     clients: int = 0
@@ -116,7 +112,7 @@ class Workload:
         drawn_keys = np.zeros(requests, np.uint64) if self.keys is None else self.keys.draw(requests, keys)
         levels = self.priorities.quantile(priorities.random(requests)).astype(np.int16)
         owners = self.tenants.quantile(tenants.random(requests)).astype(np.int16)
-        key = self._told("keys", position, drawn_keys)
+        key = self._recorded_or("keys", position, drawn_keys)
         extras = None
         if any(one.extra for one in self.traffic):
             extras, key = self._extras(fleet, model, key, u_rows, extra)
@@ -127,10 +123,10 @@ class Workload:
             rows=drawn_rows,
             work=drawn_work,
             key=key,
-            deadline_s=self._told("deadline_s", position, deadline_s),
-            priority=self._told("priorities", position, levels),
+            deadline_s=self._recorded_or("deadline_s", position, deadline_s),
+            priority=self._recorded_or("priorities", position, levels),
             balancer=self._balancers(fleet, balancers.random(requests)),
-            tenant=self._told("tenants", position, owners),
+            tenant=self._recorded_or("tenants", position, owners),
             extras=extras,
             clients=self.clients,
         )
@@ -232,9 +228,9 @@ class Workload:
         rows, work = np.empty(len(model), dtype=np.int32), np.empty(len(model))
         for i, traffic in enumerate(self._by_model(fleet)):
             own = model == i
-            sizes = self._told("rows", position[own], traffic.rows.quantile(u_rows[own]))
+            sizes = self._recorded_or("rows", position[own], traffic.rows.quantile(u_rows[own]))
             rows[own] = whole_rows(sizes, fleet.models[i].batching.max_batch_rows)
-            work[own] = self._told("work", position[own], traffic.work.quantile(u_work[own]) / traffic.work.mean)
+            work[own] = self._recorded_or("work", position[own], traffic.work.quantile(u_work[own]) / traffic.work.mean)
         return rows, work
 
     def _deadlines_s(self, fleet: FleetSpec, model: npt.NDArray[np.int16], u: FloatArray) -> FloatArray:
@@ -244,10 +240,10 @@ class Workload:
             deadline_s[own] = due.quantile(u[own]) if isinstance(due, Shares) else due
         return deadline_s
 
-    def _told(self, column: str, position: IntArray, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What the trace tells of each request in that column, or else what was drawn."""
-        told = None if self.recorded is None else getattr(self.recorded, column)
-        return drawn if told is None else told[position]
+    def _recorded_or(self, column: str, position: IntArray, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The trace's values of that column, one a request; what was drawn where it has none."""
+        recorded = None if self.recorded is None else getattr(self.recorded, column)
+        return drawn if recorded is None else recorded[position]
 
 
 def _indices(names: tuple[str, ...], fleet: FleetSpec) -> IntArray:

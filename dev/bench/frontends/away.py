@@ -1,4 +1,8 @@
-"""`native` while the balancer is gone: how soon Envoy chooses, for how long, and that nothing fails."""
+"""The balancer gone: how soon Envoy chooses by itself, what clients feel meanwhile, and that nothing fails.
+
+With `native` the shared state's counts say who decides. With `pick` the latency tells it: requests wait for a balancer
+that hangs until Envoy's health check has failed.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,20 @@ import mmap
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from balancer.front.folder import CONTROL
-from balancer.front.layouts import COUNTS
-from balancer.front.module import Module
-from balancer.native.library import Library
-from benchmarks.client import load_until, write_infer
-from benchmarks.frontends.gateways import NATIVE, gateways, new_workers, upstream
-from benchmarks.options import Options
-from benchmarks.results import Aim, Section, Table
-from tools.stack.child import Child
+from balancer.kernel.compiled.library import Library
+from balancer.native.envoy_module import Module
+from balancer.native.folder import CONTROL
+from balancer.native.layouts import COUNTS
+from balancer.stack.stack import READY_S, OwnStack
+from dev.bench.client import Answers, load_until, write_infer
+from dev.bench.frontends.gateways import ANSWER_BYTES, NATIVE, PICK, Gateway, gateways, new_workers, upstream
+from dev.bench.results import Aim, Options, Section, Table
 
 TIMES = 10
 _CLIENTS = 4
@@ -32,6 +35,9 @@ _AWAY_S = 0.3
 _POLL_S = 0.002
 _PATIENCE_S = 30.0
 _TAKES_OVER_S = 0.1
+_PHASE_S = 2.0
+_DETECTED_S = 0.8
+"""Envoy's health check of the balancer has failed by then (0.25 s between checks, 0.5 s for an answer)."""
 
 
 class _Counts:
@@ -70,67 +76,99 @@ class _Counts:
 
 
 def measure(options: Options) -> Section:
-    """Stopped and killed, again and again, under load."""
+    """Stopped and killed under load, with each of the two front ends."""
     with tempfile.TemporaryDirectory(prefix="away-") as folder:
         return asyncio.run(_measure(options, Path(folder)))
 
 
 async def _measure(options: Options, folder: Path) -> Section:
-    workers = new_workers()
-    body = folder / "infer"
-    answer_bytes = write_infer(body, 64) + 5
+    workers, body = new_workers(), folder / "infer"
+    write_infer(body, 64)
     with upstream("upstream.c", [worker.grpc_port for worker in workers], folder):
-        async with gateways(options.policy, workers, folder) as all_of_them:
-            gateway = all_of_them[NATIVE]
-            assert gateway.balancer is not None
-            stop = asyncio.Event()
-            loading = asyncio.create_task(load_until(stop, gateway.envoy.endpoint, body, _CLIENTS))
-            try:
-                found = await _faults(gateway.balancer, _Counts(folder / "shared"), options.often(TIMES), folder)
-            finally:
-                stop.set()
-                answers = await loading
-    failed = answers.failed(answer_bytes)
+        async with gateways(options.policy, workers, folder) as made:
+
+            async def under_load(gateway: Gateway, work: Callable[[OwnStack], Awaitable[Any]]) -> tuple[Any, Answers]:
+                assert gateway.stack is not None
+                stop = asyncio.Event()
+                loading = asyncio.create_task(load_until(stop, gateway.envoy.endpoint, body, _CLIENTS))
+                try:
+                    found = await work(gateway.stack)
+                finally:
+                    stop.set()
+                    answers = await loading
+                return found, answers
+
+            times = options.often(TIMES)
+            faults, native = await under_load(made[NATIVE], lambda stack: _faults(stack, times))
+            marks, pick = await under_load(made[PICK], _phases)
+    return _section(faults, native.failed(ANSWER_BYTES), marks, pick)
+
+
+def _section(
+    faults: dict[str, list[tuple[float, float]]], native_failed: int, marks: Sequence[tuple[str, float]], pick: Answers
+) -> Section:
     columns = ["", "times", "until Envoy chooses, ms", "largest", "until it decides again, ms", "largest"]
     table = Table(f"`native`, the balancer gone, {_CLIENTS} clients sending", columns)
-    for name, seconds in found.items():
+    for name, seconds in faults.items():
         gone_ms, back_ms = np.array(seconds).T * 1e3
         figures = (np.median(gone_ms), gone_ms.max(), np.median(back_ms), back_ms.max())
         table.rows.append([name, f"{len(seconds)}", *(f"{each:,.0f}" for each in figures)])
-    slowest_s = max(gone_s for seconds in found.values() for gone_s, _ in seconds)
+    asked = Table(f"The balancer gone, {_CLIENTS} clients sending", ["", "requests", "p50 ms", "p99 ms", "largest ms"])
+    ends = [at_s for _, at_s in marks[1:]] + [np.inf]
+    phases: dict[str, Any] = {}
+    for (name, from_s), to_s in zip(marks, ends, strict=True):
+        latency_ms = pick.latency_s[(pick.started_s >= from_s) & (pick.started_s < to_s)] * 1e3
+        if len(latency_ms):
+            p50, p99, most = np.percentile(latency_ms, [50, 99, 100])
+            phases[name] = {"requests": len(latency_ms), "p50_ms": p50, "p99_ms": p99, "max_ms": most}
+            asked.rows.append([name, f"{len(latency_ms):,}", f"{p50:.2f}", f"{p99:.2f}", f"{most:.0f}"])
+    slowest_s = max(gone_s for seconds in faults.values() for gone_s, _ in seconds)
+    failed = {NATIVE: native_failed, PICK: pick.failed(ANSWER_BYTES)}
     aims = [
         Aim("Native: Envoy chooses after the balancer's death, slowest", slowest_s, "s", _TAKES_OVER_S),
-        Aim("Native: requests failed while the balancer was gone", failed, "requests", 0),
+        *(Aim(f"{name}: requests failed without balancer", count, "requests", 0) for name, count in failed.items()),
     ]
-    return Section([table], {"seconds": found, "requests": answers.count, "failed": failed}, aims)
+    return Section([table, asked], {"seconds": faults, "phases": phases, "failed": failed}, aims)
 
 
-async def _faults(balancer: Child, counts: _Counts, times: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
+async def _phases(stack: OwnStack) -> list[tuple[str, float]]:
+    """When each phase of one run began, seconds since the epoch."""
+    await asyncio.sleep(_AWAY_S)
+    marks = [("picked", time.time())]
+    await asyncio.sleep(_PHASE_S)
+    stack.balancer.process.send_signal(signal.SIGSTOP)
+    marks += [("stopped, not noticed yet", time.time()), ("stopped", time.time() + _DETECTED_S)]
+    await asyncio.sleep(_DETECTED_S + _PHASE_S)
+    stack.balancer.process.send_signal(signal.SIGCONT)
+    # Envoy needs a health check to come back.
+    marks.append(("continued", time.time() + _DETECTED_S))
+    await asyncio.sleep(_DETECTED_S + _PHASE_S)
+    await stack.balancer.kill()
+    marks.append(("killed", time.time()))
+    await asyncio.sleep(_PHASE_S)
+    marks.append(("killed, starting again", time.time()))
+    await stack.start_balancer()
+    await stack.envoy.wait_asks(READY_S)
+    return marks
+
+
+async def _faults(stack: OwnStack, times: int) -> dict[str, list[tuple[float, float]]]:
     """Of each fault: until Envoy chooses, and until it decides again by the balancer's state."""
-    alive = balancer
+    counts = _Counts(Path(stack.settings["envoy"]["shared_folder"]))
 
     async def stop() -> None:
-        alive.process.send_signal(signal.SIGSTOP)
+        stack.balancer.process.send_signal(signal.SIGSTOP)
 
     async def cont() -> None:
-        alive.process.send_signal(signal.SIGCONT)
+        stack.balancer.process.send_signal(signal.SIGCONT)
 
     async def kill() -> None:
-        await alive.kill()
-
-    async def start() -> None:
-        nonlocal alive
-        alive = Child(["serve", "--config", str(folder / f"{NATIVE}.yaml")], log_path=folder / f"{NATIVE}.log")
-        await alive.start()
+        await stack.balancer.kill()
 
     found: dict[str, list[tuple[float, float]]] = {"stopped": [], "killed": []}
-    try:
-        for _ in range(times):
-            found["stopped"].append(await _one(stop, cont, counts, new_state=False))
-            found["killed"].append(await _one(kill, start, counts, new_state=True))
-    finally:
-        if alive is not balancer:
-            await alive.stop()
+    for _ in range(times):
+        found["stopped"].append(await _one(stop, cont, counts, new_state=False))
+        found["killed"].append(await _one(kill, stack.start_balancer, counts, new_state=True))
     return found
 
 

@@ -1,6 +1,6 @@
 """Workers that are no Tritons: each answers any inference with 64 bytes after a time of its own. Run as a process.
 
-python -m benchmarks.frontends.delayed PORT:MILLISECONDS ...
+python -m dev.bench.frontends.delayed PORT:MILLISECONDS ...
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.client import INFER
+from balancer.proxy.messages import INFER
 
 ANSWER = bytes((0x32, 62)) + bytes(62)
 """A ModelInferResponse of one tensor."""

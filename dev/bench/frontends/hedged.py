@@ -12,20 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from balancer.operate.exposition import PERIOD_S
-from benchmarks.client import Answers, joined, load, write_infer
-from benchmarks.frontends.delayed import ANSWER
-from benchmarks.frontends.gateways import PROXY, balanced, config_of
-from benchmarks.options import Options
-from benchmarks.results import Aim, Section, Table
-from benchmarks.stack import MODEL, REPOSITORY
-from tools.stack.ports import free_ports
+from balancer.stack.stack import REPOSITORY, read_samples, sum_of
+from dev.bench.client import Answers, joined, load, write_infer
+from dev.bench.frontends.delayed import ANSWER
+from dev.bench.frontends.gateways import PROXY, balanced, new_workers
+from dev.bench.results import Aim, Options, Section, Table
+from dev.stack import MODEL
 
 WORKERS = 32
 """One of them slow: it gets 3% of the requests where all get as many, and a second copy goes out after 95% of the
@@ -55,7 +51,6 @@ class _Found:
     """Of those, the share that answered first."""
 
     def quantile_ms(self, share: float) -> float:
-        """Of the latency."""
         return float(np.quantile(self.answers.latency_s, share)) * 1e3
 
 
@@ -98,21 +93,18 @@ def measure(options: Options) -> Section:
 
 
 async def _measure(options: Options, folder: Path) -> dict[tuple[str, bool], _Found]:
-    ports = free_ports(2 * WORKERS)
-    workers = [
-        WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[WORKERS + k])
-        for k in range(WORKERS)
-    ]
+    workers = new_workers(WORKERS)
     body = folder / "infer"
     write_infer(body, 64)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_delayed(workers))
         targets: dict[tuple[str, bool], tuple[str, str]] = {}
-        for number, key in enumerate((policy, hedge) for policy in POLICIES for hedge in _MODELS):
-            policy, hedge = key
-            data = config_of(PROXY, policy, workers, folder) | {"models": {MODEL: {"proxy": _MODELS[hedge]}}}
-            gateway = await balanced(stack, f"{policy}-{number}", data, folder)
-            targets[key] = gateway.envoy.endpoint, f"http://{data['listen']['admin']}/metrics"
+        for policy, hedge in ((policy, hedge) for policy in POLICIES for hedge in _MODELS):
+            models = {"models": {MODEL: {"proxy": _MODELS[hedge]}}}
+            name = f"{policy}-hedged" if hedge else policy
+            gateway = await balanced(stack, name, PROXY, policy, workers, folder, models)
+            assert gateway.stack is not None
+            targets[policy, hedge] = gateway.envoy.endpoint, gateway.stack.admin()
         for endpoint, _ in targets.values():
             await load(endpoint, body, options.seconds(WARM_UP_S), IN_FLIGHT)
         before = await _counts(targets)
@@ -132,16 +124,10 @@ def _found(answers: Answers, before: Mapping[str, float], after: Mapping[str, fl
 
 async def _counts(targets: Mapping[tuple[str, bool], tuple[str, str]]) -> dict[tuple[str, bool], dict[str, float]]:
     """Decisions, and second copies that were first, of each balancer."""
-    # The page is made once a second, so what is served may be as old.
-    await asyncio.sleep(PERIOD_S)
     found = {}
-    async with aiohttp.ClientSession() as session:
-        for key, (_, url) in targets.items():
-            async with session.get(url) as response:
-                families = list(text_string_to_metric_families(await response.text()))
-            samples = [sample for family in families for sample in family.samples]
-            won = sum(each.value for each in samples if each.name == _HEDGES and each.labels["result"] == "won")
-            found[key] = {_DECISIONS: sum(each.value for each in samples if each.name == _DECISIONS), "won": won}
+    for key, (_, admin_url) in targets.items():
+        samples = await read_samples(admin_url)
+        found[key] = {_DECISIONS: sum_of(samples, _DECISIONS), "won": sum_of(samples, _HEDGES, result="won")}
     return found
 
 
@@ -149,7 +135,7 @@ async def _counts(targets: Mapping[tuple[str, bool], tuple[str, str]]) -> dict[t
 def _delayed(workers: Sequence[WorkerSpec]) -> Iterator[None]:
     """All workers, the last one slow, in one process."""
     delays = [f"{worker.grpc_port}:{FAST_MS}" for worker in workers[:-1]]
-    command = [sys.executable, "-m", "benchmarks.frontends.delayed", *delays, f"{workers[-1].grpc_port}:{SLOW_MS}"]
+    command = [sys.executable, "-m", "dev.bench.frontends.delayed", *delays, f"{workers[-1].grpc_port}:{SLOW_MS}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as process:
         try:
             assert process.stdout is not None

@@ -10,25 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.client import write_infer
-from benchmarks.frontends.gateways import (
+from dev.bench.client import write_infer
+from dev.bench.frontends.gateways import (
     ALONE,
+    ANSWER_BYTES,
     NATIVE,
     ONE_THREAD,
     PICK,
     THREADS,
+    TWO_PROCESSES,
     UPSTREAMS,
     gateways,
     new_workers,
     upstream,
 )
-from benchmarks.frontends.rounds import Compared, Found, Load, Target, cpu_added_us, in_turn, p50, rate, table
-from benchmarks.options import Options
-from benchmarks.results import Aim, Section
+from dev.bench.frontends.rounds import Compared, Found, Load, Target, cpu_added_us, in_turn, p50, rate, table
+from dev.bench.results import Aim, Options, Section
 
 ROUNDS, ROUND_S = 11, 1.0
-_ANSWER_BYTES = 5 + 64
-"""A message of upstream.c, as gRPC frames it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class _Case:
     tensor_bytes: int
     pushed: Load
     one_thread: bool = False
-    """Envoys of one worker thread too."""
+    """Envoys of one worker thread too, and two balancer processes."""
 
 
 _ONE = _Case("64 B, one client", 64, Load(1, 1))
@@ -46,7 +45,6 @@ _LARGE = _Case("1 MiB, saturated (8 in flight)", 2**20, Load(8, 1))
 
 
 def measure(options: Options) -> Section:
-    """Every case."""
     with tempfile.TemporaryDirectory(prefix="frontends-") as folder:
         found = asyncio.run(_measure(options, Path(folder)))
     note = (
@@ -70,9 +68,9 @@ async def _measure(options: Options, folder: Path) -> dict[_Case, Found]:
                 body = folder / f"infer-{case.tensor_bytes}"
                 write_infer(body, case.tensor_bytes)
                 targets = {
-                    name: Target(gateway.envoy.endpoint, body, _ANSWER_BYTES, gateway.processes)
+                    name: Target(gateway.envoy.endpoint, body, ANSWER_BYTES, gateway.processes)
                     for name, gateway in all_of_them.items()
-                    if case.one_thread or ONE_THREAD not in name
+                    if case.one_thread or (ONE_THREAD not in name and name != TWO_PROCESSES)
                 }
                 found[case] = await in_turn(targets, case.pushed, options.often(ROUNDS), options.seconds(ROUND_S))
     return found

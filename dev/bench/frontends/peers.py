@@ -24,14 +24,13 @@ import psutil
 
 from balancer.discovery.workers import WorkerSpec
 from balancer.errors import OperatorError
-from benchmarks.frontends.gateways import NATIVE, UPSTREAMS, gateways, new_workers, upstream
-from benchmarks.frontends.rounds import Found, Load, Target, in_turn, p50, rate, table
-from benchmarks.options import Options
-from benchmarks.results import Aim, Section
-from benchmarks.stack import MODEL
-from benchmarks.usage import tree
-from tools.stack.ports import free_ports
-from tools.stack.process import LocalProcess
+from balancer.stack.ports import free_ports
+from balancer.stack.process import LocalProcess
+from dev.bench.frontends.gateways import NATIVE, UPSTREAMS, gateways, new_workers, upstream
+from dev.bench.frontends.rounds import Found, Load, Target, in_turn, p50, rate, table
+from dev.bench.machine import tree
+from dev.bench.results import Aim, Options, Section
+from dev.stack import MODEL
 
 SGLANG, RAY = "SGLang's router", "Ray Serve"
 PACKAGES = ("sglang-router==0.3.2", "ray[serve]==2.60.0")
@@ -44,7 +43,6 @@ _GRACE_S = 30.0
 
 
 def measure(options: Options) -> Section:
-    """Both loads."""
     python = _installed(options.out / "peers")
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         found = asyncio.run(_measure(options, python, Path(folder)))
@@ -115,8 +113,6 @@ def _bodies(folder: Path) -> tuple[Path, Path]:
 
 @dataclass(slots=True, kw_only=True)
 class _Peer(LocalProcess):
-    """Another gateway."""
-
     title: ClassVar[str] = "peer"
     name: str
     command: Sequence[str | Path]
@@ -126,16 +122,13 @@ class _Peer(LocalProcess):
 
     @property
     def called(self) -> str:
-        """What it is."""
         return self.name
 
     @property
     def endpoint(self) -> str:
-        """Of its listener."""
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Spawn it."""
         self._check_not_started()
         # Of its own environment alone.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

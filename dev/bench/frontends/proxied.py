@@ -16,18 +16,14 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from balancer.discovery.workers import WorkerSpec
-from benchmarks.client import framed, write_infer
-from benchmarks.frontends.gateways import ALONE, PROXY, UPSTREAMS, gateways, new_workers, upstream
-from benchmarks.frontends.rounds import Found, Load, Target, in_turn, table
-from benchmarks.options import Options
-from benchmarks.results import Section
-from benchmarks.stack import MODEL, REPOSITORY
-from tools.stack.ports import free_ports
-from tools.stack.tritonserver import TritonServer
+from balancer.stack.stack import REPOSITORY, new_triton, spec_of
+from dev.bench.client import framed, write_infer
+from dev.bench.frontends.gateways import ALONE, ANSWER_BYTES, PROXY, UPSTREAMS, gateways, new_workers, upstream
+from dev.bench.frontends.rounds import Found, Load, Target, in_turn, table
+from dev.bench.results import Options, Section
+from dev.stack import MODEL
 
 ROUNDS, ROUND_S = 7, 1.0
-_ANSWER_BYTES = 5 + 64
-"""A message of upstream.c, as gRPC frames it."""
 CACHED, JOINED = f"{PROXY}, kept answers", f"{PROXY}, joined"
 _KEPT = {CACHED: {"cache_ttl_s": 3600}}
 """Sections `models.NAME.proxy`, by the name of the gateway; `proxy` itself has none."""
@@ -81,7 +77,6 @@ _SERVED = (
 
 
 def measure(options: Options) -> Section:
-    """Every case."""
     with tempfile.TemporaryDirectory(prefix="proxied-") as folder:
         forwarded = asyncio.run(_forwarded(options, Path(folder)))
     with tempfile.TemporaryDirectory(prefix="served-") as folder:
@@ -114,7 +109,7 @@ async def _forwarded(options: Options, folder: Path) -> dict[str, Found]:
                 body = folder / f"infer-{case.tensor_bytes}"
                 write_infer(body, case.tensor_bytes)
                 targets = {
-                    name: Target(gateway.envoy.endpoint, body, _ANSWER_BYTES, gateway.processes)
+                    name: Target(gateway.envoy.endpoint, body, ANSWER_BYTES, gateway.processes)
                     for name, gateway in all_of_them.items()
                 }
                 found[case.title] = await in_turn(targets, case.pushed, options.often(ROUNDS), options.seconds(ROUND_S))
@@ -165,7 +160,6 @@ def _write_json_row(path: Path, model: str) -> None:
 
 @asynccontextmanager
 async def _triton(folder: Path) -> AsyncIterator[WorkerSpec]:
-    """One server with all the models."""
     repository, models = folder / "models", REPOSITORY / "triton" / "models"
     repository.mkdir()
     for model in (_SMALL, _BATCHING):
@@ -176,18 +170,10 @@ async def _triton(folder: Path) -> AsyncIterator[WorkerSpec]:
     config = (source / "config.pbtxt").read_text().replace(f'"{_BATCHING}"', f'"{_SINGLE}"')
     (single / "config.pbtxt").write_text(_DYNAMIC.sub("", config))
     (single / "1").symlink_to(source / "1")
-    grpc_port, http_port, metrics_port = free_ports(3)
-    server = TritonServer(
-        name="worker-0",
-        model_repository=repository,
-        grpc_port=grpc_port,
-        http_port=http_port,
-        metrics_port=metrics_port,
-        log_path=folder / "worker-0.log",
-    )
+    server = new_triton("worker-0", repository, folder)
     try:
         await server.start()
         await server.wait_ready()
-        yield WorkerSpec(name="worker-0", address=server.address, grpc_port=grpc_port, http_port=http_port)
+        yield spec_of(server)
     finally:
         await server.kill()

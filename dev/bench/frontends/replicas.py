@@ -13,8 +13,6 @@ _MOST_ONGOING = 64
 
 
 class Replica:
-    """A worker."""
-
     async def __call__(self, request: Any) -> dict[str, str]:
         """Answer as the upstreams in C do."""
         await request.body()
@@ -22,7 +20,6 @@ class Replica:
 
 
 def main() -> None:
-    """Serve."""
     port, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     ray.init(

@@ -10,10 +10,11 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.client import INFER, load
-from benchmarks.frontends.gateways import ALONE
-from benchmarks.results import Table
-from benchmarks.usage import CpuMeter
+from balancer.proxy.messages import INFER
+from dev.bench.client import load
+from dev.bench.frontends.gateways import ALONE
+from dev.bench.machine import CpuMeter
+from dev.bench.results import Table
 
 WARM_UP_S = 0.5
 
@@ -34,16 +35,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Load:
-    """How hard the client pushes."""
-
     clients: int
     streams: int
 
 
 @dataclass(frozen=True)
 class Round:
-    """One measurement."""
-
     rate_per_s: float
     p50_us: float
     cpu_us: Mapping[str, float]
@@ -82,13 +79,10 @@ async def _one(target: Target, pushed: Load, duration_s: float) -> Round:
 
 @dataclass(frozen=True)
 class Compared:
-    """A number of each round."""
-
     values: npt.NDArray[np.float64]
 
     @property
     def median(self) -> float:
-        """Over the rounds."""
         return float(np.median(self.values))
 
     def __str__(self) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from datetime import datetime
 from itertools import cycle
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from benchmarks.client import load_until, write_infer
-from benchmarks.results import Aim, Section, Table
-from benchmarks.stack import POLICY, Bench
+from balancer.stack.stack import OwnStack
+from dev.bench.client import load_until, write_infer
+from dev.bench.frontends.gateways import ANSWER_BYTES, PICK, balanced, new_workers, upstream
+from dev.bench.results import Aim, Options, Section, Table
 
 SWAPS = 20
 _BETWEEN_S = 0.3
@@ -24,47 +28,49 @@ _POLL_S = 0.002
 _POLICIES = ("round_robin", "peak_ewma", "consistent_hash", "least_requests")
 
 
-async def measure(bench: Bench) -> Section:
+def measure(options: Options) -> Section:
     """Swap again and again while requests flow, and note when the first decision by each new policy was made."""
-    gateway = bench.gateway
-    swaps = bench.rounds(SWAPS)
-    body = bench.directory / "infer-swap"
-    answer_bytes = write_infer(body, 64)
+    with tempfile.TemporaryDirectory(prefix="swap-") as folder:
+        return asyncio.run(_measure(options, Path(folder)))
+
+
+async def _measure(options: Options, folder: Path) -> Section:
+    workers, body, stop = new_workers(), folder / "infer", asyncio.Event()
+    write_infer(body, 64)
     everything = {"log": {"decisions_share": 1.0}}
-    gateway.write_config(POLICY, **everything)
-    stop = asyncio.Event()
-    loading = asyncio.create_task(load_until(stop, gateway.endpoint, body, _CLIENTS))
-    taken_s = []
-    try:
-        with gateway.log_path.open() as log:
-            await _first_decision(log, POLICY)
-            for _, policy in zip(range(swaps), cycle(_POLICIES), strict=False):
-                await asyncio.sleep(_BETWEEN_S)
-                log.seek(0, 2)
-                renamed_s = time.time()
-                gateway.write_config(policy, **everything)
-                # The log has milliseconds, rounded down.
-                taken_s.append(await _first_decision(log, policy) + 0.001 - renamed_s)
-    finally:
-        stop.set()
-        answers = await loading
-        gateway.write_config(POLICY)
+    async with AsyncExitStack() as running:
+        running.enter_context(upstream("upstream.c", [worker.grpc_port for worker in workers], folder))
+        gateway = await balanced(running, PICK, PICK, options.policy, workers, folder, everything)
+        assert gateway.stack is not None
+        loading = asyncio.create_task(load_until(stop, gateway.envoy.endpoint, body, _CLIENTS))
+        try:
+            taken_s = await _swaps(gateway.stack, options)
+        finally:
+            stop.set()
+            answers = await loading
     p50_s, most_s = float(np.median(taken_s)), max(taken_s)
-    failed = answers.failed(answer_bytes)
-    raw: dict[str, Any] = {
-        "swaps": swaps,
-        "taken_s": taken_s,
-        "requests": answers.count,
-        "failed": failed,
-    }
-    row = [f"{swaps}", f"{p50_s * 1e3:.0f}", f"{most_s * 1e3:.0f}", f"{answers.count:,}", f"{failed}"]
+    failed = answers.failed(ANSWER_BYTES)
+    raw: dict[str, Any] = {"taken_s": taken_s, "requests": answers.count, "failed": failed}
+    row = [f"{len(taken_s)}", f"{p50_s * 1e3:.0f}", f"{most_s * 1e3:.0f}", f"{answers.count:,}", f"{failed}"]
     title = f"From renaming the config file to the first decision by the new policy, {_CLIENTS} clients sending"
     table = Table(title, ["swaps", "p50 ms", "largest ms", "requests", "failed"], [row])
-    return Section([table], raw, [Aim("Policy swap in force, slowest", most_s, "s", 0.2), _none_failed(failed)])
+    slowest = Aim("Policy swap in force, slowest", most_s, "s", 0.2)
+    return Section([table], raw, [slowest, Aim("Requests failed by swaps", failed, "requests", 0)])
 
 
-def _none_failed(failed: int) -> Aim:
-    return Aim("Requests failed by swaps", failed, "requests", 0)
+async def _swaps(stack: OwnStack, options: Options) -> list[float]:
+    """Seconds that each took."""
+    taken_s = []
+    with stack.log_path.open() as log:
+        await _first_decision(log, options.policy)
+        for _, policy in zip(range(options.often(SWAPS)), cycle(_POLICIES), strict=False):
+            await asyncio.sleep(_BETWEEN_S)
+            log.seek(0, 2)
+            renamed_s = time.time()
+            stack.write_config({"name": policy})
+            # The log has milliseconds, rounded down.
+            taken_s.append(await _first_decision(log, policy) + 0.001 - renamed_s)
+    return taken_s
 
 
 async def _first_decision(log: TextIO, policy: str) -> float:

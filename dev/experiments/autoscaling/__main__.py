@@ -1,4 +1,4 @@
-"""`python -m experiments.autoscaling`: see the package."""
+"""`python -m dev.experiments.autoscaling`: see the package."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 
-from experiments.autoscaling import page, plot
-from experiments.autoscaling.chart import Chart, read_chart
-from experiments.autoscaling.closed_loop import Run, closed_loop
-from experiments.autoscaling.figures import Figures, figures
-from experiments.autoscaling.hpa import Autoscaler
-from experiments.autoscaling.plan import LEAST, LOADS, MOST, one_worker_per_s, setup_of
+from dev.experiments.autoscaling import report
+from dev.experiments.autoscaling.closed_loop import Run, closed_loop
+from dev.experiments.autoscaling.hpa import Autoscaler
+from dev.experiments.autoscaling.plan import LEAST, LOADS, MOST, Chart, one_worker_per_s, read_chart, setup_of
+from dev.experiments.autoscaling.report import Figures, figures
 
 FACTORS = (0.5, 1.0, 2.0)
 """Of the chart's target."""
@@ -42,7 +41,7 @@ def _made(load: str, name: str) -> Run:
 
 
 @click.command(
-    help="The chart's HPA over simulated fleets: renews the table and the picture of docs/operate/autoscaling.md."
+    help="The chart's HPA over simulated fleets: renews table, picture and CSV of docs/operate/autoscaling.md."
 )
 @click.option(
     "--page", "path", type=click.Path(path_type=Path), default=Path("docs/operate/autoscaling.md"), show_default=True
@@ -52,7 +51,6 @@ def _made(load: str, name: str) -> Run:
 )
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Side by side.")
 def main(path: Path, loads: tuple[str, ...], processes: int) -> None:
-    """See the option `help`."""
     chart, one_per_s = read_chart(), one_worker_per_s()
     found: dict[tuple[str, str], Figures] = {}
     drawn: dict[tuple[str, str], Run] = {}
@@ -65,8 +63,8 @@ def main(path: Path, loads: tuple[str, ...], processes: int) -> None:
                 drawn[key] = run
             click.echo(f"{', '.join(key)}: {found[key]}")
     if not loads:
-        page.renew(path, found)
-        plot.draw(drawn, one_per_s, LEAST, path.with_name(_PICTURE))
+        report.renew(path, found, (names[0], names[1]))
+        report.draw(drawn, one_per_s, LEAST, path.with_name(_PICTURE))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from experiments.autoscaling.hpa import SYNC_S, Autoscaler
+from dev.experiments.autoscaling.hpa import SYNC_S, Autoscaler
 from policies import Policy
 from policies.base import FloatArray
 from simulator.arrivals import Arrivals
-from simulator.engine.tables import service_table
 from simulator.result import Result, Status
 from simulator.run import run
 from simulator.spec import Fault, FleetSpec
@@ -27,8 +26,6 @@ _AHEAD_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of the metrics."""
-
     backlog_s: float
     p99_s: float
 
@@ -44,8 +41,6 @@ class Scraped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What came of it."""
-
     targets: Targets
     result: Result
     scraped: Scraped
@@ -58,8 +53,6 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated."""
-
     fleet: FleetSpec
     """With the workers of the start; more are made like the first."""
     arrivals: Arrivals
@@ -84,8 +77,6 @@ class _Pod:
 
 
 class _Fleet:
-    """Pods as they came and went."""
-
     def __init__(self, setup: Setup) -> None:
         first = setup.fleet.workers
         more = setup.most_workers - len(first)
@@ -97,11 +88,9 @@ class _Fleet:
 
     @property
     def there(self) -> list[_Pod]:
-        """Those that are asked for."""
         return [pod for pod in self.pods if pod.left_s == np.inf]
 
     def ready(self, at_s: float) -> list[str]:
-        """Workers that take requests then."""
         return [pod.worker for pod in self.pods if pod.ready_s <= at_s < pod.left_s]
 
     def scale(self, now_s: float, replicas: int) -> None:
@@ -118,7 +107,6 @@ class _Fleet:
             self.pods.append(_Pod(self._spares[used].name, now_s, now_s + self._load_s))
 
     def spec(self) -> FleetSpec:
-        """For the engine."""
         joined = (pod for pod in self.pods if pod.ready_s > 0)
         joins = [Fault("join", pod.worker, pod.asked_s, self._load_s) for pod in joined]
         # One that is taken away before it was ready leaves once it is: the engine's workers load to the end.
@@ -164,7 +152,6 @@ _OF_ALL = ("clients", "extras")
 
 
 def _run(setup: Setup, fleet: _Fleet, until_s: float, seed: int) -> Result:
-    """With the requests until then."""
     count = int(np.searchsorted(setup.arrivals.time_s, until_s, "right"))
     columns = {each.name: getattr(setup.arrivals, each.name) for each in fields(setup.arrivals)}
     arrivals = Arrivals(**{name: all_[:count] if name not in _OF_ALL else all_ for name, all_ in columns.items()})
@@ -188,7 +175,7 @@ def _backlog_s(setup: Setup, fleet: _Fleet, result: Result, at_s: float) -> floa
     (model,), worker = setup.fleet.models, setup.fleet.workers[0]
     pending = result.timeline_pending[0, row, [name in ready for name in result.workers]]
     most = model.batching.max_batch_rows
-    device_s, host_s = service_table(model.service[worker.device], most)
+    device_s, host_s = model.service[worker.device].table(most)
     batch_s = (device_s / worker.speed + host_s) * (np.arange(most + 1) > 0)
     whole, rest = np.divmod(pending.astype(int), most)
     return float((whole * batch_s[most] + batch_s[rest]).mean())

@@ -60,8 +60,6 @@ def direction(given: Mapping[str, Any], default: Direction) -> Direction:
 
 @dataclass
 class Autoscaler:
-    """One, and what it remembers."""
-
     rules: Rules
     _wanted: list[tuple[float, int]] = field(default_factory=list)
     """What the metrics asked for, by time."""

@@ -1,18 +1,61 @@
-"""What is simulated: a fleet like that of scenario `autoscale`, and three loads at the pace of clusters."""
+"""What is simulated: the chart's scaling of a fleet like that of scenario `autoscale`, under slow loads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from balancer.operate.metrics import LATENCY_BUCKETS_S
-from experiments.autoscaling.chart import Chart
-from experiments.autoscaling.closed_loop import Setup
+import yaml
+
+from balancer.server.metrics import LATENCY_BUCKETS_S
+from dev.experiments.autoscaling.closed_loop import Setup, Targets
+from dev.experiments.autoscaling.hpa import Rules, direction
 from policies.expected_latency import ExpectedLatency
 from simulator.capacity import capacity_per_s
 from simulator.scenario import load_scenario
 from simulator.spec import Autoscale, FleetSpec
 from simulator.workload.times import Diurnal, FlashCrowd, Poisson, Process
+
+_CHART = Path(__file__).resolve().parents[3] / "deploy" / "chart"
+
+
+class Chart(NamedTuple):
+    """What the chart scales by: its defaults."""
+
+    targets: Targets
+    behavior: dict[str, Any]
+    """As an object of Kubernetes has it."""
+    scrape_s: float
+    window_s: float
+    """Of the rate that p99 is computed from."""
+
+    def rules(self, least: int, most: int) -> Rules:
+        """For a pool of so many workers."""
+        default = Rules(least, most)
+        up, down = (
+            direction(self.behavior.get(name, {}), of)
+            for name, of in (("scaleUp", default.up), ("scaleDown", default.down))
+        )
+        return Rules(least, most, up, down)
+
+
+def read_chart(folder: Path = _CHART) -> Chart:
+    """The values of a chart that is deployed without any of one's own."""
+    values = yaml.safe_load((folder / "values.yaml").read_text(encoding="utf-8"))
+    scaling = values["autoscaling"]
+    (minutes,) = re.findall(
+        r"_duration_seconds_bucket\{.*\}\[(\d+)m\]", (folder / "templates/_helpers.tpl").read_text()
+    )
+    return Chart(
+        Targets(float(scaling["backlogSeconds"]), float(scaling["p99Seconds"])),
+        scaling["behavior"],
+        float(values["monitoring"]["intervalSeconds"]),
+        60.0 * int(minutes),
+    )
+
 
 SCENARIO = "autoscale"
 SPEED = 0.25
@@ -31,8 +74,6 @@ MOST_WORKERS = 96
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests over time."""
-
     process: Process
     hours: float
     says: str
@@ -48,7 +89,6 @@ LOADS: Mapping[str, Load] = {
 
 
 def setup_of(load: Load, chart: Chart, seed: int = 0) -> Setup:
-    """One run's."""
     fleet, one_per_s = _fleet()
     scenario = load_scenario(SCENARIO)
     deadline = tuple(replace(each, deadline_s=chart.targets.p99_s) for each in scenario.workload.traffic)

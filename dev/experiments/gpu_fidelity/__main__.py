@@ -1,7 +1,8 @@
-"""`python -m experiments.gpu_fidelity`: predict the online table and say how far off the predictions are."""
+"""`python -m dev.experiments.gpu_fidelity`: predict the online table and say how far off the predictions are."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -9,9 +10,8 @@ from rich.console import Console
 from rich.progress import track
 
 from balancer.errors import OperatorError
-from experiments.gpu_fidelity import errors, plots, report
-from experiments.gpu_fidelity.errors import compare
-from experiments.gpu_fidelity.setups import DEPLOYMENTS, Source, setups
+from dev.experiments.gpu_fidelity import report
+from dev.experiments.gpu_fidelity.setups import DEPLOYMENTS, Source, setups
 from simulator.service import OFFLINE, ONLINE
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -19,37 +19,32 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/fidelity"), show_default=True)
-@click.option("--worth", is_flag=True, help="Also leave out each decision in turn, and write worth.md.")
-@click.option("--docs", type=click.Path(path_type=Path), help="Also put the picture here.")
+@click.option("--docs", type=click.Path(path_type=Path), help="Also put picture and CSV here.")
 @click.option("--offline", type=_FILE, default=OFFLINE, help="What one client measured. [default: NVIDIA's table]")
 @click.option("--online", type=_FILE, default=ONLINE, help="What many clients measured. [default: NVIDIA's table]")
 @click.option("--deployments", type=_FILE, default=DEPLOYMENTS, help="How the servers were deployed.")
-def main(out: Path, worth: bool, docs: Path | None, offline: Path, online: Path, deployments: Path) -> None:
+def main(out: Path, docs: Path | None, offline: Path, online: Path, deployments: Path) -> None:
     """Predict what 8 to 256 clients saw of Triton on real GPUs, from what one client saw.
 
-    Writes gpu.md, gpu.json, gpu.png and gpu.svg. Tables of your own have the columns of simulator/data, and deployments
-    the fields of experiments/gpu_fidelity/deployments.yaml.
+    Writes gpu.md, gpu.json and gpu.png. Tables of your own have the columns of simulator/data, and deployments
+    the fields of dev/experiments/gpu_fidelity/deployments.yaml.
     """
     console = Console()
     try:
         measured = setups(Source(offline, online, deployments))
     except OperatorError as error:
         raise click.ClickException(str(error)) from error
-    comparisons = [compare(setup) for setup in track(measured, "Predicting", console=console)]
+    comparisons = [report.compare(setup) for setup in track(measured, "Predicting", console=console)]
     out.mkdir(parents=True, exist_ok=True)
     tables = report.markdown(comparisons)
     (out / "gpu.md").write_text(tables)
-    report.write_json(comparisons, out / "gpu.json")
-    plots.scatter(comparisons, out / "gpu.png")
-    plots.scatter(comparisons, out / "gpu.svg")
+    (out / "gpu.json").write_text(json.dumps(report.as_json(comparisons), indent=1) + "\n")
+    report.draw(comparisons, out / "gpu.png")
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)
-        plots.scatter(comparisons, docs / "gpu.png")
+        report.draw(comparisons, docs / "gpu.png")
+        (docs / "gpu.csv").write_text(report.as_csv(comparisons))
     console.print(tables, soft_wrap=True, markup=False, highlight=False)
-    if worth:
-        left_out = report.worth_table(errors.worth(measured))
-        (out / "worth.md").write_text(left_out)
-        console.print(left_out, soft_wrap=True, markup=False, highlight=False)
     console.print(f"Written to {out}")
 
 

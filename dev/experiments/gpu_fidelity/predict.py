@@ -28,12 +28,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from experiments.gpu_fidelity.setups import Setup
+from dev.experiments.gpu_fidelity.setups import Setup
 from policies.base import FloatArray
 from policies.round_robin import RoundRobin
 from simulator.arrivals import Arrivals
 from simulator.run import run
-from simulator.spec import Batching, Device, FleetSpec, ModelSpec, Network, Noise, ServiceTime, WorkerSpec
+from simulator.spec import (
+    BatchingSpec,
+    DeviceSpec,
+    FleetSpec,
+    ModelSpec,
+    NetworkSpec,
+    Noise,
+    ServiceTime,
+    SimulatedWorker,
+)
 
 CHOSEN_ON = ("V100", "A30")
 
@@ -72,7 +81,7 @@ def fleet(setup: Setup, clients: int, assumed: Assumptions = ASSUMED) -> FleetSp
     """One server; a row of the simulation is one request of the client."""
     deployed, offline = setup.deployment, setup.table
     largest = deployed.max_batch_rows // setup.request_rows
-    batching = Batching(
+    batching = BatchingSpec(
         max_batch_rows=largest,
         queue_delay_s=deployed.queue_delay_s,
         preferred_rows=tuple(rows // setup.request_rows for rows in deployed.preferred_rows),
@@ -86,7 +95,7 @@ def fleet(setup: Setup, clients: int, assumed: Assumptions = ASSUMED) -> FleetSp
         instances=deployed.instances * ahead,
     )
     interference = assumed.onnx_interference if setup.runtime == "ONNX Runtime" else 1.0
-    worker = WorkerSpec("server", sharing=Device(deployed.instances, interference))
+    worker = SimulatedWorker("server", sharing=DeviceSpec(deployed.instances, interference))
     return FleetSpec(models=(model,), workers=(worker,), network=_network(setup, clients, assumed))
 
 
@@ -108,13 +117,13 @@ def _service(setup: Setup, largest: int, assumed: Assumptions) -> ServiceTime:
     return ServiceTime(tuple(requests.tolist()), tuple(device_s.tolist()), tuple(host_s.tolist()))
 
 
-def _network(setup: Setup, clients: int, assumed: Assumptions) -> Network:
+def _network(setup: Setup, clients: int, assumed: Assumptions) -> NetworkSpec:
     offline = setup.table
     parts = (offline.parts_s[name] for name in ("client_send", "network", "server_queue", "client_recv"))
     fixed_s = sum(float(np.interp(setup.request_rows, offline.rows, part)) for part in parts if part)
     transfer_s = setup.request_rows * setup.deployment.bytes_per_row / assumed.transfer_bytes_per_s
     turn_s = transfer_s * clients / (setup.deployment.instances + 1) / 2
-    return Network(
+    return NetworkSpec(
         to_worker_s=fixed_s / 2 + transfer_s + (1 - assumed.jitter_share) * turn_s,
         to_client_s=fixed_s / 2,
         jitter_s=assumed.jitter_share * turn_s,

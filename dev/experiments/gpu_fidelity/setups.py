@@ -48,16 +48,12 @@ class Deployment(StrictModel):
 
 
 class _Deployments(StrictModel):
-    """The file of deployments."""
-
     deployments: tuple[Deployment, ...]
     """The first whose `model` is in a model's name counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tables and deployments."""
-
     offline: Path = OFFLINE
     """One client, batches of many sizes."""
     online: Path = ONLINE
@@ -67,8 +63,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One row of the online table."""
-
     concurrency: int
     values: tuple[float, ...]
     """In the order of `METRICS`, throughput in requests; NaN where the table has nothing."""
@@ -89,7 +83,6 @@ class Setup:
 
     @property
     def family(self) -> str:
-        """Under which errors are summed up."""
         return self.deployment.family or self.deployment.model
 
     @property
@@ -106,7 +99,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Short, for tables and plots."""
         model = self.table.model.split("-", 1)[-1]
         data = self.table.setup.partition("Dataset: ")[2]
         runtime = f"{self.runtime} {self.precision}".strip()

@@ -1,25 +1,26 @@
 """What each policy did in its windows, policies held against each other, and intervals of both. Pure.
 
-A block is the replicate: requests of one window share its queues, and what the machine did in those seconds. Every
+A block is the replicate, a window or half a second of one: its requests share queues, and what the machine did. Every
 resample draws whole blocks, the same for all policies, so that what a block's arrivals are, or what else went on, is in
 both sides of a ratio. Source: Bojinov, Simchi-Levi, Zhao 2023, Design and analysis of switchback experiments,
-Management Science 69; the bootstrap after Kunsch 1989, as `tools.load.statistics` has it.
+Management Science 69; the bootstrap after Kunsch 1989, as `balancer.load.statistics` has it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
-from experiments.live_fidelity.session import Session
+from balancer.load.arrivals import FloatArray
+from balancer.load.result import BoolArray, LoadResult
+from balancer.load.workload import IntArray
+from dev.experiments.live.session import Session
+from simulator.compare.statistics import Estimate
 from simulator.result import Result, Status
-from simulator.scoreboard.statistics import Estimate
-from tools.load.arrivals import FloatArray
-from tools.load.result import BoolArray, LoadResult
-from tools.load.workload import IntArray
 
 LATENCIES = ("mean", "p50", "p95", "p99")
 IN_TIME = "in time"
@@ -41,29 +42,31 @@ class Requests:
     """Names that `model` indexes."""
     policy: IntArray
     block: IntArray
+    """From 0 on; the same ones for all policies."""
     model: IntArray
     deadline_s: FloatArray
     latency_s: FloatArray
     """From the scheduled start to the answer; NaN where there was none."""
 
     @classmethod
-    def live(cls, session: Session, live: LoadResult) -> Self:
-        """Of the real stack; columns by what was due when."""
+    def live(cls, session: Session, live: LoadResult, block_s: float | None = None) -> Self:
+        """Of the real stack; columns by what was due when. `block_s`: length of blocks; None: each round is one."""
         latency_s = np.where(live.ok, live.latency_s, np.nan)
-        return cls._of(session, live.scheduled_s, live.models, live.model, live.deadline_s, latency_s)
+        return cls._of(session, block_s, live.scheduled_s, live.models, live.model, live.deadline_s, latency_s)
 
     @classmethod
-    def simulated(cls, session: Session, result: Result, seed: int) -> Self:
+    def simulated(cls, session: Session, result: Result, seed: int, block_s: float | None = None) -> Self:
         """Of one simulated run, by its place among the seeds."""
         ok = result.status[seed] == Status.OK
         latency_s = np.where(ok, result.latency_s[seed], np.nan)
         columns = (result.model[seed].astype(np.int64), result.deadline_s[seed], latency_s)
-        return cls._of(session, session.workload().time_s, result.models, *columns)
+        return cls._of(session, block_s, session.workload().time_s, result.models, *columns)
 
     @classmethod
     def _of(
         cls,
         session: Session,
+        block_s: float | None,
         scheduled_s: FloatArray,
         models: tuple[str, ...],
         model: IntArray,
@@ -72,13 +75,14 @@ class Requests:
     ) -> Self:
         turns = session.turns()
         turn = np.searchsorted([each.start_s for each in turns], scheduled_s, side="right") - 1
-        counts = scheduled_s >= np.array([each.counted_s for each in turns])[turn]
+        since_s = scheduled_s - np.array([each.counted_s for each in turns])[turn]
         policy = np.array([session.policies.index(each.policy) for each in turns])[turn]
         block = np.array([each.round for each in turns])[turn]
-        return cls(session.policies, models, policy, block, model, deadline_s, latency_s).where(counts)
+        if block_s is not None:
+            block = block * math.ceil(session.window_s / block_s) + np.maximum(since_s // block_s, 0).astype(np.int64)
+        return cls(session.policies, models, policy, block, model, deadline_s, latency_s).where(since_s >= 0)
 
     def __len__(self) -> int:
-        """Return the number of requests."""
         return len(self.latency_s)
 
     @property
@@ -113,13 +117,14 @@ def _figures(requests: Requests, chosen: BoolArray | IntArray) -> list[float]:
     return [float(answered_s.mean()), *np.quantile(answered_s, _LEVELS).tolist(), float(in_time.mean())]
 
 
-def resampled(requests: Requests, blocks: int, resamples: int = RESAMPLES, seed: int = 0) -> FloatArray:
+def resampled(requests: Requests, resamples: int | None = None, seed: int = 0) -> FloatArray:
     """`figures` of whole blocks drawn with replacement, the same for all policies; `(resamples, policies, figures)`."""
+    blocks = int(requests.block.max()) + 1
     places = [
         [np.flatnonzero((requests.policy == i) & (requests.block == block)) for block in range(blocks)]
         for i in range(len(requests.policies))
     ]
-    drawn = np.random.default_rng(seed).integers(blocks, size=(resamples, blocks))
+    drawn = np.random.default_rng(seed).integers(blocks, size=(resamples or RESAMPLES, blocks))
     return np.array(
         [[_figures(requests, np.concatenate([own[block] for block in draw])) for own in places] for draw in drawn]
     )
@@ -147,13 +152,16 @@ def predictions(by_seed: FloatArray) -> list[Estimate]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One figure, measured and predicted."""
-
     figure: str
     measured: Estimate
     """With its 95% interval."""
     predicted: Estimate
     """With the range of 90% of the seeds."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted.value / self.measured.value - 1
 
     @property
     def inside(self) -> bool:
@@ -171,16 +179,9 @@ class Findings:
     """The last policy held against each of the others, by their names: see `against`."""
 
 
-def find(live: Requests, simulated: Sequence[Requests], blocks: int, resamples: int = RESAMPLES) -> Findings:
-    """Figures and ratios of one run, measured and predicted; `simulated` has one entry a seed.
-
-    Raises:
-        ValueError: a policy has no request in a block, so that there is nothing to resample.
-    """
-    present = set(zip(live.policy.tolist(), live.block.tolist(), strict=True))
-    if len(present) < len(live.policies) * blocks:
-        raise ValueError("a policy has a window without requests: give a higher rate or longer windows")
-    measured, drawn = figures(live), resampled(live, blocks, resamples)
+def find(live: Requests, simulated: Sequence[Requests], resamples: int | None = None) -> Findings:
+    """Figures and ratios of one run, measured and predicted; `simulated` has one entry a seed."""
+    measured, drawn = figures(live), resampled(live, resamples)
     predicted = np.array([figures(each) for each in simulated])
     subject = len(live.policies) - 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -12,18 +11,17 @@ from typing import Any, Self
 
 import numpy as np
 import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
 
 from balancer.config.profile_file import Profile
-from balancer.discovery.file import dump_workers, load_workers
-from experiments.live_fidelity.session import Session
-from tools.demo import traffic
-from tools.demo.stack import DemoError, DemoStack
-from tools.load.arrivals import bursty
-from tools.load.result import LoadResult, joined
-from tools.load.runner import DriveOptions, Progress, drive
-from tools.load.workload import ModelMix, RowSizes, Workload, mixed, streams
-from tools.profile.measure import Profiler, Sweep
+from balancer.errors import OperatorError
+from balancer.load.arrivals import bursty
+from balancer.load.result import LoadResult, joined
+from balancer.load.runner import DriveOptions, Progress, drive
+from balancer.load.workload import LoadWorkload, ModelMix, RowSizes, mixed, streams
+from balancer.profile.measure import Profiler, Sweep
+from dev.demo import traffic
+from dev.demo.stack import DemoStack
+from dev.experiments.live.session import Session
 
 WORKERS = 4
 _SWEEP = Sweep(executions=30, seconds=2.5, warm_up=2)
@@ -34,7 +32,6 @@ _EASY_MODEL = ModelMix("emulated_tft")
 _MODELS = tuple(model.name for model in traffic.MIX)
 
 _WEIGHTS_TIMEOUT_S = 5.0
-_READY_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _BEFORE_END_S = 0.1
 """So long before a turn ends, its decisions are counted: in time for the next swap."""
@@ -66,7 +63,6 @@ class Recording:
     """Requests that each policy decided in the counted part of each turn: its own, and its guard's baseline's."""
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
         document = {
             "session": dataclasses.asdict(self.session),
             "profiles": {worker: profile.model_dump(mode="json") for worker, profile in self.profiles.items()},
@@ -81,7 +77,6 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
         document = json.loads(path.read_text())
         session = document["session"] | {"policies": tuple(document["session"]["policies"])}
         return cls(
@@ -136,21 +131,17 @@ async def record(
     Raises:
         OperatorError: a part cannot be started, or fails.
     """
-    async with DemoStack(out, WORKERS, "round_robin", *_of_sessions(session)) as stack:
-        # Where `balancer up` put the list of workers.
-        listing = out / "run" / "workers.yaml"
-        listed = load_workers(listing)
-        addresses = {worker.name: worker.grpc_endpoint for worker in listed}
-        await asyncio.gather(*(_until_ready(stack, address) for address in addresses.values()))
+    async with DemoStack(out / "run", WORKERS, "round_robin", *_of_sessions(session)) as stack:
+        addresses = {worker.name: worker.grpc_endpoint for worker in stack.specs}
         say("service times of each Triton ...")
         # At once: they sleep rather than compute. `profile` sends one request at a time to each.
         measured = await asyncio.gather(
-            *(asyncio.to_thread(_profile, worker.grpc_endpoint, worker.device) for worker in listed)
+            *(asyncio.to_thread(_profile, worker.grpc_endpoint, worker.device) for worker in stack.specs)
         )
         profiles = dict(zip(addresses, measured, strict=True))
         weights = dict(weigh(profiles)) if weigh else dict.fromkeys(profiles, 1.0)
         if weigh:
-            await _weigh(stack, listing, weights)
+            await _weigh(stack, weights)
         say("requests that do not wait, through everything ...")
         before = await drive(stack.url, _easy_workload(session, 0))
         say(f"the session, {session.turns()[-1].end_s:.0f} s ...")
@@ -178,35 +169,19 @@ def _of_sessions(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
     return {"requests": {"sticky_keys": False}}, {name: str(value) for name, value in cache.items()}
 
 
-async def _until_ready(stack: DemoStack, address: str) -> None:
-    """The stack serves as soon as one Triton does; wait for this one."""
-    try:
-        async with asyncio.timeout(_READY_TIMEOUT_S), triton.InferenceServerClient(address) as client:
-            while True:
-                with contextlib.suppress(InferenceServerException):
-                    if await client.is_server_ready():
-                        return
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise DemoError(f"Triton at {address} was not ready after {_READY_TIMEOUT_S:g} s; {stack.log_tail()}") from None
-
-
-async def _weigh(stack: DemoStack, listing: Path, weights: Mapping[str, float]) -> None:
+async def _weigh(stack: DemoStack, weights: Mapping[str, float]) -> None:
     """Write the weights into the list of workers, and wait until the balancer has them."""
-    workers = tuple(worker.model_copy(update={"weight": weights[worker.name]}) for worker in load_workers(listing))
-    draft = listing.with_name(listing.name + ".new")
-    draft.write_text(dump_workers(workers))
-    draft.replace(listing)
+    stack.list_workers(*(worker.model_copy(update={"weight": weights[worker.name]}) for worker in stack.specs))
     try:
         async with asyncio.timeout(_WEIGHTS_TIMEOUT_S):
             while True:
-                now = {worker["worker"]: worker["weight"] for worker in (await stack.workers_now())["workers"]}
+                now = {worker["worker"]: worker["weight"] for worker in (await stack.page("/workers"))["workers"]}
                 if now == weights:
                     return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise DemoError(
-            f"the weights in {listing} were not in force after {_WEIGHTS_TIMEOUT_S:g} s; {stack.log_tail()}"
+        raise OperatorError(
+            f"the weights were not in force after {_WEIGHTS_TIMEOUT_S:g} s; {stack.balancer.log_tail()}"
         ) from None
 
 
@@ -218,7 +193,7 @@ def _profile(address: str, device: str) -> Profile:
         profiler.close()
 
 
-def _easy_workload(session: Session, number: int) -> Workload:
+def _easy_workload(session: Session, number: int) -> LoadWorkload:
     times, models, rows = streams(session.seed * 1_000_003 + 1_000 + number, 3)
     time_s = bursty(session.rate_per_s, _EASY_S, traffic.BURSTS, times, level=True)
     return mixed(time_s, [_EASY_MODEL], RowSizes(), models, rows)

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.live_fidelity.compare import counted
-from experiments.live_fidelity.live import Recording
-from experiments.live_switchback.figures import Findings, Pair, Requests, find
+from balancer.load.arrivals import FloatArray
+from balancer.load.result import LoadResult
+from dev.experiments.live import twin
+from dev.experiments.live.figures import Findings, Pair, Requests, find
+from dev.experiments.live.record import Recording
+from simulator.compare.statistics import Estimate
 from simulator.result import Result
-from simulator.scoreboard.statistics import Estimate
 from simulator.spec import FleetSpec
-from tools.load.arrivals import FloatArray
-from tools.load.result import LoadResult
 
+SEEDS = 32
 _LEAST_OWN = 0.8
 """A guard that finds nothing wrong gives its baseline one request in twenty, to compare."""
 
@@ -32,8 +33,6 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """A run, reduced."""
-
     recording: Recording
     fleet: FleetSpec
     live: Requests
@@ -44,6 +43,13 @@ class Report:
     """Among the requests to each model, by its name."""
     shares: dict[str, Shares]
     """Of each policy."""
+    executions: FloatArray
+    """Simulated ones of each worker, mean over seeds, `(n,)`."""
+
+    @property
+    def when(self) -> str:
+        """The day on which it was measured."""
+        return next(iter(self.recording.profiles.values())).measured_at.partition("T")[0]
 
     @property
     def subject(self) -> str:
@@ -103,31 +109,40 @@ class Report:
         }
 
 
-def make_report(recording: Recording, fleet: FleetSpec, result: Result) -> Report:
-    """Reduce a run and its simulation.
+def make_report(recording: Recording, block_s: float | None = None) -> Report:
+    """Simulate a run's session, and reduce both; `block_s`: see `Requests.live`.
 
     Raises:
-        ValueError: the simulation is of other requests, or a window has none.
+        ValueError: the simulation is of other requests, or a policy has a round without.
     """
     session, sent = recording.session, recording.live
+    fleet = twin.fleet(recording.profiles, recording.easy, sent.models, recording.weights, session)
+    result = twin.simulate(fleet, session, range(SEEDS))
     if len(sent) != result.latency_s.shape[1]:
         raise ValueError(f"{len(sent)} requests were sent, {result.latency_s.shape[1]} simulated: run it again")
-    live = Requests.live(session, sent)
-    simulated = [Requests.simulated(session, result, seed) for seed in range(len(result.latency_s))]
+    live = Requests.live(session, sent, block_s)
+    rounds = Requests.live(session, sent)
+    if len({*zip(rounds.policy.tolist(), rounds.block.tolist(), strict=True)}) < len(session.policies) * session.rounds:
+        raise ValueError("a policy has a window without requests: give a higher rate or longer windows")
+    simulated = [Requests.simulated(session, result, seed, block_s) for seed in range(SEEDS)]
     of_seeds = [dict(each.by_model()) for each in simulated]
     return Report(
         recording=recording,
         fleet=fleet,
         live=live,
         simulated=simulated,
-        whole=find(live, simulated, session.rounds),
-        models={name: find(own, [each[name] for each in of_seeds], session.rounds) for name, own in live.by_model()},
+        whole=find(live, simulated),
+        models={name: find(own, [each[name] for each in of_seeds]) for name, own in live.by_model()},
         shares={policy: _shares(recording, policy, sent, result) for policy in session.policies},
+        executions=result.executions.mean(axis=0),
     )
 
 
 def _shares(recording: Recording, policy: str, sent: LoadResult, result: Result) -> Shares:
-    chosen = counted(recording.session, policy, sent.scheduled_s)
+    chosen = np.zeros(len(sent), np.bool_)
+    for turn in recording.session.turns():
+        if turn.policy == policy:
+            chosen |= (turn.counted_s <= sent.scheduled_s) & (sent.scheduled_s < turn.end_s)
     names = [result.workers.index(name) for name in sent.workers] + [-1]
     by_worker = np.array(names)[sent.worker[chosen]], result.worker[:, chosen].ravel()
     counts = [np.bincount(worker[worker >= 0], minlength=len(result.workers)) for worker in by_worker]

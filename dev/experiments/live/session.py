@@ -1,18 +1,17 @@
-"""The session: which requests are sent when, and which policy is in force; the same live and simulated. Pure."""
+"""The session: which requests are sent when, which policy is in force, and what workers weigh. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
+from balancer.config.profile_file import Profile
+from balancer.load.workload import IntArray, LoadWorkload
+from dev.demo import traffic
 from simulator.workload.draws import Sessions
-from tools.demo import traffic
-from tools.load.workload import IntArray, Workload
-
-POLICIES = ("power_of_two", "least_requests", "peak_ewma", "prequal", "expected_latency")
-"""`wlpr` would be `least_requests` over again, as the demo gives all workers one weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,8 @@ class Turn:
 class Session:
     """Policies take turns, in every round in another order, under equal arrivals."""
 
-    policies: tuple[str, ...] = POLICIES
+    policies: tuple[str, ...] = ("power_of_two", "least_requests", "peak_ewma", "prequal", "expected_latency")
+    """`wlpr` would be `least_requests` over again, as the demo gives all workers one weight."""
     rounds: int = 3
     window_s: float = 12.0
     settle_s: float = 1.5
@@ -68,7 +68,7 @@ class Session:
             for (number, policy), start_s in zip(order, starts_s, strict=True)
         )
 
-    def workload(self) -> Workload:
+    def workload(self) -> LoadWorkload:
         """Every request of the session; those of a round are the same in each of its turns."""
         windows = [traffic.window(self.plan, number) for number in range(self.rounds)]
         first, *others = self.turns()
@@ -77,7 +77,7 @@ class Session:
             whole = whole.then(self._keyed(windows[turn.round], turn.round, number), turn.start_s)
         return whole
 
-    def _keyed(self, window: Workload, number: int, turn: int) -> Workload:
+    def _keyed(self, window: LoadWorkload, number: int, turn: int) -> LoadWorkload:
         """The window with keys, if there are sessions: of the same ones in every turn of a round, under names that are
         new in each, so that nothing is warm that another policy placed."""
         if not self.sessions:
@@ -97,5 +97,49 @@ class Session:
         return np.searchsorted(starts_s, self.workload().time_s, side="right") - 1
 
 
-def _later(workload: Workload, by_s: float) -> Workload:
+def _later(workload: LoadWorkload, by_s: float) -> LoadWorkload:
     return replace(workload, time_s=workload.time_s + by_s)
+
+
+FIDELITY = Session()
+SWITCHBACK = Session(
+    policies=("wlpr", "expected_latency", "learned"),
+    rounds=15,
+    window_s=6.0,
+    settle_s=2.0,
+    # An SRE does not stop the traffic to swap a policy.
+    pause_s=0.0,
+    rate_per_s=240.0,
+    sessions=60,
+    cache_keys=1024,
+    cache_saving=0.5,
+)
+"""The last policy is held against each of the others. A round is a block: one window of each policy, in an order drawn
+for the block, under the same arrivals. Many short windows rather than few long ones: blocks are what the intervals rest
+on, and 2 s empty most queues. More traffic than the demo's, where nearly all is in time whoever picks. Requests come in
+sessions, of whose prefix the emulated GPUs remember more than the run has at any moment: who is sent where it was
+before takes 50% less."""
+QUICK = replace(SWITCHBACK, rounds=3, window_s=3.0, settle_s=1.0)
+"""To see that all of it works; its intervals say nothing."""
+
+
+def capacity_weights(profiles: Mapping[str, Profile]) -> dict[str, float]:
+    """Weight of each worker, by name: requests of the traffic a second, one at a time, relative to the mean worker.
+
+    What an SRE who measured the GPUs would write into the list of workers: `wlpr` is only as good as its weights.
+    """
+    speeds = {worker: 1 / _service_s(profile) for worker, profile in profiles.items()}
+    mean = float(np.mean(list(speeds.values())))
+    return {worker: round(speed / mean, 3) for worker, speed in speeds.items()}
+
+
+def _service_s(profile: Profile) -> float:
+    """Mean time that a request of the traffic takes alone."""
+    models = {model.model: model.points for model in profile.models}
+    weights = sum(mix.weight for mix in traffic.MIX)
+    total_s = 0.0
+    for mix in traffic.MIX:
+        points = models[mix.name]
+        each_s = np.interp(traffic.ROWS.values, [p.rows for p in points], [p.mean_s for p in points])
+        total_s += mix.weight / weights * float(each_s @ np.array(traffic.ROWS.shares))
+    return total_s

@@ -8,30 +8,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from balancer.config.profile_file import Profile
-from balancer.core.settings import Settings
-from balancer.gateway.bootstrap import BootstrapOptions
-from experiments.live_fidelity.session import Session
+from balancer.kernel.settings import Settings
+from balancer.load.arrivals import FloatArray
+from balancer.load.result import LoadResult
+from balancer.load.workload import LoadWorkload
+from balancer.stack.stack import REPOSITORY
+from dev.experiments.live.session import Session
 from policies import BUILTIN
 from policies.hashing import key_of
 from simulator.arrivals import Arrivals
 from simulator.batch import Batch
 from simulator.result import Result
 from simulator.service import fit
-from simulator.spec import Batching, Cache, FleetSpec, ModelSpec, Network, Noise, Reports, WorkerSpec
-from tools.load.arrivals import FloatArray
-from tools.load.result import LoadResult
-from tools.load.workload import Workload
-from tools.stack.up import REPOSITORY, UpOptions
+from simulator.spec import BatchingSpec, CacheSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, Reports, SimulatedWorker
 
+_REPORT_HZ = 50.0
+"""Of an agent while requests flow."""
 _REPORT_DELAY_S = 0.002
 """To read Triton's metrics page, and to send the report."""
+_FLUSH_S = 0.005
+"""For which Envoy gathers outcomes, as its bootstrap says."""
 _LOG_DELAY_S = 0.001
 """An outcome's way from Envoy to the balancer, beside waiting for the next flush."""
 _WAY_THERE = 1 / 3
@@ -57,13 +59,13 @@ def fleet(
     """
     specs = tuple(_model(name, list(profiles.values())) for name in models)
     weights = weights or dict.fromkeys(profiles, 1.0)
-    workers = tuple(WorkerSpec(name, profile.device, weight=weights[name]) for name, profile in profiles.items())
-    reports = Reports(1 / UpOptions(run_dir=Path()).report_hz, _REPORT_DELAY_S)
+    workers = tuple(SimulatedWorker(name, profile.device, weight=weights[name]) for name, profile in profiles.items())
+    reports = Reports(1 / _REPORT_HZ, _REPORT_DELAY_S)
     # One waits half an interval for the next flush, in the mean.
-    network = Network(outcome_s=BootstrapOptions().flush_interval_s / 2 + _LOG_DELAY_S)
-    cache, settings = Cache(), Settings()
+    network = NetworkSpec(outcome_s=_FLUSH_S / 2 + _LOG_DELAY_S)
+    cache, settings = CacheSpec(), Settings()
     if session is not None and session.sessions:
-        cache, settings = Cache(session.cache_keys, session.cache_saving), Settings(sticky_keys=False)
+        cache, settings = CacheSpec(session.cache_keys, session.cache_saving), Settings(sticky_keys=False)
     without = FleetSpec(specs, workers, reports=reports, network=network, cache=cache, settings=settings)
     fixed_s, jitter_s = exponential_fit(surplus_s(easy, without))
     there_s = _WAY_THERE * fixed_s
@@ -82,7 +84,7 @@ def _model(name: str, profiles: Sequence[Profile]) -> ModelSpec:
         # Where the GPU's lock is held cannot be told from outside; nearly all of an execution it is.
         {device: fit([p.rows for p in one], [p.mean_s for p in one]) for device, one in points.items()},
         Noise("lognormal", float(np.median(variations))),
-        Batching(config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds * 1e-6),
+        BatchingSpec(config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds * 1e-6),
         instances=sum(group.count for group in config.instance_group),
     )
 
@@ -107,7 +109,7 @@ def exponential_fit(sample_s: FloatArray) -> tuple[float, float]:
     return max(float(median_s) - math.log(2) * mean_s, 0.0), mean_s
 
 
-def arrivals(workload: Workload) -> Arrivals:
+def arrivals(workload: LoadWorkload) -> Arrivals:
     """The same requests as the simulator takes them, whose models are in the workload's order."""
     count = len(workload)
     return Arrivals(

@@ -1,4 +1,4 @@
-"""`python -m experiments.sealed`: see the package, and experiments/README.md."""
+"""`python -m dev.experiments.sealed`: see the package, and dev/experiments/README.md."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import click
 
-from experiments.held_out.__main__ import trained
-from experiments.held_out.plan import seconds
-from experiments.held_out.runs import Task
-from experiments.held_out.store import Store
-from experiments.sealed import numbers, opening, page, rivals, written
-from experiments.sealed.page import Told
-from policies.learned.policy import SHIPPED
-from simulator.training.checkpoint import write_whole
+from balancer.config.policy_options import read_policy_file
+from dev.experiments.sealed import numbers, opening, page, rivals, written
+from dev.experiments.sealed.page import Told
+from dev.experiments.sealed.runs import Task, seconds
+from dev.experiments.sealed.store import Store
+from policies.base import Policy
+from policies.learned.policy import SHIPPED, Learned
+from simulator.train.checkpoint import write_whole
 
 PAGE = Path("docs/learned/sealed.md")
-DISTRIBUTION = Path("docs/learned/sealed_distribution.md")
+DISTRIBUTION = Path("docs/learned/sealed_distribution.csv")
 KEPT = Path("out/sealed/runs")
 SCENARIOS, SEEDS = 24, 8
 _JOBS = click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
@@ -37,12 +37,10 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--page", "path", type=click.Path(dir_okay=False, path_type=Path), default=DISTRIBUTION, show_default=True
-)
+@click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), default=DISTRIBUTION, show_default=True)
 def distribution(path: Path) -> None:
-    """Write the page of the distribution."""
-    write_whole(path, written.page().encode())
+    """Write down the distribution, as CSV."""
+    write_whole(path, written.as_csv().encode())
 
 
 @main.command()
@@ -76,7 +74,7 @@ def rehearse(
 ) -> None:
     """All of it on a seed of your own, which seals nothing."""
     more = "" if requests is None else f" --requests {requests}"
-    command = f"python -m experiments.sealed rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
+    command = f"python -m dev.experiments.sealed rehearse --seed {seed} --scenarios {scenarios} --seeds {seeds}{more}"
     drawn = opening.draw(
         seed, scenarios, seeds, rivals.read_tuned(), trained(files or (SHIPPED,)), requests
     )  # fmt: skip
@@ -96,7 +94,18 @@ def open_sealed(path: Path, files: tuple[str, ...], jobs: int) -> None:
     commit = _git("rev-parse", "HEAD")
     seed = opening.seed_of(commit)
     drawn = opening.draw(seed, SCENARIOS, SEEDS, rivals.read_tuned(), trained(files or (SHIPPED,)), None)
-    _judge(drawn, path, Told("python -m experiments.sealed open", f"the hash of commit {commit}"), jobs)
+    _judge(drawn, path, Told("python -m dev.experiments.sealed open", f"the hash of commit {commit}"), jobs)
+
+
+def trained(files: Sequence[str]) -> dict[str, Policy]:
+    """The policies of the files, by the name to show; raises `ValueError` where one cannot be used."""
+    found: dict[str, Policy] = {}
+    for file in files:
+        name = opening.SUBJECT if file == SHIPPED or len(files) == 1 else f"{opening.SUBJECT} {Path(file).stem}"
+        if name in found:
+            raise ValueError(f"--file {file}: two files are called {name}; rename one")
+        found[name] = Learned(file=file).with_files(read_policy_file)
+    return found
 
 
 def _judge(drawn: opening.Opening, path: Path, told: Told, jobs: int) -> None:
@@ -126,4 +135,4 @@ def _git(*words: str) -> str:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m experiments.sealed")
+    main(prog_name="python -m dev.experiments.sealed")

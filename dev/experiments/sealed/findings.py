@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.intervals import together
-from experiments.sealed.opening import Found, Opening, unanswered
-from simulator.scoreboard.compare import SOCIAL
-from simulator.scoreboard.statistics import Estimate
-from simulator.scoreboard.summary import FIGURES, NAMES, Figure, by_seed
+from dev.experiments.sealed.intervals import together
+from dev.experiments.sealed.opening import Found, Opening, unanswered
+from simulator.compare.compare import SOCIAL
+from simulator.compare.statistics import Estimate
+from simulator.compare.summary import FIGURES, NAMES, Figure, by_seed
 
 AIMS: dict[Figure, float] = {"mean_s": 0.85, "p99_s": 0.90}
 """Of the median ratio, at most."""

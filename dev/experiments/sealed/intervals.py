@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from policies.base import FloatArray
-from simulator.scoreboard import statistics
-from simulator.scoreboard.statistics import CONFIDENCE, Estimate
+from simulator.compare import statistics
+from simulator.compare.statistics import CONFIDENCE, Estimate
 
 Middle = Callable[[FloatArray], np.floating]
 """Of one number for each scenario: the median, or the mean."""

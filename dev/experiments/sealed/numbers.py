@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.held_out.plan import bare
-from experiments.sealed import findings
-from experiments.sealed.opening import Found, Opening, unanswered
-from experiments.sealed.page import Told
+from dev.experiments.sealed import findings
+from dev.experiments.sealed.opening import Found, Opening, bare, unanswered
+from dev.experiments.sealed.page import Told
 from policies.base import FloatArray
-from simulator.scoreboard.metrics import Metrics
-from simulator.scoreboard.summary import FIGURES
-from simulator.training.written import kinds
+from simulator.compare.metrics import RunMetrics
+from simulator.compare.summary import FIGURES
+from simulator.train.written import kinds
 
 _DIGITS = 5
 
@@ -31,6 +30,10 @@ def as_json(opening: Opening, found: Sequence[Found], told: Told) -> dict[str, A
         "request_seeds": list(opening.request_seeds),
         "weights": {name: policy.digest for name, policy in opening.weights.items()},
         "against": opening.best,
+        "rivals": {
+            name: {"options": rival.policy.options(), "weights_are_capacities": rival.told}
+            for name, rival in opening.rivals.items()
+        },
         "verdict": [
             {"asked": line.asked, "found": line.found, "met": line.met} for line in findings.verdict(opening, found)
         ],
@@ -42,6 +45,7 @@ def as_json(opening: Opening, found: Sequence[Found], told: Told) -> dict[str, A
                 "workers": len(each.scenario.fleet.workers),
                 "models": len(each.scenario.fleet.models),
                 "balancers": each.scenario.fleet.balancers,
+                "guard": _guard(each),
                 "policies": {name: _metrics(metrics) for name, metrics in _named(opening, each)},
             }
             for each in found
@@ -69,14 +73,24 @@ def as_csv(opening: Opening, found: Sequence[Found]) -> str:
     return text.getvalue()
 
 
-def _named(opening: Opening, found: Found) -> Iterator[tuple[str, Metrics]]:
+def _named(opening: Opening, found: Found) -> Iterator[tuple[str, RunMetrics]]:
     for name, guarded, alone in zip(opening.weights, found.subjects, found.bare, strict=True):
         yield name, guarded
         yield bare(name), alone
     yield from found.metrics.items()
 
 
-def _metrics(metrics: Metrics) -> dict[str, Any]:
+def _guard(found: Found) -> dict[str, Any]:
+    """Over all runs: how often it took the policy out of service, why, and what share the baseline decided."""
+    reasons = sum((watch.reasons for watch in found.watches), start=type(found.watches[0].reasons)())
+    return {
+        "falls": sum(int(watch.falls.sum()) for watch in found.watches),
+        "reasons": dict(reasons.most_common()),
+        "by_baseline": _number(float(np.mean([watch.by_baseline.mean() for watch in found.watches]))),
+    }
+
+
+def _metrics(metrics: RunMetrics) -> dict[str, Any]:
     return {
         **{figure: _numbers(getattr(metrics.latency, figure)) for figure in FIGURES},
         "in_time": _numbers(metrics.latency.within_deadline),

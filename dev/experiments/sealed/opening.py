@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.held_out.plan import bare, run_all
-from experiments.held_out.runs import Run, Task, Watch, Way
-from experiments.held_out.store import Store
-from experiments.sealed.rivals import BASELINE, Rival, rivals, tuned_name
+from dev.experiments.sealed.rivals import BASELINE, Rival, rivals, tuned_name
+from dev.experiments.sealed.runs import Run, Task, Watch, Way
+from dev.experiments.sealed.store import Store, run_all
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
+from simulator.compare.compare import SOCIAL
+from simulator.compare.metrics import RunMetrics
+from simulator.compare.summary import Figure, by_seed
 from simulator.scenario import Scenario
-from simulator.scoreboard.compare import SOCIAL
-from simulator.scoreboard.metrics import Metrics
-from simulator.scoreboard.summary import Figure, by_seed
-from simulator.training.written import scenario
+from simulator.train.written import scenario
 
 SUBJECT = "learned"
 CLAIRVOYANT = "clairvoyant"
@@ -68,11 +67,11 @@ class Found:
     """Of one scenario."""
 
     scenario: Scenario
-    metrics: Mapping[str, Metrics]
+    metrics: Mapping[str, RunMetrics]
     """By rival and reference; the trained policy is apart, as it has weights."""
-    subjects: tuple[Metrics, ...]
+    subjects: tuple[RunMetrics, ...]
     """Under the guard, for each of the weights."""
-    bare: tuple[Metrics, ...]
+    bare: tuple[RunMetrics, ...]
     """Without."""
     watches: tuple[Watch, ...]
     """What the guard did."""
@@ -90,7 +89,12 @@ class Found:
         return float(np.mean([unanswered(each) for each in self.subjects]))
 
 
-def unanswered(metrics: Metrics) -> float:
+def bare(name: str) -> str:
+    """What a trained policy is called where no guard is."""
+    return f"{name}, no guard"
+
+
+def unanswered(metrics: RunMetrics) -> float:
     """Share of the requests, mean over seeds."""
     return float(1 - np.mean(metrics.shares["ok"]))
 

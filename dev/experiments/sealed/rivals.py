@@ -5,6 +5,7 @@ They are tuned on what `learned` is trained on: the train scenarios, and some of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.held_out.plan import with_weights
 from policies import BUILTIN
 from policies.base import FloatArray, Policy
+from simulator.capacity import capacity_per_s
+from simulator.compare.metrics import WARM_UP_SHARE
 from simulator.run import run
 from simulator.scenario import Scenario, load_scenario, scenario_names
-from simulator.scoreboard.metrics import WARM_UP_SHARE
-from simulator.training.arena import counted_latency_s
-from simulator.training.validation import TAIL_WEIGHT
-from simulator.training.written import NEVER_SEALED, scenario
+from simulator.spec import SimulatedWorker
+from simulator.train.arena import counted_latency_s
+from simulator.train.validation import TAIL_WEIGHT
+from simulator.train.written import NEVER_SEALED, scenario
 
 DEFAULTS = ("expected_latency", "wlpr", "least_requests", "peak_ewma", "prequal", "power_of_two")
 BASELINE = DEFAULTS[0]
@@ -63,6 +65,22 @@ class Rival:
     def scenario(self, given: Scenario) -> Scenario:
         """The scenario as it is run."""
         return with_weights(given) if self.told else given
+
+
+def with_weights(scenario: Scenario) -> Scenario:
+    """The same, every worker's weight its capacity for these requests, over the mean worker's."""
+    fleet, workload = scenario.fleet, scenario.workload
+
+    @functools.cache
+    def capacity(alike: SimulatedWorker) -> float:
+        held = tuple(each for each in workload.traffic if not alike.models or each.name in alike.models)
+        return capacity_per_s(replace(fleet, workers=(alike,)), replace(workload, traffic=held))
+
+    # Late ones as if they were there; equal ones once.
+    found = [capacity(replace(worker, name="one", present=True)) for worker in fleet.workers]
+    mean = sum(found) / len(found)
+    workers = tuple(replace(one, weight=each / mean) for one, each in zip(fleet.workers, found, strict=True))
+    return replace(scenario, name=f"{scenario.name}, told capacities", fleet=replace(fleet, workers=workers))
 
 
 def rival(name: str, settings: Mapping[str, Any]) -> Rival:

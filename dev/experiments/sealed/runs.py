@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.core.settings import GuardSettings
-from balancer.core.trials.steering import Plan
+from balancer.kernel.settings import GuardSettings
+from balancer.scheduler.canary.selector import CanaryPlan
 from policies.base import FloatArray, Policy
 from policies.expected_latency import ExpectedLatency
+from simulator.compare.metrics import WARM_UP_SHARE, LatencyMetric, RunMetrics, measure
+from simulator.compare.social import run_social
 from simulator.run import run
 from simulator.scenario import Scenario
-from simulator.scoreboard.metrics import WARM_UP_SHARE, Latency, Metrics, measure
-from simulator.scoreboard.social import run_social
 from simulator.steered import BY_BASELINE, SteeredResult, run_steered
 
-_GUARD = Plan(guard=GuardSettings(), baseline=ExpectedLatency())
+_GUARD = CanaryPlan(guard=GuardSettings(), baseline=ExpectedLatency())
 """As production has it by default."""
 Arrays = dict[str, npt.NDArray[Any]]
 Way = Literal["plain", "guarded", "clairvoyant", "social"]
 """As it is; under production's guard; knowing every queue and the work in it; the reference that minds others, whatever
 the policy."""
+
+
+_SECONDS_A_DECISION: Mapping[Way, tuple[float, float]] = {
+    "plain": (5e-6, 1e-7),
+    "guarded": (1.6e-5, 4e-7),
+    "clairvoyant": (1.7e-5, 3e-7),
+    "social": (1.7e-5, 3e-7),
+}
+"""Without workers, and for each of them: a guess, for the time left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +58,14 @@ class Task:
         return f"{self.scenario.name}, {self.label}, {self.way}, seeds {self.seeds[0]} to {self.seeds[-1]}"
 
 
+def seconds(task: Task) -> float:
+    """What a task takes, about."""
+    fixed_s, worker_s = _SECONDS_A_DECISION[task.way]
+    if task.policy.trained:
+        worker_s = 4e-7
+    return len(task.seeds) * task.requests * (fixed_s + worker_s * len(task.scenario.fleet.workers))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Watch:
     """What the guards did."""
@@ -67,7 +84,7 @@ class Watch:
 class Run:
     """What is kept of a task."""
 
-    metrics: Metrics
+    metrics: RunMetrics
     end_s: FloatArray
     """When the last request ended; `(e,)`."""
     watch: Watch | None = None
@@ -105,18 +122,6 @@ def watched(guarded: SteeredResult, balancers: int) -> Watch:
     )
 
 
-def joined(runs: Sequence[Run]) -> Run:
-    """Runs of different seeds as one."""
-    if len(runs) == 1:
-        return runs[0]
-    arrays = [flat(each) for each in runs]
-    found: Arrays = {}
-    for key in dict.fromkeys(key for each in arrays for key in each):
-        parts = [each[key] for each in arrays if key in each]
-        found[key] = np.asarray(np.sum(parts)) if key.startswith(_REASON) else np.concatenate(parts)
-    return from_flat(found)
-
-
 _LATENCY, _MODEL, _SHARE, _METRICS, _WATCH, _REASON = "latency/", "model/", "share/", "metrics/", "watch/", "reason/"
 _NESTED = ("latency", "models", "shares")
 
@@ -125,11 +130,11 @@ def flat(run: Run) -> Arrays:
     """As arrays by name, of seeds on the first axis but for the counts of causes."""
     metrics = run.metrics
     found: Arrays = {"end_s": run.end_s}
-    found |= {_LATENCY + field.name: getattr(metrics.latency, field.name) for field in fields(Latency)}
+    found |= {_LATENCY + field.name: getattr(metrics.latency, field.name) for field in fields(LatencyMetric)}
     for model, latency in metrics.models.items():
-        found |= {f"{_MODEL}{field.name}/{model}": getattr(latency, field.name) for field in fields(Latency)}
+        found |= {f"{_MODEL}{field.name}/{model}": getattr(latency, field.name) for field in fields(LatencyMetric)}
     found |= {_SHARE + name: share for name, share in metrics.shares.items()}
-    found |= {_METRICS + f.name: getattr(metrics, f.name) for f in fields(Metrics) if f.name not in _NESTED}
+    found |= {_METRICS + f.name: getattr(metrics, f.name) for f in fields(RunMetrics) if f.name not in _NESTED}
     if run.watch is not None:
         found |= {_WATCH + f.name: getattr(run.watch, f.name) for f in fields(Watch) if f.name != "reasons"}
         found |= {_REASON + reason: np.array(count) for reason, count in run.watch.reasons.items()}
@@ -146,8 +151,10 @@ def from_flat(arrays: Arrays) -> Run:
     for key, each in under(_MODEL).items():
         field, _, model = key.partition("/")
         models.setdefault(model, {})[field] = each
-    latencies = {model: Latency(**each) for model, each in models.items()}
-    metrics = Metrics(latency=Latency(**under(_LATENCY)), models=latencies, shares=under(_SHARE), **under(_METRICS))
+    latencies = {model: LatencyMetric(**each) for model, each in models.items()}
+    metrics = RunMetrics(
+        latency=LatencyMetric(**under(_LATENCY)), models=latencies, shares=under(_SHARE), **under(_METRICS)
+    )
     watch = None
     if given := under(_WATCH):
         reasons = Counter({reason: int(count) for reason, count in under(_REASON).items()})

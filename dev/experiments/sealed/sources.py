@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
-_OURS = ("balancer", "policies", "simulator", "tools")
+_ROOT = Path(__file__).parents[3]
+_OURS = ("balancer", "policies", "simulator")
 _CATALOGUE = "policies"
 """Names all policies, of which a run uses one: that one is named by itself."""
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import multiprocessing
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from experiments.held_out import sources
-from experiments.held_out.runs import Run, Task, Way, flat, from_flat
+from dev.experiments.sealed import sources
+from dev.experiments.sealed.runs import Run, Task, Way, execute, flat, from_flat
 from simulator.arrivals import Arrivals
 
-_ALWAYS = ("simulator.run", "simulator.scoreboard.metrics")
-_OF_WAY: Mapping[Way, str] = {"guarded": "simulator.steered", "social": "simulator.scoreboard.social"}
+_ALWAYS = ("simulator.run", "simulator.compare.metrics")
+_OF_WAY: Mapping[Way, str] = {"guarded": "simulator.steered", "social": "simulator.compare.social"}
 
 
 class Store:
@@ -80,3 +83,21 @@ class Store:
                     content.update(np.asarray(getattr(arrivals, field.name)).tobytes())
             self._fleets[known] = content.digest()
         return self._fleets[known]
+
+
+def run_all(tasks: Sequence[Task], store: Store, processes: int, done: Callable[[Task], None] = lambda _: None) -> None:
+    """Run what is not in the store, and keep each at once; `done` is told of each."""
+    if processes == 1:
+        for task in tasks:
+            store.keep(task, execute(task))
+            done(task)
+        return
+    # Not fork: the compiled engine's threads would not survive it.
+    context = multiprocessing.get_context("forkserver")
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
+        stack.callback(pool.shutdown, cancel_futures=True)  # first: where one failed, the others need not begin
+        waiting = {pool.submit(execute, task): task for task in tasks}
+        for future in as_completed(waiting):
+            store.keep(waiting[future], future.result())
+            done(waiting[future])

@@ -1,0 +1,143 @@
+"""Routed requests a second in the simulator, on one core; no network, no Triton."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from dev.bench.results import Aim, Options, Section, Table
+from policies import BUILTIN
+from simulator.arrivals import Arrivals
+from simulator.batch import Batch
+from simulator.capacity import capacity_per_s
+from simulator.run import run
+from simulator.spec import BatchingSpec, FleetSpec, ModelSpec, NetworkSpec, Noise, Reports, ServiceTime, SimulatedWorker
+from simulator.workload.workload import ModelTraffic, Workload
+
+WORKERS, MODELS, LOAD, ROUNDS = 32, 3, 0.75, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who decides, in how many environments side by side, and how many requests each of them has."""
+
+    name: str
+    environments: int
+    requests: int
+
+
+COMPILED, NUMPY = Case("compiled", 16, 20_000), Case("NumPy", 256, 500)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one policy in one case, medians over rounds; CPU time."""
+
+    requests_per_s: float
+    """From the first event to the last, without set-up and result."""
+    set_up_s: float
+    """Of one environment."""
+    result_s: float
+    """Building the result, of one request."""
+    rounds_per_s: list[float]
+
+
+def fleet_of(workers: int, models: int) -> FleetSpec:
+    """Batches of up to 8, reports every 50 ms that are 50 ms old on average, service times that differ by model."""
+
+    def service(factor: int) -> ServiceTime:
+        return ServiceTime((1, 8), (0.004 * factor, 0.012 * factor))
+
+    batching = BatchingSpec(max_batch_rows=8, queue_delay_s=0.001)
+    return FleetSpec(
+        models=tuple(
+            ModelSpec(f"model-{m}", {"*": service(1 + m % 3)}, Noise("lognormal", 0.1), batching) for m in range(models)
+        ),
+        workers=tuple(SimulatedWorker(f"worker-{w}") for w in range(workers)),
+        reports=Reports(period_s=0.05, delay_s=0.025),
+        network=NetworkSpec(to_worker_s=0.0005, to_client_s=0.0003, outcome_s=0.001),
+    )
+
+
+def arrivals_of(fleet: FleetSpec, environments: int, requests: int) -> list[Arrivals]:
+    """Poisson, every model as often, at `LOAD` of the fleet's capacity."""
+    workload = Workload(1.0, tuple(ModelTraffic(model.name) for model in fleet.models))
+    workload = workload.at_rate(LOAD * capacity_per_s(fleet, workload))
+    return [workload.arrivals(fleet, requests, seed) for seed in range(environments)]
+
+
+def speed(case: Case, policy: str, rounds: int) -> Speed:
+    """Set up and run again and again; a first round, which compiles and fills the caches, is left out."""
+    fleet = fleet_of(WORKERS, MODELS)
+    arrivals = arrivals_of(fleet, case.environments, case.requests)
+    rounds_s = []
+    for _ in range(rounds + 1):
+        began_s = time.thread_time()
+        batch = Batch([fleet] * len(arrivals), arrivals, range(len(arrivals)))
+        ready_s = time.thread_time()
+        _decide(batch, policy, case)
+        decided_s = time.thread_time()
+        batch.result()
+        rounds_s.append(np.diff([began_s, ready_s, decided_s, time.thread_time()]))
+    requests = case.environments * case.requests
+    set_up_s, running_s, result_s = np.median(rounds_s[1:], axis=0)
+    return Speed(
+        requests_per_s=float(requests / running_s),
+        set_up_s=float(set_up_s / case.environments),
+        result_s=float(result_s / requests),
+        rounds_per_s=[float(requests / one[1]) for one in rounds_s[1:]],
+    )
+
+
+def _decide(batch: Batch, policy: str, case: Case) -> None:
+    decider = BUILTIN[policy]()
+    if case is COMPILED:
+        if not batch.run_inside(decider):
+            raise RuntimeError(f"the engine does not decide as {policy}")
+        return
+    # As `simulator.run.run` does.
+    waiting = batch.start()
+    while waiting:
+        waiting = batch.step(batch.draw(batch.probabilities(decider, batch.view())))
+
+
+def first_run_s() -> float:
+    """Until the first request of a process is decided: compiling, or reading what was compiled before."""
+    fleet = fleet_of(2, 1)
+    began_s = time.perf_counter()
+    run(fleet, arrivals_of(fleet, 1, 10), BUILTIN["round_robin"]())
+    return time.perf_counter() - began_s
+
+
+def measure(options: Options) -> Section:
+    """Every policy, decided by the engine and by NumPy."""
+    rounds, first_s = 1 if options.quick else ROUNDS, first_run_s()
+    found = {name: {case.name: speed(case, name, rounds) for case in (COMPILED, NUMPY)} for name in BUILTIN}
+    compiled = {name: speeds[COMPILED.name].requests_per_s / 1e6 for name, speeds in found.items()}
+    rows = [[name, *(_millions(one.requests_per_s) for one in speeds.values())] for name, speeds in found.items()]
+    title = (
+        f"Simulator, million requests routed a second: {WORKERS} workers, {MODELS} models, batching, stale reports, "
+        f"load {LOAD}"
+    )
+    note = (
+        f"Compiled: {COMPILED.environments} environments; NumPy: {NUMPY.environments}. Without the set-up and "
+        f"{first_s:.1f} s until a process decides its first request, 25 s and more where nothing was compiled before."
+    )
+    learned = compiled.pop("learned")
+    slowest = min(compiled, key=lambda name: compiled[name])
+    over_policies = float(np.median([speeds[NUMPY.name].requests_per_s for speeds in found.values()]))
+    aims = [
+        Aim("Simulator, compiled round_robin", compiled["round_robin"], "million/s", 3.0, True),
+        Aim(f"Simulator, compiled, slowest but learned ({slowest})", compiled[slowest], "million/s", 1.0, True),
+        Aim("Simulator, compiled learned", learned, "million/s", 0.12, True),
+        Aim("Simulator, NumPy, median of the policies", over_policies / 1e6, "million/s", 1.0, True),
+    ]
+    raw = {name: {case: asdict(one) for case, one in speeds.items()} for name, speeds in found.items()}
+    table = Table(title, ["policy", COMPILED.name, NUMPY.name], rows, note)
+    return Section([table], {"first_run_s": first_s, "policies": raw}, aims)
+
+
+def _millions(rate: float) -> str:
+    return f"{rate / 1e6:.2f}" if rate >= 1e5 else f"{rate / 1e6:.3f}"

@@ -1,0 +1,173 @@
+"""Upstreams in C, and an Envoy of each kind in front of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from balancer.bootstrap.bootstrap import BootstrapOptions, render
+from balancer.discovery.workers import WorkerSpec
+from balancer.kernel.compiled.compiler import compiler
+from balancer.stack.envoyproxy import EnvoyProcess
+from balancer.stack.ports import free_port_range, free_ports
+from balancer.stack.stack import OwnStack, merged
+
+UPSTREAMS = 4
+THREADS = 2
+"""Of Envoy, unless the name says another number."""
+ALONE, PICK, NATIVE, PROXY = "Envoy alone", "pick", "native", "proxy"
+TWO_PROCESSES = "pick, two processes"
+ONE_THREAD = ", one thread"
+ANSWER_BYTES = 5 + 64
+"""A message of upstream.c, as gRPC frames it."""
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """An Envoy, and the stack whose balancer it asks; None: none."""
+
+    envoy: EnvoyProcess
+    stack: OwnStack | None
+
+    @property
+    def processes(self) -> dict[str, list[int]]:
+        python = [] if self.stack is None else [self.stack.balancer.process.pid]
+        return {"Envoy": [self.envoy.process.pid], "Python": python}
+
+
+def new_workers(count: int = UPSTREAMS) -> list[WorkerSpec]:
+    """On ports that are free."""
+    ports = free_ports(2 * count)
+    return [
+        WorkerSpec(name=f"w{k}", address="127.0.0.1", grpc_port=ports[k], http_port=ports[count + k])
+        for k in range(count)
+    ]
+
+
+@contextlib.contextmanager
+def upstream(source: str, ports: Sequence[int], folder: Path) -> Iterator[None]:
+    """One process that listens on all of them, by a program of this folder."""
+    program = folder / source.removesuffix(".c")
+    subprocess.run([*compiler(), "-std=c11", "-D_GNU_SOURCE", "-O2", "-o", program, _HERE / source], check=True)
+    with subprocess.Popen([program, *map(str, ports)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.asynccontextmanager
+async def gateways(
+    policy: str,
+    workers: Sequence[WorkerSpec],
+    folder: Path,
+    one_thread: bool = False,
+    proxies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> AsyncIterator[dict[str, Gateway]]:
+    """Envoy alone, `pick` and `native`, ready.
+
+    Args:
+        policy: Of the balancers.
+        workers: Of all of them.
+        folder: For their files.
+        one_thread: All but `pick` once more with one worker thread, and `pick` with two balancer processes.
+        proxies: Gateways with the front end `proxy`: further sections of their configs by name.
+    """
+    async with contextlib.AsyncExitStack() as running:
+        made = {name: await balanced(running, name, name, policy, workers, folder) for name in (PICK, NATIVE)}
+        if one_thread:
+            made[TWO_PROCESSES] = await balanced(running, TWO_PROCESSES, PICK, policy, workers, folder, processes=2)
+        for name, sections in proxies.items():
+            made[name] = await balanced(running, name, PROXY, policy, workers, folder, sections)
+
+        async def beside(name: str, other: str, threads: int) -> None:
+            """One as `other`, on ports of its own; without a balancer, or with the same."""
+            port, admin_port = free_ports(2)
+            options = dataclasses.replace(made[other].envoy.options, listener_port=port, admin_port=admin_port)
+            stack = made[NATIVE].stack if other == NATIVE else None
+            bootstrap = None if stack else without_balancer(options, workers)
+            log_path = folder / f"{name}.envoy.log"
+            envoy = EnvoyProcess(options=options, log_path=log_path, concurrency=threads, bootstrap=bootstrap)
+            running.push_async_callback(envoy.stop)
+            await envoy.start()
+            await envoy.wait_ready()
+            if stack is not None:
+                await envoy.wait_asks()
+            made[name] = Gateway(envoy, stack)
+
+        await beside(ALONE, PICK, THREADS)
+        if one_thread:
+            await beside(ALONE + ONE_THREAD, PICK, 1)
+            await beside(NATIVE + ONE_THREAD, NATIVE, 1)
+        yield dict(sorted(made.items(), key=lambda item: (ONE_THREAD in item[0], item[0])))
+
+
+async def balanced(
+    running: contextlib.AsyncExitStack,
+    name: str,
+    frontend: str,
+    policy: str,
+    workers: Sequence[WorkerSpec],
+    folder: Path,
+    sections: Mapping[str, Any] = MappingProxyType({}),
+    processes: int = 1,
+) -> Gateway:
+    """A balancer that takes its workers at their word, and its Envoy, ready; `running` stops both."""
+    ours = {
+        "telemetry": {"required": False},
+        "listen": {"fleet": f"127.0.0.1:{free_port_range(2)}"},
+        "envoy": {"frontend": frontend, "shared_folder": str(folder / name / "shared")},
+    }
+    stack = OwnStack(
+        folder / name,
+        listed=workers,
+        policy={"name": policy},
+        settings=merged(ours, sections),
+        processes=processes,
+        envoy_threads=THREADS,
+    )
+    running.push_async_callback(stack.stop)
+    stack.prepare()
+    await stack.start_balancer()
+    await stack.start_envoy()
+    await stack.envoy.wait_asks()
+    return Gateway(stack.envoy, stack)
+
+
+def without_balancer(options: BootstrapOptions, workers: Sequence[WorkerSpec]) -> str:
+    """Our bootstrap with everything that concerns the balancer taken out: Envoy's own least-request over `workers`."""
+    bootstrap = yaml.safe_load(render(dataclasses.replace(options, fleet=None)))
+    del bootstrap["dynamic_resources"]
+    resources = bootstrap["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    del manager["access_log"]
+    manager["http_filters"] = [each for each in manager["http_filters"] if each["name"] == "envoy.filters.http.router"]
+    clusters = {cluster["name"]: cluster for cluster in resources["clusters"]}
+    resources["clusters"] = []
+    for name, ports in (
+        ("triton_grpc", [worker.grpc_port for worker in workers]),
+        ("triton_http", [worker.http_port for worker in workers]),
+    ):
+        cluster = clusters[name]
+        del cluster["eds_cluster_config"]
+        (override_host,) = cluster["load_balancing_policy"]["policies"]
+        cluster["load_balancing_policy"] = override_host["typed_extension_config"]["typed_config"]["fallback_policy"]
+        sockets = [{"address": w.address, "port_value": port} for w, port in zip(workers, ports, strict=True)]
+        cluster["type"] = "STATIC"
+        cluster["load_assignment"] = {
+            "cluster_name": name,
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": {"address": {"socket_address": socket}}} for socket in sockets]}
+            ],
+        }
+        resources["clusters"].append(cluster)
+    return yaml.safe_dump(bootstrap)

@@ -1,1 +1,0 @@
-"""What each part of the learned policy is worth: trained without it, and judged on equal episodes."""

@@ -1,1 +1,0 @@
-"""What it is worth to know which worker has a key warm."""

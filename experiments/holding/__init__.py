@@ -1,1 +1,0 @@
-"""What it is worth that requests wait at the balancer until a worker has room."""

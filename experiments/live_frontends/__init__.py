@@ -1,1 +1,0 @@
-"""`pick` and `native` under the same arrivals, on two live stacks side by side."""

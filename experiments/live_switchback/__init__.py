@@ -1,1 +1,0 @@
-"""`python -m experiments.live_switchback`: policies in alternating windows on the real stack, and as predicted."""

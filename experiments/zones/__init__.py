@@ -1,1 +1,0 @@
-"""What preferring near workers costs and saves, by the bound."""
